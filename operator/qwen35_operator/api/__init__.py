@@ -1,0 +1,1 @@
+"""The custom resource: its versions, its definition and its reference."""

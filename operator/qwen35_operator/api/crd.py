@@ -1,0 +1,194 @@
+"""The CustomResourceDefinition, rendered from the pydantic models.
+
+    models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules ─► CRD
+
+`python -m qwen35_operator.api.crd` prints it.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from qwen35_operator.api import v1alpha1
+from qwen35_operator.api.rules import RULES
+from qwen35_trainer.spec.document import dump_document
+
+type Schema = dict[str, Any]
+
+KEPT = (
+    "type",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+    "maxItems",
+    "maxProperties",
+)
+FREE_VALUE = "Text, number, true or false."
+COLUMNS = (
+    ("Mode", "string", ".spec.mode", 0, "How generation and training are arranged."),
+    ("State", "string", ".status.state", 0, "The conditions in one word."),
+    ("Update", "integer", ".status.progress.update", 0, "Optimizer steps done."),
+    ("Version", "integer", ".status.progress.version", 0, "Weight version that rollouts use."),
+    ("Reward", "number", ".status.progress.reward", 0, "Mean reward of the last update."),
+    ("Rollout", "integer", ".status.rolloutNodes", 0, "Nodes of the rollout pool."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since it was created."),
+    ("Lag", "number", ".status.progress.lagMean", 1, "Mean age of trained tokens, in weight versions."),
+    ("Checkpoint", "integer", ".status.lastCheckpoint.update", 1, "Update of the newest checkpoint."),
+    ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name", 1, "Kueue queue."),
+)
+
+
+def render() -> Schema:
+    """The CustomResourceDefinition as plain data."""
+    names = {"kind": v1alpha1.KIND, "listKind": f"{v1alpha1.KIND}List", "plural": v1alpha1.PLURAL}
+    names |= {"singular": v1alpha1.SINGULAR}
+    lists = {"shortNames": list(v1alpha1.SHORT_NAMES), "categories": list(v1alpha1.CATEGORIES)}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{v1alpha1.PLURAL}.{v1alpha1.GROUP}"},
+        "spec": {
+            "group": v1alpha1.GROUP,
+            "scope": "Namespaced",
+            "names": names | lists,
+            "versions": [_version()],
+        },
+    }
+
+
+def text() -> str:
+    """The CustomResourceDefinition as YAML; the same models always give the same text."""
+    head = "# Generated from the pydantic models by `python -m qwen35_operator.api.crd`. Do not edit.\n"
+    return head + dump_document(render())
+
+
+def schema() -> Schema:
+    """The structural schema of the whole object, with its rules."""
+    tree: Schema = {
+        "type": "object",
+        "description": "A reinforcement-learning or supervised training run of a Qwen3.5 model.",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string", "maxLength": 64, "description": "Version of this format."},
+            "kind": {"type": "string", "maxLength": 64, "description": "Kind of object."},
+            "metadata": {"type": "object"},
+            "spec": _structural_of(v1alpha1.TrainingSpec, "What the training is."),
+            "status": _structural_of(v1alpha1.TrainingStatus, "What the operator has seen."),
+        },
+    }
+    for place, rules in RULES.items():
+        _at(tree, place)["x-kubernetes-validations"] = [rule.render() for rule in rules]
+    return tree
+
+
+def fields(tree: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every node of a structural schema with its path; items of lists end in [], values of maps in {}."""
+    yield path, tree
+    for name, inside in tree.get("properties", {}).items():
+        yield from fields(inside, f"{path}.{name}" if path else name)
+    if "items" in tree:
+        yield from fields(tree["items"], f"{path}[]")
+    if "additionalProperties" in tree:
+        yield from fields(tree["additionalProperties"], f"{path}{{}}")
+
+
+def _version() -> Schema:
+    columns = [
+        {"name": name, "type": kind, "jsonPath": path, "priority": priority, "description": description}
+        for name, kind, path, priority, description in COLUMNS
+    ]
+    return {
+        "name": v1alpha1.VERSION,
+        "served": True,
+        "storage": True,
+        "additionalPrinterColumns": columns,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.rollout.nodes",
+                "statusReplicasPath": ".status.rolloutNodes",
+                "labelSelectorPath": ".status.rolloutSelector",
+            },
+        },
+        "schema": {"openAPIV3Schema": schema()},
+    }
+
+
+def _structural_of(model: type[BaseModel], description: str) -> Schema:
+    found = model.model_json_schema(by_alias=True)
+    return _structural(found, found.get("$defs", {})) | {"description": description}
+
+
+def _structural(found: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
+    """One node of pydantic's JSON schema as Kubernetes wants it."""
+    node, nullable = _resolved(found, defs)
+    if "anyOf" in node:
+        # A union of scalars has no structural form; the operator's own check refuses other values.
+        return {"x-kubernetes-preserve-unknown-fields": True, "description": node.get("description", FREE_VALUE)}
+    tree: Schema = {key: node[key] for key in ("type", "description") if key in node}
+    tree |= {key: node[key] for key in KEPT if key in node}
+    if "const" in node:
+        tree["enum"] = [node["const"]]
+    for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
+        if exclusive in node:
+            tree |= {bound: node[exclusive], exclusive: True}
+    tree |= _default(node, nullable)
+    if "properties" in node:
+        tree |= {"required": node["required"]} if "required" in node else {}
+        tree["properties"] = {name: _structural(inside, defs) for name, inside in node["properties"].items()}
+    elif isinstance(node.get("additionalProperties"), Mapping):
+        tree["additionalProperties"] = _structural(node["additionalProperties"], defs)
+    if "items" in node:
+        tree |= _list_type(node, _structural(node["items"], defs))
+    return tree
+
+
+def _resolved(found: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """The node with its reference and its "or null" put in place, and whether null was allowed."""
+    nullable = False
+    while True:
+        if "$ref" in found:
+            found = {**defs[found["$ref"].rsplit("/", 1)[-1]], **{k: v for k, v in found.items() if k != "$ref"}}
+        elif {"type": "null"} in found.get("anyOf", []):
+            options = [option for option in found["anyOf"] if option != {"type": "null"}]
+            assert len(options) == 1, f"a union with null of more than one type: {found}"
+            found = {**options[0], **{k: v for k, v in found.items() if k != "anyOf"}}
+            nullable = True
+        else:
+            return found, nullable
+
+
+def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
+    """The default; sections get {} so that their fields' defaults apply.
+
+    Null has to be kept only where absence would mean something else. Elsewhere the API server prunes it, which is
+    what None means.
+    """
+    if node.get("default") is None or node.get("x-default-by-mode"):
+        return {}
+    if "properties" in node:
+        return {"default": {}}
+    return {"default": node["default"]} | ({"nullable": True} if nullable else {})
+
+
+def _list_type(node: Mapping[str, Any], items: Schema) -> Schema:
+    keys = node.get("x-kubernetes-list-map-keys", ["name"] if "name" in items.get("required", []) else [])
+    if not keys:
+        return {"x-kubernetes-list-type": "atomic", "items": items}
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": keys, "items": items}
+
+
+def _at(tree: Schema, place: str) -> Schema:
+    for name in place.replace("[]", ".[]").split(".") if place else []:
+        tree = tree["items"] if name == "[]" else tree["properties"][name]
+    return tree
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())

@@ -1,0 +1,258 @@
+"""What the API server checks with CEL, by place in the schema.
+
+The checks of `qwen35_trainer.spec.checks` that CEL can express, and what may not change in a running training. Fields
+with a default are always there; optional ones are asked for with has(). A null in an optional field is pruned before
+these rules run, so has() is enough. Rules stand at sections without a default only: the API server would try those of
+a defaulted section on its bare {}, before the fields inside have theirs. Messages with values use format(): joining
+texts with + is estimated without a bound, and would exceed the cost limit.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of x-kubernetes-validations; `expression` builds a message with values, `field` is relative."""
+
+    rule: str
+    message: str
+    expression: str | None = None
+    field: str | None = None
+    reason: str = "FieldValueInvalid"
+
+    def render(self) -> dict[str, str]:
+        """The entry as the API has it."""
+        entry = {"rule": self.rule, "message": self.message, "reason": self.reason}
+        optional = {"messageExpression": self.expression, "fieldPath": self.field}
+        return entry | {key: value for key, value in optional.items() if value is not None}
+
+
+WORLD = "self.train.nodes * self.accelerator.perNode"
+DENSE = "(self.train.parallelism.tensor * self.train.parallelism.pipeline * self.train.parallelism.context)"
+EXPERT = "(self.train.parallelism.expertTensor * self.train.parallelism.expert * self.train.parallelism.pipeline)"
+GROUP = "(self.mode == 'SFT' ? 1 : self.algorithm.groupSize)"
+LONGEST = "self.data.maxPromptTokens + self.data.maxResponseTokens"
+SHARE = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
+LAG = "(has(self.async.maxVersionLag) ? self.async.maxVersionLag : 4)"
+SET_ASIDE = "(has(self.rollout.lane) ? self.rollout.lane.nodes : 0)"
+REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
+
+
+def _told(message: str, *values: str) -> str:
+    """The expression of a message with integers in it."""
+    return f"'{message}'.format([{', '.join(values)}])"
+
+
+def _cut(axes: tuple[str, str, str], product: str, unless: str = "") -> Rule:
+    return Rule(
+        f"{unless}({WORLD}) % {product} == 0",
+        f"{' × '.join(axes)} must divide train.nodes × accelerator.perNode.",
+        _told(
+            f"{' × '.join(f'{axis} %d' for axis in axes)} = %d does not divide %d nodes × %d devices = %d. "
+            "Change one of them.",
+            *(f"self.train.parallelism.{axis}" for axis in axes),
+            product,
+            *("self.train.nodes", "self.accelerator.perNode", WORLD),
+        ),
+        ".train.parallelism",
+    )
+
+
+def _fits(pool: str, nodes: str) -> Rule:
+    size, devices = f"{pool}.tensorParallel", "self.accelerator.perNode"
+    return Rule(
+        f"!has({pool}) || ({size} <= {devices} ? {devices} % {size} == 0 : "
+        f"{size} % {devices} == 0 && ({nodes}) % ({size} / {devices}) == 0)",
+        "tensorParallel must divide accelerator.perNode, or be whole nodes that divide the pool.",
+        _told(
+            "tensorParallel %d does not fit %d nodes × %d devices: a replica is a whole part of a node, or whole nodes "
+            "that divide the pool.",
+            *(size, nodes, devices),
+        ),
+        f"{pool.removeprefix('self')}.tensorParallel",
+    )
+
+
+def _one_of(*options: str) -> Rule:
+    given = ", ".join(f"has(self.{option})" for option in options)
+    return Rule(f"[{given}].exists_one(given, given)", f"Write exactly one of {', '.join(options)}.")
+
+
+def _fixed(what: str) -> Rule:
+    message = f"{what} cannot change during a training. Create a new Qwen35Training instead."
+    return Rule("self == oldSelf", message, reason="FieldValueForbidden")
+
+
+def _needs_window(field: str, neutral: str) -> Rule:
+    return Rule(
+        f"self.mode == 'FullyAsync' || !has(self.async.{field}) || self.async.{field} == {neutral}",
+        f"{field} has an effect only in mode FullyAsync. Remove it, or use mode FullyAsync.",
+        field=f".async.{field}",
+    )
+
+
+MODES = (
+    Rule("self.mode != 'SFT' || !has(self.rollout)", "mode SFT has no rollout pool. Remove rollout.", field=".rollout"),
+    Rule(
+        "self.mode == 'SFT' || has(self.rollout)", "This mode needs rollout. Add rollout: {nodes: 1}.", field=".rollout"
+    ),
+    Rule("self.mode != 'SFT' || size(self.rewards) == 0", "mode SFT has no rewards. Remove them.", field=".rewards"),
+    Rule("self.mode == 'SFT' || size(self.rewards) > 0", "This mode needs at least one reward.", field=".rewards"),
+    Rule(
+        "self.mode == 'SFT' || !(self.algorithm.advantage in ['GRPO', 'DrGRPO', 'RLOO']) || "
+        "self.algorithm.groupSize >= 2",
+        "This advantage compares the samples of a prompt: groupSize must be at least 2.",
+        field=".algorithm.groupSize",
+    ),
+    Rule(
+        f"self.mode != 'FullyAsync' || {SHARE} <= double({LAG})",
+        "stalenessThreshold must be at most maxVersionLag.",
+        "'stalenessThreshold %s is above maxVersionLag %s: groups would be born past their deadline. Lower it, or "
+        f"raise maxVersionLag.'.format([string({SHARE}), string({LAG})])",
+        ".async.stalenessThreshold",
+    ),
+    Rule(
+        f"self.mode != 'FullyAsync' || {SHARE} > 0.0 || !has(self.async.partialRollout) || !self.async.partialRollout",
+        "partialRollout means nothing with stalenessThreshold 0. Remove it, or raise stalenessThreshold.",
+        field=".async.partialRollout",
+    ),
+    _needs_window("stalenessThreshold", "0.0"),
+    _needs_window("maxVersionLag", "0"),
+    _needs_window("onMissedDeadline", "'Wait'"),
+    _needs_window("partialRollout", "false"),
+    Rule(
+        "self.mode != 'Colocated' || !has(self.rollout) || self.rollout.nodes == self.train.nodes",
+        "In mode Colocated the pools share their nodes: rollout.nodes must be train.nodes.",
+        field=".rollout.nodes",
+    ),
+)
+
+LAYOUT = (
+    _cut(("tensor", "pipeline", "context"), DENSE),
+    _cut(("expertTensor", "expert", "pipeline"), EXPERT, unless="self.train.parallelism.expert == 1 || "),
+    Rule(
+        f"self.train.batch.dynamic || ({WORLD}) % {DENSE} != 0 || "
+        f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchPerDevice)"
+        " == 0",
+        "promptsPerUpdate × groupSize must divide over data-parallel ranks × microBatchPerDevice.",
+        _told(
+            "promptsPerUpdate %d × groupSize %d does not divide over %d data-parallel ranks × microBatchPerDevice %d. "
+            "Change one of them.",
+            *("self.train.batch.promptsPerUpdate", GROUP, f"({WORLD}) / {DENSE}"),
+            "self.train.batch.microBatchPerDevice",
+        ),
+        ".train.batch",
+    ),
+    Rule(
+        f"!self.train.batch.dynamic || {LONGEST} <= "
+        "self.train.batch.maxTokensPerDevice * self.train.parallelism.context",
+        "maxTokensPerDevice × context must hold maxPromptTokens + maxResponseTokens.",
+        field=".train.batch.maxTokensPerDevice",
+    ),
+    _fits("self.rollout", f"self.rollout.nodes - {SET_ASIDE}"),
+)
+# The lane's own rule needs the lane's path; has() of a nested field needs its parent asked for first.
+_lane = _fits("self.rollout.lane", "self.rollout.lane.nodes")
+LANE = (Rule(f"!has(self.rollout) || {_lane.rule}", _lane.message, _lane.expression, _lane.field),)
+
+VALUES = (
+    Rule(
+        "self.algorithm.loss.clipLow < 1.0",
+        "clipLow must be below 1, or no ratio is ever clipped.",
+        field=".algorithm.loss.clipLow",
+    ),
+    Rule(
+        "!(self.algorithm.correction.type in ['IcePop', 'SequenceMask']) || "
+        "self.algorithm.correction.floor < self.algorithm.correction.cap",
+        "floor must be below cap, or nothing is kept.",
+        field=".algorithm.correction.floor",
+    ),
+    Rule(
+        "!self.rewards.exists(reward, reward.type == 'Gym') || self.data.train.exists(source, has(source.gym)) || "
+        "self.data.validation.exists(source, has(source.gym))",
+        "A reward of type Gym scores prompts of gym sources, and there is none. Add one under data.train.",
+        field=".rewards",
+    ),
+)
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "": (
+        Rule(
+            "size(self.metadata.name) <= 40 && !self.metadata.name.contains('.')",
+            "metadata.name must have at most 40 characters and no dot: names of child objects are made of it.",
+        ),
+    ),
+    "spec": (*MODES, *LAYOUT, *LANE, *VALUES),
+    "spec.mode": (_fixed("mode"),),
+    "spec.seed": (_fixed("seed"),),
+    "spec.accelerator.profile": (_fixed("accelerator.profile"),),
+    "spec.model": (_fixed("model"),),
+    "spec.model.source": (_one_of("persistentVolumeClaim", "path", "random"),),
+    "spec.model.source.random": (
+        Rule(
+            "self.attentionHeads % self.keyValueHeads == 0",
+            "attentionHeads must be a multiple of keyValueHeads.",
+            field=".attentionHeads",
+        ),
+        Rule(
+            "self.linearValueHeads % self.linearKeyHeads == 0",
+            "linearValueHeads must be a multiple of linearKeyHeads.",
+            field=".linearValueHeads",
+        ),
+        Rule(
+            "self.experts == 0 || self.expertsPerToken <= self.experts",
+            "expertsPerToken must be at most experts.",
+            field=".expertsPerToken",
+        ),
+    ),
+    "spec.data": (
+        Rule(
+            "self.train.all(one, !self.validation.exists(other, one.name == other.name))",
+            "A source of train and one of validation have the same name. Rename one.",
+            field=".validation",
+        ),
+    ),
+    "spec.data.train[]": (_one_of("files", "gym"),),
+    "spec.data.validation[]": (_one_of("files", "gym"),),
+    "spec.rewards": (
+        Rule(
+            f"self.all(one, self.exists_one(other, {REWARD_NAME.format('one')} == {REWARD_NAME.format('other')}))",
+            "Two rewards have the same name, which by default is the type. Give them names of their own.",
+        ),
+    ),
+    "spec.rewards[]": (
+        Rule(
+            "(self.type == 'Function') == has(self.__function__)",
+            "Type Function needs function: module:name, and no other type has it.",
+        ),
+        Rule(
+            "!has(self.extract) || self.type in ['Math', 'ExactMatch']",
+            "extract belongs to the types Math and ExactMatch. Remove it.",
+            field=".extract",
+        ),
+    ),
+    "spec.algorithm.groupSize": (_fixed("algorithm.groupSize"),),
+    "spec.rollout": (
+        Rule(
+            "!has(self.minNodes) || self.minNodes <= self.nodes",
+            "minNodes must be at most nodes.",
+            _told("minNodes %d is above nodes %d.", "self.minNodes", "self.nodes"),
+            ".minNodes",
+        ),
+        Rule(
+            "!has(self.maxNodes) || self.maxNodes >= self.nodes",
+            "maxNodes must be at least nodes.",
+            _told("maxNodes %d is below nodes %d.", "self.maxNodes", "self.nodes"),
+            ".maxNodes",
+        ),
+        Rule(
+            "!has(self.lane) || self.lane.nodes < self.nodes",
+            "lane.nodes must be fewer than nodes: the lane is a part of the pool.",
+            field=".lane.nodes",
+        ),
+    ),
+    "spec.train.engine": (_fixed("train.engine"),),
+    "spec.train.parallelism": (_fixed("train.parallelism"),),
+    "spec.checkpoint.storage": (_one_of("persistentVolumeClaim", "path"),),
+}

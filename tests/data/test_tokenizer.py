@@ -1,0 +1,66 @@
+import string
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.data import DataError, character_tokenizer, load_tokenizer
+from qwen35_trainer.data.tokenizer import alphabet, unknown_characters
+from qwen35_trainer.spec.model import Model
+
+TOKENIZER = character_tokenizer(string.printable)
+
+
+@given(st.text(string.printable, max_size=40))
+def test_each_character_is_a_token_and_decodes_to_itself(text: str) -> None:
+    token_ids = TOKENIZER.encode(text)
+    assert len(token_ids) == len(text)
+    assert TOKENIZER.decode(token_ids) == text
+
+
+def test_the_special_tokens_come_first() -> None:
+    tokenizer = character_tokenizer("ab")
+    assert len(tokenizer) == 5
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 2)
+    assert tokenizer.encode("<|im_start|>ab<|im_end|>") == [1, 3, 4, 2]
+
+
+def test_a_repeated_character_is_refused() -> None:
+    with pytest.raises(DataError, match=r"characters 'abca'.*'a'"):
+        character_tokenizer("abca")
+
+
+def test_unknown_characters_are_found_beside_special_tokens() -> None:
+    known = alphabet(character_tokenizer("ab"))
+    assert known == {"a", "b"}
+    assert unknown_characters("<|im_start|>abYX<|im_end|>", known) == ["X", "Y"]
+
+
+def test_a_saved_tokenizer_loads_from_its_folder_unchanged(tmp_path: Path) -> None:
+    saved = character_tokenizer("0123456789+= ")
+    saved.save_pretrained(tmp_path / "model")
+    loaded = load_tokenizer(Model.model_validate({"name": "tiny", "source": {"path": "model"}}), tmp_path)
+    assert loaded.encode("1 + 2 =") == saved.encode("1 + 2 =")
+    assert loaded.decode(loaded.encode("1 + 2 =")) == "1 + 2 ="
+    assert alphabet(loaded) == alphabet(saved)
+
+
+def test_random_weights_come_with_a_tokenizer_of_their_characters(tmp_path: Path) -> None:
+    model = Model.model_validate({"name": "tiny", "source": {"random": {"characters": "01"}}})
+    assert load_tokenizer(model, tmp_path).get_vocab() == character_tokenizer("01").get_vocab()
+
+
+def test_a_folder_without_a_tokenizer_is_reported_with_what_it_holds(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").touch()
+    with pytest.raises(DataError, match=r"no tokenizer_config.json \(found: config.json\)"):
+        load_tokenizer(Model.model_validate({"name": "tiny", "source": {"path": "model"}}), tmp_path)
+    with pytest.raises(DataError, match=r"found: no folder"):
+        load_tokenizer(Model.model_validate({"name": "tiny", "source": {"path": "absent"}}), tmp_path)
+
+
+def test_a_claim_outside_a_cluster_is_refused(tmp_path: Path) -> None:
+    source = {"persistentVolumeClaim": {"claimName": "models"}}
+    with pytest.raises(DataError, match="mounted only in a cluster"):
+        load_tokenizer(Model.model_validate({"name": "tiny", "source": source}), tmp_path)

@@ -1,0 +1,77 @@
+"""The CEL rules stand where they can, and say what to do."""
+
+import pytest
+
+from qwen35_operator.api import crd
+from qwen35_operator.api.rules import RULES
+
+SCHEMA = crd.schema()
+NODES = dict(crd.fields(SCHEMA))
+ALL = [(place, rule) for place, rules in RULES.items() for rule in rules]
+FIXED = {
+    "spec.mode",
+    "spec.seed",
+    "spec.model",
+    "spec.accelerator.profile",
+    "spec.train.engine",
+    "spec.train.parallelism",
+    "spec.algorithm.groupSize",
+}
+
+
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_a_rule_names_a_field_that_exists(place, rule):
+    assert f"{place}{rule.field or ''}" in NODES
+
+
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_a_message_is_one_line_that_says_what_to_do(place, rule):
+    assert rule.message.endswith(".")
+    assert "\n" not in rule.message
+    assert rule.reason in {"FieldValueInvalid", "FieldValueForbidden"}
+
+
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_parentheses_and_quotes_are_balanced(place, rule):
+    for text in (rule.rule, rule.expression or ""):
+        assert all(text.count(opening) == text.count(closing) for opening, closing in ("()", "[]"))
+        assert text.count("'") % 2 == 0
+
+
+@pytest.mark.parametrize(("place", "rule"), [(place, rule) for place, rule in ALL if rule.expression])
+def test_a_message_gets_as_many_values_as_it_has_places(place, rule):
+    text, values = rule.expression.removesuffix("])").split(".format([")
+    assert text.count("%d") + text.count("%s") == values.count(", ") + 1
+
+
+# The API server tries the rules of a section with a default on that default as it stands, {}, and refuses the
+# definition when a field that a rule reads is not there yet.
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_rules_stand_at_no_section_with_a_default(place, rule):
+    assert NODES[place].get("default") != {} or "oldSelf" in rule.rule
+
+
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_optional_fields_are_asked_for_before_they_are_read(place, rule):
+    if place == "":
+        return
+    # Within lists `self` is the item; the names read there are checked by the same walk.
+    words = rule.rule.replace("(", " ").replace(")", " ").replace(",", " ").replace("!", " ").split()
+    for word in words:
+        if not word.startswith("self.") or word.endswith((".all", ".exists", ".exists_one")):
+            continue
+        path = word.removeprefix("self.").replace("__function__", "function")
+        here = place
+        for part in path.split("."):
+            if f"{here}.{part}" not in NODES:
+                break
+            here = f"{here}.{part}"
+            parent, name = here.rsplit(".", 1)
+            given = "default" in NODES[here] or name in NODES[parent].get("required", [])
+            asked = f"has(self{here.removeprefix(place).replace('.function', '.__function__')})" in rule.rule
+            assert given or asked, f"{here} may be missing in {rule.rule}"
+
+
+def test_what_a_checkpoint_depends_on_cannot_change():
+    assert {place for place, rule in ALL if rule.rule == "self == oldSelf"} == FIXED
+    assert all("Create a new Qwen35Training" in rule.message for _, rule in ALL if "oldSelf" in rule.rule)

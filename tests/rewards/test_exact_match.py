@@ -1,0 +1,28 @@
+import pytest
+
+from qwen35_trainer.rewards.exact_match import grader
+
+
+@pytest.mark.parametrize(
+    ("extract", "response", "score"),
+    [
+        (None, " 42\n", 1.0),
+        (None, "42.", 0.0),
+        (None, "the answer is 42", 0.0),
+        (r"\d+", "7 is wrong, it is 42", 1.0),
+        (r"\d+", "42 is wrong, it is 7", 0.0),
+        (r"#### (.*)", "21 + 21\n#### 42 ", 1.0),
+        (r"#### (.*)", "42", 0.0),
+        (r"(x)?42", "42", 0.0),
+    ],
+)
+def test_the_last_match_is_compared_with_the_answer(extract: str | None, response: str, score: float) -> None:
+    assert grader(extract)(response, " 42 ") == score
+
+
+async def test_a_regular_expression_that_backtracks_for_ever_is_ended(build, complete) -> None:
+    scorer = build({"type": "ExactMatch", "extract": "(a+)+b", "timeoutSeconds": 1.0})
+    scored = await scorer.score(complete("a" * 60, "a"))
+    assert scored.value == 0.0
+    assert scorer.counts() == {"ExactMatch": {"calls": 1, "errors": 0, "timeouts": 1}}
+    assert (await scorer.score(complete("aab", "aa"))).value == 1.0

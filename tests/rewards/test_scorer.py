@@ -1,0 +1,80 @@
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.data import Prompt
+from qwen35_trainer.rewards import Completion, RewardFailed, RewardSetupError, Score, needs_answers
+from qwen35_trainer.rewards.exact_match import ExactMatch
+from qwen35_trainer.rewards.scorer import Part, combine
+from qwen35_trainer.spec.rewards import Reward
+
+COMPLETION = Completion(Prompt("s/0", "s", "question"), "text", 1, truncated=False)
+ERROR = Score(None, "KeyError: 'x'", 0.0)
+
+
+def part(name: str, weight: float = 1.0, on_error: str = "Zero") -> Part:
+    return Part(ExactMatch(name, weight, None), on_error)
+
+
+@given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=5))
+def test_the_value_is_the_weighted_sum(pairs: list[tuple[float, float]]) -> None:
+    parts = [part(str(index), weight) for index, (weight, _) in enumerate(pairs)]
+    scored = combine(COMPLETION, parts, [Score(value, None, 0.0) for _, value in pairs])
+    assert scored.value == pytest.approx(sum(weight * value for weight, value in pairs))
+    assert scored.parts == {str(index): value for index, (_, value) in enumerate(pairs)}
+    assert not scored.errors
+
+
+def test_zero_counts_a_failed_reward_as_nothing() -> None:
+    scored = combine(COMPLETION, [part("a"), part("b", 2.0)], [ERROR, Score(3.0, None, 0.0)])
+    assert (scored.value, scored.parts, scored.errors) == (6.0, {"a": 0.0, "b": 3.0}, {"a": "KeyError: 'x'"})
+
+
+def test_skip_leaves_the_sample_out_and_keeps_the_other_scores() -> None:
+    scored = combine(COMPLETION, [part("a", on_error="Skip"), part("b")], [ERROR, Score(3.0, None, 0.0)])
+    assert (scored.value, scored.parts, scored.errors) == (None, {"b": 3.0}, {"a": "KeyError: 'x'"})
+
+
+def test_fail_ends_the_run_with_reward_prompt_and_reason() -> None:
+    with pytest.raises(RewardFailed, match="reward a, onError Fail, prompt s/0: KeyError: 'x'"):
+        combine(COMPLETION, [part("a", on_error="Fail")], [ERROR])
+
+
+async def test_only_the_first_error_of_a_kind_is_logged_with_its_traceback(
+    build, complete, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "raising.py").write_text("def f(prompt, response, answer, metadata):\n    return {}[response]\n")
+    scorer = build({"type": "Function", "function": "raising:f"})
+    with caplog.at_level(logging.WARNING):
+        for text in ("first", "second"):
+            assert (await scorer.score(complete(text))).value == 0.0
+    [record] = caplog.records
+    assert "reward Function failed on prompt s/0: KeyError: 'first'" in record.getMessage()
+    assert 'raising.py", line 2, in f' in record.getMessage()
+    assert scorer.counts() == {"Function": {"calls": 2, "errors": 2, "timeouts": 0}}
+
+
+def test_a_scorer_serves_one_event_loop_after_another(build, complete) -> None:
+    scorer = build({"type": "ExactMatch", "extract": r"\d+"})
+    assert [asyncio.run(scorer.score(complete(text, "42"))).value for text in ("is 42", "is 41")] == [1.0, 0.0]
+
+
+def test_rewards_without_a_name_are_called_by_their_type_and_number(build) -> None:
+    named = {"type": "ExactMatch", "name": "mine"}
+    scorer = build({"type": "ExactMatch"}, named, {"type": "ExactMatch"})
+    assert list(scorer.counts()) == ["ExactMatch-1", "mine", "ExactMatch-2"]
+    assert list(build({"type": "ExactMatch"}, named).counts()) == ["ExactMatch", "mine"]
+
+
+def test_two_rewards_of_one_name_are_refused(build) -> None:
+    with pytest.raises(RewardSetupError, match="two rewards are named ExactMatch"):
+        build({"type": "ExactMatch"}, {"type": "Math", "name": "ExactMatch"})
+
+
+@pytest.mark.parametrize(("kind", "needs"), [("Math", True), ("ExactMatch", True), ("Gym", False), ("Function", False)])
+def test_answers_are_needed_by_the_rewards_that_compare(kind: str, needs: bool) -> None:
+    assert needs_answers([Reward.model_validate({"type": kind})]) is needs

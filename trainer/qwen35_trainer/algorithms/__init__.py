@@ -1,0 +1,10 @@
+"""Advantages, policy losses, KL estimators, aggregation and off-policy corrections as pure tensor functions.
+
+    rewards ──► advantages ──► losses ───────────────┐
+    behaviour log-probs ──► corrections ──► weights ─┼─► aggregation ──► loss, metrics
+    reference log-probs ──► kl ──────────────────────┘   put together by objective.py
+
+Each of the five is a registry that its module fills at import; the names are the manifest's values.
+N is samples, T is response positions (right padded), `mask` (N, T) is 1 on tokens that train. Math is float32
+(float64 if given). Whatever stands where the mask is 0, NaN included, reaches neither a value nor a gradient.
+"""

@@ -1,0 +1,214 @@
+"""How much better each token was than expected.
+
+Computed once for the whole batch, on the driver: group means, and the mean and variance that whiten a batch, need all
+of its samples at once. Ranks get their rows of the result.
+
+name               advantage of a token, R the sample's score                                  statistics over
+GRPO               (R - mean) / (std + 1e-6)                                                   its group
+DrGRPO             R - mean                                                                    its group
+RLOO               R - mean of the group's other samples                                       its group
+ReinforcePlusPlus  discounted rewards from the token on, whitened                              the batch's tokens
+GAE                λ-weighted temporal differences of a value function, whitened               the batch's tokens
+
+Deviations, the same for all:
+- Where nothing tells samples apart (equal scores, or a single valid one) the advantage is exactly 0. The usual formula
+  leaves rounding noise over 1e-6 in the first case, and the raw reward in the second.
+- A sample that could not be scored (`valid` false) gets 0 and is in no statistic.
+- Tokens that do not train (a tool's output) take no part in time: neither discount nor λ counts them, and rewards
+  flow back across them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .masking import sequence_sum, zero_padding
+from .registry import Registry
+
+STD_EPSILON = 1e-6
+WHITEN_EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class AdvantageInputs:
+    """A whole batch of scored samples. Raises ValueError that names every wrong shape, or every field not finite."""
+
+    rewards: Tensor
+    """(N,) score of each sample; what stands at a sample that is not valid is ignored."""
+    group: Tensor
+    """(N,) int64, equal for the samples of one prompt; any numbers."""
+    mask: Tensor
+    """(N, T) 1 on tokens that train."""
+    token_penalty: Tensor | None = None
+    """(N, T) subtracted from each token's reward: KL in the reward, already times its coefficient. Group-relative
+    advantages subtract a sequence's sum from its reward."""
+    values: Tensor | None = None
+    """(N, T) expected return before each token; GAE only."""
+    gamma: float = 1.0
+    """Discount per token; ReinforcePlusPlus and GAE."""
+    lam: float = 1.0
+    """GAE's λ: 1 trusts only rewards, 0 only values."""
+    valid: Tensor | None = None
+    """(N,) bool, false for samples that could not be scored; None: all could."""
+
+    def __post_init__(self) -> None:
+        problems = _wrong_shapes(self) or _not_finite(self)
+        if problems:
+            raise ValueError("advantage inputs: " + "; ".join(problems) + ".")
+
+
+type Advantage = Callable[[AdvantageInputs], Tensor]
+
+ADVANTAGES: Registry[Advantage] = Registry("advantage")
+
+
+def advantage(name: str) -> Advantage:
+    """The advantage called `name`: AdvantageInputs -> (N, T) float32, 0 on padding. ValueError if unknown."""
+    return ADVANTAGES.get(name)
+
+
+@ADVANTAGES.register("GRPO")
+def grpo(inputs: AdvantageInputs) -> Tensor:
+    """Standard score within the group, unbiased std (GRPO, arXiv:2402.03300)."""
+    groups = _compare_in_groups(inputs)
+    return _spread(groups.centred / (groups.std + STD_EPSILON), inputs)
+
+
+@ADVANTAGES.register("DrGRPO")
+def dr_grpo(inputs: AdvantageInputs) -> Tensor:
+    """Distance to the group's mean: no std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
+    return _spread(_compare_in_groups(inputs).centred, inputs)
+
+
+@ADVANTAGES.register("RLOO")
+def rloo(inputs: AdvantageInputs) -> Tensor:
+    """Distance to the mean of the others, n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    groups = _compare_in_groups(inputs)
+    return _spread(groups.centred * groups.size / (groups.size - 1).clamp(min=1), inputs)
+
+
+@ADVANTAGES.register("ReinforcePlusPlus")
+def reinforce_plus_plus(inputs: AdvantageInputs) -> Tensor:
+    """Discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
+    # With no values and λ = 1 the temporal differences telescope into the return.
+    return _whiten(_temporal_differences(inputs, torch.zeros_like(inputs.mask, dtype=torch.float32), lam=1.0), inputs)
+
+
+@ADVANTAGES.register("GAE")
+def gae(inputs: AdvantageInputs) -> Tensor:
+    """Generalised advantage estimation (arXiv:1506.02438 eq. 16), whitened over the batch.
+
+    Raises ValueError without values.
+    """
+    if inputs.values is None:
+        raise ValueError("values is None: GAE needs a value per token. Pass values, or use GRPO, DrGRPO, RLOO.")
+    return _whiten(_temporal_differences(inputs, inputs.values, inputs.lam), inputs)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Each sample (N,) compared with its group's valid samples. Samples not valid have centred 0."""
+
+    centred: Tensor
+    std: Tensor
+    size: Tensor
+
+
+def _compare_in_groups(inputs: AdvantageInputs) -> _Groups:
+    scores, valid = _scores(inputs), _valid(inputs)
+    _, index = torch.unique(inputs.group, return_inverse=True)
+
+    def reduce(values: Tensor, how: str) -> Tensor:
+        empty = values.new_zeros(len(values))
+        return empty.scatter_reduce(0, index[valid], values[valid], how, include_self=False)[index]
+
+    size = reduce(torch.ones_like(scores), "sum")
+    centred = scores - reduce(scores, "mean")
+    # Decided by comparison: the mean of equal float32 scores need not equal them.
+    told_apart = valid & (reduce(scores, "amin") < reduce(scores, "amax"))
+    centred = torch.where(told_apart, centred, 0.0)
+    std = (reduce(centred.square(), "sum") / (size - 1).clamp(min=1)).sqrt()
+    return _Groups(centred, std, size)
+
+
+def _scores(inputs: AdvantageInputs) -> Tensor:
+    """(N,) float32 reward less the sequence's penalties; 0 where not valid."""
+    scores = inputs.rewards.float()
+    if inputs.token_penalty is not None:
+        scores = scores - sequence_sum(inputs.token_penalty.float(), inputs.mask)
+    return torch.where(_valid(inputs), scores, 0.0)
+
+
+def _temporal_differences(inputs: AdvantageInputs, values: Tensor, lam: float) -> Tensor:
+    """(N, T) Σ_l (γλ)^l δ_{t+l} over trained tokens, δ_t = reward_t + γ·value_{t+1} - value_t, value 0 past the end."""
+    trained, values = inputs.mask.bool(), values.float()
+    rewards = _token_rewards(inputs)
+    following = running = rewards.new_zeros(len(rewards))
+    columns = []
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + inputs.gamma * following - values[:, t]
+        running = torch.where(trained[:, t], delta + inputs.gamma * lam * running, running)
+        following = torch.where(trained[:, t], values[:, t], following)
+        columns.append(running)
+    return torch.stack(columns[::-1], dim=1) if columns else rewards
+
+
+def _token_rewards(inputs: AdvantageInputs) -> Tensor:
+    """(N, T) float32: the sample's reward at its last trained token, less each token's penalty."""
+    trained = inputs.mask.bool()
+    last = trained & (trained.flip(-1).cumsum(dim=-1).flip(-1) == 1)
+    reward = torch.where(_valid(inputs), inputs.rewards.float(), 0.0)
+    rewards = torch.where(last, reward[:, None], 0.0)
+    return rewards if inputs.token_penalty is None else rewards - zero_padding(inputs.token_penalty.float(), trained)
+
+
+def _whiten(advantages: Tensor, inputs: AdvantageInputs) -> Tensor:
+    """Mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal."""
+    counted = inputs.mask.bool() & _valid(inputs)[:, None]
+    sample = advantages[counted]
+    if sample.numel() == 0 or bool(sample.min() == sample.max()):
+        return torch.zeros_like(advantages)
+    return zero_padding((advantages - sample.mean()) * (sample.var() + WHITEN_EPSILON).rsqrt(), counted)
+
+
+def _spread(per_sample: Tensor, inputs: AdvantageInputs) -> Tensor:
+    return zero_padding(per_sample[:, None].expand(inputs.mask.shape), inputs.mask)
+
+
+def _valid(inputs: AdvantageInputs) -> Tensor:
+    return torch.ones_like(inputs.rewards, dtype=torch.bool) if inputs.valid is None else inputs.valid.bool()
+
+
+def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
+    if inputs.mask.dim() != 2:
+        return [f"mask has shape {tuple(inputs.mask.shape)}, expected (N, T)"]
+    per_token, per_sample = tuple(inputs.mask.shape), (len(inputs.mask),)
+    expected = {
+        "rewards": (inputs.rewards, per_sample),
+        "group": (inputs.group, per_sample),
+        "valid": (inputs.valid, per_sample),
+        "token_penalty": (inputs.token_penalty, per_token),
+        "values": (inputs.values, per_token),
+    }
+    return [
+        f"{name} has shape {tuple(tensor.shape)}, the mask of shape {per_token} asks for {shape}"
+        for name, (tensor, shape) in expected.items()
+        if tensor is not None and tuple(tensor.shape) != shape
+    ]
+
+
+def _not_finite(inputs: AdvantageInputs) -> list[str]:
+    valid = _valid(inputs)
+    counted = inputs.mask.bool() & valid[:, None]
+    entries = {
+        "rewards": inputs.rewards[valid],
+        "token_penalty": None if inputs.token_penalty is None else inputs.token_penalty[counted],
+        "values": None if inputs.values is None else inputs.values[counted],
+    }
+    return [
+        f"{name} holds {tensor[~tensor.isfinite()][0].item()}, exclude samples without a score by `valid`"
+        for name, tensor in entries.items()
+        if tensor is not None and not tensor.isfinite().all()
+    ]

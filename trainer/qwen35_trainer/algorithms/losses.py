@@ -1,0 +1,132 @@
+"""Policy losses per token, before weights and aggregation.
+
+With r = exp(log_probs - proximal_log_probs), A the advantage and sg the stop-gradient:
+
+name     loss of a token                                          source
+PPOClip  max(-A·r, -A·clip(r)); for A < 0 at most -A·dual_clip    arXiv:1707.06347 eq. 7; dual clip: arXiv:1912.09729
+GSPO     max(-A·s, -A·clip(s)), s the sequence's ratio            arXiv:2507.18071, in its form GSPO-token
+CISPO    -sg(clip(r))·A·log_probs                                 arXiv:2506.13585 (MiniMax-M1)
+GPG      -A·log_probs                                             arXiv:2504.02546
+
+clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). Where the proximal policy is the current one, r = 1 and each of them
+has the gradient -A·∇logp.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .masking import sequence_mean, token_sum, zero_padding
+from .ratio import LOG_RATIO_BOUND, log_ratio
+from .registry import Registry
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """One micro-batch. Whole sequences: GSPO's ratio is over all of a sequence's tokens."""
+
+    log_probs: Tensor
+    """(N, T) of the sampled tokens under the policy that is trained; the only field with gradient."""
+    proximal_log_probs: Tensor
+    """(N, T) the ratio's denominator."""
+    advantages: Tensor
+    """(N, T)"""
+    mask: Tensor
+    """(N, T) 1 on tokens that train."""
+    clip_low: float
+    """The ratio is clipped below 1 - clip_low."""
+    clip_high: float
+    """The ratio is clipped above 1 + clip_high."""
+    dual_clip: float | None
+    """PPOClip: ratio beyond which a token of negative advantage has no more gradient; None: there is none."""
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """Losses of one micro-batch."""
+
+    per_token: Tensor
+    """(N, T), 0 on padding."""
+    metrics: dict[str, Tensor]
+    """Scalar sums over trained tokens; add over micro-batches and ranks, then divide by the number of tokens.
+    ratio; clip_fraction_low and clip_fraction_high, clip_fraction_dual: tokens at which that bound changed the loss."""
+
+
+type PolicyLoss = Callable[[LossInputs], LossOutput]
+
+LOSSES: Registry[PolicyLoss] = Registry("loss")
+
+
+def policy_loss(name: str) -> PolicyLoss:
+    """The loss called `name`: LossInputs -> LossOutput. ValueError if unknown."""
+    return LOSSES.get(name)
+
+
+@LOSSES.register("PPOClip")
+def ppo_clip(inputs: LossInputs) -> LossOutput:
+    """Clipped surrogate; the dual clip bounds the loss of tokens that became likely although they were bad."""
+    advantages = zero_padding(inputs.advantages, inputs.mask)
+    ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
+    loss, metrics = _clipped_surrogate(ratio, advantages, inputs)
+    dual = torch.zeros_like(loss, dtype=torch.bool)
+    if inputs.dual_clip is not None:
+        bound = -advantages * inputs.dual_clip
+        dual = (advantages < 0) & (loss > bound)
+        loss = torch.where(dual, bound, loss)
+    return _output(loss, inputs, **metrics, clip_fraction_dual=dual)
+
+
+@LOSSES.register("GSPO")
+def gspo(inputs: LossInputs) -> LossOutput:
+    """The surrogate with the sequence's geometric mean ratio, clipped for all of its tokens at once.
+
+    Each token's ratio has the value s of its sequence and the gradient s·∇logp of its own token, so that advantages may
+    differ within a sequence. `dual_clip` is not used, as in the paper.
+    """
+    log_probs = zero_padding(inputs.log_probs, inputs.mask)
+    per_token = zero_padding(log_probs.detach() - inputs.proximal_log_probs, inputs.mask)
+    # The value is the sequence's, the gradient the token's: the bracket is 0 with slope 1.
+    sequence = sequence_mean(per_token, inputs.mask)[:, None] + (log_probs - log_probs.detach())
+    ratio = sequence.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    loss, metrics = _clipped_surrogate(ratio, zero_padding(inputs.advantages, inputs.mask), inputs)
+    return _output(loss, inputs, **metrics)
+
+
+@LOSSES.register("CISPO")
+def cispo(inputs: LossInputs) -> LossOutput:
+    """REINFORCE weighted by the clipped ratio: a clipped token keeps a gradient, of bounded weight.
+
+    The paper leaves the lower bound open; here clip_low applies too (as in verl): set it near 1 for the paper's form.
+    """
+    ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).detach().exp()
+    low, high = 1 - inputs.clip_low, 1 + inputs.clip_high
+    weighted = ratio.clamp(low, high) * zero_padding(inputs.advantages, inputs.mask)
+    loss = -weighted * zero_padding(inputs.log_probs, inputs.mask)
+    return _output(loss, inputs, ratio=ratio, clip_fraction_low=ratio < low, clip_fraction_high=ratio > high)
+
+
+@LOSSES.register("GPG")
+def gpg(inputs: LossInputs) -> LossOutput:
+    """Plain policy gradient, without ratio or clip. Off-policy tokens need a correction that weighs them."""
+    loss = -zero_padding(inputs.advantages, inputs.mask) * zero_padding(inputs.log_probs, inputs.mask)
+    ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
+    never = torch.zeros_like(loss)
+    return _output(loss, inputs, ratio=ratio, clip_fraction_low=never, clip_fraction_high=never)
+
+
+def _clipped_surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
+    low, high = 1 - inputs.clip_low, 1 + inputs.clip_high
+    loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+    # The maximum is pessimistic: the low bound acts on bad tokens only, the high one on good tokens only.
+    return loss, {
+        "ratio": ratio,
+        "clip_fraction_low": (advantages < 0) & (ratio < low),
+        "clip_fraction_high": (advantages > 0) & (ratio > high),
+    }
+
+
+def _output(loss: Tensor, inputs: LossInputs, **per_token: Tensor) -> LossOutput:
+    metrics = {name: token_sum(value.detach(), inputs.mask) for name, value in per_token.items()}
+    return LossOutput(per_token=loss, metrics=metrics)

@@ -1,0 +1,179 @@
+"""What an update minimises.
+
+    loss = aggregate( weight · policy_loss  +  kl_coefficient · kl  -  entropy_coefficient · entropy )
+
+Three policies can differ on a token: behaviour (sampled it), proximal (the trust region's centre) and current (has the
+gradient). One ratio corrects for who sampled, one bounds the step; the correction's type says which is which:
+
+correction     proximal log-probs          ratio's denominator    weight of the policy loss      verl's word for it
+None           not used                    behaviour              1                              bypass
+TokenTIS       current, unless passed      proximal               min(r, cap) per token          decoupled
+SequenceTIS    current, unless passed      proximal               min(Π r, cap) per sequence     decoupled
+IcePop         current, unless passed      proximal               r in [floor, cap], else 0      decoupled
+SequenceMask   current, unless passed      proximal               1, or 0 for a whole sequence   decoupled
+DecoupledPPO   required                    proximal               min(r, cap) per token          decoupled
+
+with r = proximal / behaviour. The rule behind the table: behaviour → current is covered once, never twice. Under None
+the loss's own ratio covers all of it, so its weight is 1. Under the others the weight covers behaviour → proximal and
+the ratio covers proximal → current. (SequenceMask covers the first part by dropping sequences, not by weighing; GPG
+has no ratio, so under None nothing corrects it.)
+
+"Current, unless passed": with one optimizer step per batch the weights at the batch's start are the current ones, so
+the detached log-probs of the very forward pass are the proximal ones and no second pass is needed. The ratio is then 1
+and clips nothing: the correction's bounds alone limit the step. With several steps per batch pass log-probs recomputed
+with the weights at the batch's start to keep the clip meaningful; DecoupledPPO insists on that. It is the objective of
+Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298; AReaL's code drops tokens above the cap, here they
+are truncated to it.
+
+KL and entropy cover all trained tokens, with weight 1 whatever the correction. GSPO is always aggregated by
+SequenceMeanTokenMean, all three terms of it: its gradient is that of a sequence's ratio only under that mean
+(arXiv:2507.18071). With kl_placement Reward the penalty is already in the advantages
+(`AdvantageInputs.token_penalty`), and kl is only reported here.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .aggregation import AGGREGATIONS, GlobalCounts, aggregate
+from .corrections import CORRECTIONS, correction
+from .kl import ESTIMATORS, kl
+from .losses import LOSSES, LossInputs, policy_loss
+from .masking import token_sum, zero_padding
+
+KL_PLACEMENTS = ("None", "Loss", "Reward")
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Settings of the objective; names are those of the registries. Raises ValueError with all wrong fields at once."""
+
+    loss: str
+    clip_low: float
+    clip_high: float
+    dual_clip: float | None
+    """Above 1, or None; PPOClip only."""
+    aggregation: str
+    """Not used by GSPO."""
+    kl_placement: str
+    """None, Loss or Reward."""
+    kl_coefficient: float
+    kl_estimator: str
+    entropy_coefficient: float
+    """Above 0 rewards entropy."""
+    correction: str
+    cap: float
+    """Upper bound of the correction's ratio."""
+    floor: float
+    """Lower bound of the correction's ratio; IcePop and SequenceMask only."""
+
+    def __post_init__(self) -> None:
+        known = {
+            "loss": LOSSES.names,
+            "aggregation": AGGREGATIONS.names,
+            "kl_placement": KL_PLACEMENTS,
+            "kl_estimator": ESTIMATORS.names,
+            "correction": CORRECTIONS.names,
+        }
+        problems = [
+            f"{field} {getattr(self, field)!r} is unknown, use one of {', '.join(names)}"
+            for field, names in known.items()
+            if getattr(self, field) not in names
+        ]
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            problems.append(f"dual_clip {self.dual_clip} would cut off the gradient at ratio 1, use a value above 1")
+        if self.floor >= self.cap:
+            problems.append(f"floor {self.floor} is not below cap {self.cap}, no token would train")
+        if problems:
+            raise ValueError("objective: " + "; ".join(problems) + ".")
+
+
+def needs_proximal(correction: str) -> bool:
+    """Whether `policy_objective` must be passed recomputed proximal log-probs. ValueError for an unknown correction."""
+    CORRECTIONS.get(correction)
+    return correction == "DecoupledPPO"
+
+
+def policy_objective(
+    objective: Objective,
+    *,
+    log_probs: Tensor,
+    entropy: Tensor | None,
+    behaviour_log_probs: Tensor,
+    proximal_log_probs: Tensor | None,
+    reference_log_probs: Tensor | None,
+    advantages: Tensor,
+    mask: Tensor,
+    counts: GlobalCounts,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """One micro-batch's share of the batch's loss, and its metrics.
+
+    All tensors (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and reference_log_probs
+    may be None where the objective does not use them; ValueError names all that are missing.
+
+    Returns the scalar loss, to be summed over micro-batches and data-parallel ranks, and scalar sums over trained
+    tokens, to be summed likewise and divided by `tokens`: tokens, policy_loss (weighted), ratio, clip_fraction_*,
+    correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats), entropy and kl if
+    passed. They are sums per token under every aggregation, so policy_loss / tokens is the loss under TokenMean only.
+    """
+    _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
+    # Here every gradient passes; aggregation guards the values. What is between may see NaN on padding.
+    log_probs = zero_padding(log_probs, mask)
+    proximal = log_probs.detach() if proximal_log_probs is None else proximal_log_probs
+    denominator = behaviour_log_probs if objective.correction == "None" else proximal
+    corrected = correction(objective.correction)(behaviour_log_probs, proximal, mask, objective.cap, objective.floor)
+    policy = policy_loss(objective.loss)(
+        LossInputs(
+            log_probs, denominator, advantages, mask, objective.clip_low, objective.clip_high, objective.dual_clip
+        )
+    )
+    per_token = corrected.weights * policy.per_token
+    sums = {
+        "policy_loss": per_token,
+        "correction_weight": corrected.weights,
+        "kept_tokens": corrected.keep,
+        "tokens": mask.bool(),
+        "behaviour_kl": kl("K3")(behaviour_log_probs, log_probs),
+    }
+    if entropy is not None:
+        sums["entropy"] = entropy = zero_padding(entropy, mask)
+        per_token = per_token - objective.entropy_coefficient * entropy
+    if reference_log_probs is not None:
+        sums["kl"] = divergence = kl(objective.kl_estimator)(log_probs, reference_log_probs)
+        if objective.kl_placement == "Loss":
+            per_token = per_token + objective.kl_coefficient * divergence
+    metrics = policy.metrics | {name: token_sum(value.detach(), mask) for name, value in sums.items()}
+    return aggregate(_aggregation(objective))(per_token, mask, counts), metrics
+
+
+def supervised_objective(log_probs: Tensor, mask: Tensor, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
+    """Mean negative log-likelihood of the trained tokens (SFT), as this micro-batch's share of the batch's.
+
+    log_probs, mask: (N, T). Metrics are sums as in `policy_objective`: tokens, nll (nats).
+    """
+    nll = -zero_padding(log_probs, mask)
+    metrics = {"tokens": token_sum(mask.bool(), mask), "nll": token_sum(nll.detach(), mask)}
+    return aggregate("TokenMean")(nll, mask, counts), metrics
+
+
+def _aggregation(objective: Objective) -> str:
+    return "SequenceMeanTokenMean" if objective.loss == "GSPO" else objective.aggregation
+
+
+def _require_inputs(
+    objective: Objective, entropy: Tensor | None, proximal_log_probs: Tensor | None, reference_log_probs: Tensor | None
+) -> None:
+    problems = []
+    if proximal_log_probs is None and needs_proximal(objective.correction):
+        problems.append(
+            f"proximal_log_probs is None, but {objective.correction} needs them recomputed with the weights at the "
+            "batch's start; pass them or use TokenTIS"
+        )
+    if entropy is None and objective.entropy_coefficient != 0:
+        problems.append(
+            f"entropy is None, but entropy_coefficient is {objective.entropy_coefficient}; pass it or use 0"
+        )
+    if reference_log_probs is None and objective.kl_placement == "Loss":
+        problems.append("reference_log_probs is None, but kl_placement is Loss; pass them or use None")
+    if problems:
+        raise ValueError("policy objective: " + "; ".join(problems) + ".")

@@ -1,0 +1,99 @@
+"""The prompts of several sources as one set, and the order they train in."""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import overload
+
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.files import read_prompts
+from qwen35_trainer.data.gym import GymPrompts
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.spec.data import Source
+
+
+class PromptSet(Sequence[Prompt]):
+    """Several sequences of prompts, one after the other."""
+
+    def __init__(self, parts: Iterable[Sequence[Prompt]]) -> None:
+        self._parts = tuple(part for part in parts if part)
+        self._ends = tuple(accumulate(len(part) for part in self._parts))
+
+    @classmethod
+    def load(cls, sources: Iterable[Source], base: Path, *, answers_required: bool = False) -> "PromptSet":
+        """The prompts of all sources.
+
+        base: folder that relative paths start from (the manifest's). answers_required: rows of files must have an
+        answer (`rewards.needs_answers` tells). Raises DataError with the problems of all sources.
+        """
+        parts: list[Sequence[Prompt]] = []
+        problems: list[str] = []
+        for source in sources:
+            try:
+                if source.files is not None:
+                    parts.append(read_prompts(source, base, answers_required=answers_required))
+                else:
+                    parts.append(GymPrompts(source))
+            except DataError as error:
+                problems.extend(error.problems)
+        if problems:
+            raise DataError(problems)
+        return cls(parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        part = bisect_right(self._ends, row)
+        start = self._ends[part - 1] if part else 0
+        return self._parts[part][row - start]
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """Which prompt trains when. A pure function of (seed, position): resuming needs the position alone.
+
+    length: prompts in the set. epochs: passes over it. shuffle: a new permutation in each epoch; without it every
+    epoch is 0, 1, 2, …  Raises DataError for an empty set.
+    """
+
+    length: int
+    seed: int = 0
+    epochs: int = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or self.epochs < 1:
+            raise DataError([f"{self.length} prompts × {self.epochs} epochs: nothing to train on. Add prompts."])
+
+    def __len__(self) -> int:
+        return self.length * self.epochs
+
+    def prompt_index(self, position: int) -> int:
+        """Index in the set of the prompt at `position`, counted over all epochs. Raises IndexError beyond the end."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} is outside 0 … {len(self) - 1}: {self.epochs} × {self.length}")
+        epoch, place = divmod(position, self.length)
+        return _permutation(self.length, self.seed, epoch)[place] if self.shuffle else place
+
+
+# Two epochs are alive at once: the one being dispatched and the one that stragglers belong to.
+@lru_cache(maxsize=2)
+def _permutation(length: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """The indices sorted by a hash. Unlike `random.shuffle`, it is the same in every version of Python."""
+
+    def key(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
+
+    return tuple(sorted(range(length), key=key))

@@ -1,0 +1,83 @@
+"""The tokenizer of a model: a checkpoint's own, or one token per character for random weights."""
+
+from collections.abc import Set
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.spec.model import Model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+PAD = "<|endoftext|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
+
+
+def load_tokenizer(model: Model, base: Path) -> "PreTrainedTokenizerBase":
+    """The tokenizer of `spec.model`. base: folder that a relative path starts from.
+
+    Only local files are read. Raises DataError when there is no tokenizer at the place named.
+    """
+    source = model.source
+    if source.random is not None:
+        return character_tokenizer(source.random.characters)
+    if source.path is None:
+        raise DataError(
+            ["model.source.persistentVolumeClaim is mounted only in a cluster. Outside one, use model.source.path."]
+        )
+    folder = base / source.path
+    if not (folder / "tokenizer_config.json").is_file():
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) if folder.is_dir() else "no folder"
+        raise DataError([f"model.source.path {folder}: no tokenizer_config.json (found: {found or 'nothing'})."])
+    from transformers import AutoTokenizer  # seconds to import
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError([f"model.source.path {folder}: the tokenizer cannot be loaded: {error}"]) from error
+    return tokenizer
+
+
+def character_tokenizer(characters: str) -> "PreTrainedTokenizerFast":
+    """One token per character, after the special tokens <|endoftext|> (0, padding), <|im_start|> (1) and
+    <|im_end|> (2, ends a response). A character outside the alphabet has no token: see `unknown_characters`.
+
+    Raises DataError for a character that is there twice.
+    """
+    repeated = sorted({character for character in characters if characters.count(character) > 1})
+    if repeated or not characters:
+        raise DataError([f"model.source.random.characters {characters!r}: each character once, twice: {repeated}."])
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast  # seconds to import
+
+    vocabulary = {token: index for index, token in enumerate([PAD, TURN_START, TURN_END, *characters])}
+    # The unknown token is deliberately outside the vocabulary: encoding an unknown character then fails.
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=TURN_END,
+        additional_special_tokens=[TURN_START],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
+    """The characters that a character tokenizer knows; None for a tokenizer that takes any text."""
+    from tokenizers.models import WordLevel
+
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not isinstance(backend.model, WordLevel):
+        return None
+    return {token for token in tokenizer.get_vocab() if len(token) == 1}
+
+
+def unknown_characters(text: str, known: Set[str]) -> list[str]:
+    """Characters of the text, special tokens aside, that the alphabet lacks; sorted."""
+    for token in (PAD, TURN_START, TURN_END):
+        text = text.replace(token, "")
+    return sorted(set(text) - known)

@@ -1,0 +1,1 @@
+"""Training engines: one contract (`base`), one package per engine."""

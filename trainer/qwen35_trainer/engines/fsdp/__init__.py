@@ -1,0 +1,1 @@
+"""Training with PyTorch's fully sharded data parallelism (FSDP2)."""

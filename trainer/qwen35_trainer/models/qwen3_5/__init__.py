@@ -1,0 +1,6 @@
+"""The Qwen3.5 family: hybrid decoders of Gated DeltaNet and full-attention layers, dense or mixture-of-experts."""
+
+from typing import Any
+
+type HFModule = Any
+"""A module of the transformers library: its parts are reached by name, which torch's types cannot express."""

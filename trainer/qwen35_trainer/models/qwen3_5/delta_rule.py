@@ -1,0 +1,82 @@
+"""The gated delta rule: a linear-attention memory that forgets by a gate and writes only what it does not know yet.
+
+    S_t = exp(g_t) · S_{t-1} + β_t · k_t ⊗ (v_t - (exp(g_t) · S_{t-1})ᵀ k_t)          o_t = S_tᵀ q_t
+
+(Gated DeltaNet, arXiv:2412.06464, eq. 10.)  `step` is that line; `chunked` is the same function of a whole sequence in
+matrix products (arXiv:2406.06484, section 3.2, with decay).  Both run in float32 and agree with each other and with
+the Hugging Face reference, which pads every sequence to 64 positions; here a chunk is never longer than the sequence,
+which is what makes short sequences cheap on a CPU.
+
+Shapes: B sequences, T positions, H value heads, K key channels, V value channels.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+CHUNK = 64
+"""Longest chunk, in positions: above it the quadratic part inside a chunk costs more than the scan over chunks."""
+
+
+def normalise(x: Tensor) -> Tensor:
+    """Unit length over the last dimension, as the kernels of the flash-linear-attention library do it."""
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One position.  query, key (B, H, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
+
+    `state` is advanced in place.  Returns the output (B, H, V).
+    """
+    query = normalise(query) * query.shape[-1] ** -0.5
+    key = normalise(key)
+    state.mul_(log_decay.exp()[..., None, None])
+    known = (key.unsqueeze(-2) @ state).squeeze(-2)
+    state.addcmul_(key.unsqueeze(-1), ((value - known) * beta.unsqueeze(-1)).unsqueeze(-2))
+    return (query.unsqueeze(-2) @ state).squeeze(-2)
+
+
+def chunked(
+    query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A whole sequence.  query, key (B, T, H, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
+
+    A position with beta 0 and log_decay 0 leaves the state as it is: that is how padding is passed over.
+    Returns the outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
+    """
+    length, chunk = query.shape[1], min(CHUNK, query.shape[1])
+    query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
+    log_decay, beta = (x.transpose(1, 2).float() for x in (log_decay, beta))
+    query, key = normalise(query) * query.shape[-1] ** -0.5, normalise(key)
+
+    if missing := -length % chunk:
+        query, key, value = (F.pad(x, (0, 0, 0, missing)) for x in (query, key, value))
+        log_decay, beta = (F.pad(x, (0, missing)) for x in (log_decay, beta))
+    query, key, value, log_decay, beta = (x.unflatten(2, (-1, chunk)) for x in (query, key, value, log_decay, beta))
+
+    decay = log_decay.cumsum(-1)  # log of the decay from the chunk's start up to and including each position
+    later = torch.ones(chunk, chunk, dtype=torch.bool, device=query.device).triu(1)
+    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(later, float("-inf")).exp()
+
+    # Each position's write corrects for all earlier writes of its chunk: a unit lower-triangular system.
+    key_beta = key * beta.unsqueeze(-1)
+    system = (key_beta @ key.transpose(-1, -2)) * between
+    right = torch.cat((value * beta.unsqueeze(-1), key_beta * decay.exp().unsqueeze(-1)), dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    written, reads = solved.split((value.shape[-1], key.shape[-1]), dim=-1)
+    attention = (query @ key.transpose(-1, -2)) * between
+
+    query = query * decay.exp().unsqueeze(-1)
+    key = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)
+    chunk_decay = decay[..., -1].exp()[..., None, None]
+    if state is None:
+        state = query.new_zeros(*query.shape[:2], key.shape[-1], value.shape[-1])
+    outputs = []
+    for i in range(query.shape[2]):
+        new = written[:, :, i] - reads[:, :, i] @ state
+        outputs.append(query[:, :, i] @ state + attention[:, :, i] @ new)
+        state = state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ new
+    output = torch.cat(outputs, dim=2)[:, :, :length]
+    return output.transpose(1, 2), state

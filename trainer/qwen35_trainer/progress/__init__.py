@@ -1,0 +1,1 @@
+"""Records of a run, and everything derived from them: sinks, views, summary, report."""

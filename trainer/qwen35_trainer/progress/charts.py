@@ -1,0 +1,302 @@
+"""The charts of the report, as plotly figures in plain data: pure, from records to dicts.
+
+A colour is a name such as "@rollout"; the page puts in the value of its style sheet, light or dark. Rollout and train
+keep their colours in every chart. Lines carry their names at their ends, so that no legend is needed.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qwen35_trainer.progress.formatting import number
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+
+type Figure = dict[str, Any]
+type Value = Callable[[UpdateRecord], float | None]
+
+_LABEL_GAP: Final = 0.085  # of the axis, so that two names at line ends do not touch
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A figure and what stands above it. A wide one takes two thirds of the page, a full one all of it."""
+
+    name: str
+    title: str
+    note: str
+    figure: Figure
+    size: str = "small"
+    key: tuple[tuple[str, str], ...] = ()
+    """Colour and word of what cannot be named in place."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    name: str
+    colour: str
+    x: list[int]
+    y: list[float | None]
+    markers: bool = False
+    quiet: bool = False
+
+
+def charts(
+    updates: Sequence[UpdateRecord],
+    evaluations: Sequence[EvaluationRecord],
+    staleness: Mapping[int, int],
+    bound: int | None,
+) -> list[Chart]:
+    """Those that the run has numbers for, in the order of the page. staleness: trained tokens by lag."""
+    if not updates and not evaluations:
+        return []
+    loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
+    supervised = all(update.reward_mean is None for update in updates)
+    found = [
+        loss if supervised else None,
+        _outcome(updates, evaluations),
+        _staleness(staleness, bound),
+        _lines(
+            updates,
+            "Response length",
+            "tokens per sample",
+            "",
+            ("longest", "@rollout", lambda u: u.response_tokens_max),
+            ("mean", "@rollout", lambda u: u.response_tokens_mean),
+            zero=True,
+        ),
+        _lines(
+            updates,
+            "Idle share",
+            "of each pool's time",
+            ".0%",
+            ("rollout", "@rollout", lambda u: u.rollout_idle),
+            ("train", "@train", lambda u: u.trainer_idle),
+            zero=True,
+        ),
+        _lines(
+            updates,
+            "Generation",
+            "tokens per second, all replicas",
+            "",
+            ("", "@rollout", lambda u: u.tokens_per_second),
+            zero=True,
+        ),
+        None if supervised else loss,
+        _lines(updates, "Entropy", "nats per token", "", ("", "@train", lambda u: u.entropy), zero=True),
+        _lines(updates, "Gradient norm", "before clipping", "", ("", "@train", lambda u: u.gradient_norm), zero=True),
+    ]
+    return [chart for chart in found if chart is not None]
+
+
+def _outcome(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> Chart | None:
+    """Reward and held-out accuracy on one axis where both are shares, else each on its own."""
+    reward = _series("reward", "@rollout", updates, lambda update: update.reward_mean)
+    accuracy = _Series(
+        "accuracy",
+        "@accuracy",
+        [e.update for e in evaluations],
+        [_finite(e.accuracy) for e in evaluations],
+        markers=True,
+    )
+    if not reward and not evaluations:
+        return None
+    share = reward is None or all(0 <= value <= 1 for value in reward.y if value is not None)
+    series = [line for line in (reward, accuracy) if line and line.x]
+    if share:
+        figure = _figure(series, (0.0, 1.02), "")
+        figure["layout"]["yaxis"]["dtick"] = 0.25
+    else:
+        assert reward is not None
+        figure = _figure([reward], _range(reward.y, zero=False), "")
+        figure["data"] += [_trace(accuracy) | {"yaxis": "y2"}] if accuracy.x else []
+        figure["layout"]["yaxis2"] = _axis((0.0, 1.0)) | {"overlaying": "y", "side": "right", "showgrid": False}
+        figure["layout"]["yaxis2"] |= {"tickfont": {"color": "@accuracy"}, "tickformat": ".0%"}
+    words = "Reward and held-out accuracy" if reward and evaluations else "Reward" if reward else "Held-out accuracy"
+    note = "mean reward of each update's samples" if reward else "share of the held-out prompts answered correctly"
+    if reward and evaluations:
+        note += "; accuracy on prompts that are never trained"
+    return Chart("reward", words, note, figure, "wide")
+
+
+def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
+    if not tokens:
+        return None
+    total = sum(tokens.values())
+    last = max(*tokens, bound or 0, 1)
+    lags = list(range(last + 1))
+    shares = [tokens.get(lag, 0) / total for lag in lags]
+    top = max(shares) * 1.22
+    data: list[Figure] = [
+        {
+            "type": "bar",
+            "x": lags,
+            "y": shares,
+            "marker": {"color": "@rollout"},
+            "width": 0.72,
+            "text": [f"{share:.0%}" if share >= 0.005 else "<1%" if share else "" for share in shares],
+            "textposition": "outside",
+            "textfont": {"color": "@ink", "size": 12},
+            "cliponaxis": False,
+            "customdata": [tokens.get(lag, 0) for lag in lags],
+            "hovertemplate": "lag %{x}: %{customdata:,} tokens<extra></extra>",
+        }
+    ]
+    layout = _layout((0.0, top), ".0%", right=16)
+    layout["xaxis"] |= {"title": _title("lag in versions"), "range": [-0.6, last + 0.85], "dtick": max(1, last // 8)}
+    layout["xaxis"] |= {"showgrid": False}
+    if bound is not None:
+        layout["shapes"] = [_vertical(bound + 0.5)]
+        layout["annotations"] = [
+            {
+                "x": bound + 0.5,
+                "y": 1,
+                "yref": "paper",
+                "text": f"bound {bound}",
+                "showarrow": False,
+                "xanchor": "right",
+                "yanchor": "top",
+                "xshift": -6,
+                "font": {"color": "@bound", "size": 12},
+            }
+        ]
+    mean = sum(lag * count for lag, count in tokens.items()) / total
+    note = f"share of the trained tokens by lag; mean {number(mean)} versions"
+    return Chart("staleness", "Staleness", note, {"data": data, "layout": layout})
+
+
+def _vertical(x: float) -> Figure:
+    line = {"color": "@bound", "width": 1.5, "dash": "dot"}
+    return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": line}
+
+
+def _lines(
+    updates: Sequence[UpdateRecord],
+    title: str,
+    note: str,
+    form: str,
+    *lines: tuple[str, str, Value],
+    zero: bool = False,
+) -> Chart | None:
+    """Curves over the updates; of two in one colour the first is the quiet one."""
+    found = [_series(name, colour, updates, value) for name, colour, value in lines]
+    colours = [colour for _, colour, _ in lines]
+    quiet = len(set(colours)) < len(colours)
+    series = [
+        _Series(line.name, line.colour, line.x, line.y, quiet=quiet and position == 0)
+        for position, line in enumerate(found)
+        if line
+    ]
+    if not series:
+        return None
+    if len(series) == 1 and len(lines) == 1:
+        series = [_Series("", series[0].colour, series[0].x, series[0].y)]
+    limits = _range([value for line in series for value in line.y], zero=zero)
+    return Chart(title.lower().replace(" ", "-"), title, note, _figure(series, limits, form))
+
+
+def _series(name: str, colour: str, updates: Sequence[UpdateRecord], value: Value) -> _Series | None:
+    seen = [_finite(value(update)) for update in updates]
+    if all(point is None for point in seen):
+        return None
+    return _Series(name, colour, [update.update for update in updates], seen)
+
+
+def _finite(value: float | None) -> float | None:
+    """Six digits are what a chart can show; a diverged value is a gap."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def _range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
+    seen = [value for value in values if value is not None]
+    low, high = min(seen), max(seen)
+    if zero and low >= 0:
+        return 0.0, high * 1.08 or 1.0
+    pad = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    return low - pad, high + pad
+
+
+def _figure(series: Sequence[_Series], limits: tuple[float, float], form: str) -> Figure:
+    named = any(line.name for line in series)
+    layout = _layout(limits, form, right=68 if named else 16)
+    updates = [update for line in series for update in line.x]
+    first, last = min(updates), max(updates)
+    layout["xaxis"] |= {
+        "title": _title("update"),
+        "range": [first - 0.5, last + 0.5] if first == last else [first, last],
+    }
+    layout["xaxis"] |= {"tickformat": ",d"} | ({"dtick": 1} if last - first < 6 else {"nticks": 8})
+    layout["annotations"] = _end_labels(series, limits)
+    return {"data": [_trace(line) for line in series], "layout": layout}
+
+
+def _trace(line: _Series) -> Figure:
+    alone = len(line.x) < 2
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if line.markers or alone else "lines",
+        "x": line.x,
+        "y": line.y,
+        "name": line.name,
+        "opacity": 0.4 if line.quiet else 1,
+        "line": {"color": line.colour, "width": 1.25 if line.quiet else 2},
+        "marker": {"color": line.colour, "size": 8, "line": {"color": "@card", "width": 1.5}},
+        "cliponaxis": False,
+        "hovertemplate": f"update %{{x}}: %{{y:.4~g}}<extra>{line.name}</extra>",
+    }
+
+
+def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[Figure]:
+    """The name of each line at its end, moved apart where lines end close together."""
+    low, high = limits
+    ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
+    placed: list[Figure] = []
+    floor = -math.inf
+    for line, end in sorted(((line, end) for line, end in ends if end is not None), key=lambda pair: pair[1]):
+        place = max((end - low) / (high - low), floor + _LABEL_GAP)
+        floor = place
+        placed.append(
+            {
+                "x": 1,
+                "xref": "paper",
+                "y": place,
+                "yref": "paper",
+                "text": line.name,
+                "showarrow": False,
+                "xanchor": "left",
+                "xshift": 9,
+                "opacity": 0.65 if line.quiet else 1,
+                "font": {"color": line.colour, "size": 12.5},
+            }
+        )
+    return placed
+
+
+def _layout(limits: tuple[float, float], form: str, *, right: int) -> Figure:
+    return {
+        "margin": {"l": 52, "r": right, "t": 10, "b": 40},
+        "xaxis": {"color": "@muted", "showgrid": False, "zeroline": False, "ticks": "outside", "tickcolor": "@grid"}
+        | {"showline": True, "linecolor": "@axis", "ticklen": 4, "fixedrange": False},
+        "yaxis": _axis(limits) | {"tickformat": form or "~g"},
+        "hovermode": "closest",
+        "showlegend": False,
+    }
+
+
+def _axis(limits: tuple[float, float]) -> Figure:
+    return {
+        "color": "@muted",
+        "range": list(limits),
+        "gridcolor": "@grid",
+        "zerolinecolor": "@axis",
+        "zeroline": limits[0] < 0 < limits[1],
+        "nticks": 5,
+        "showline": False,
+        "ticks": "outside",
+        "tickcolor": "rgba(0,0,0,0)",
+        "ticklen": 6,
+    }
+
+
+def _title(text: str) -> Figure:
+    return {"text": text, "font": {"size": 12, "color": "@muted"}, "standoff": 6}

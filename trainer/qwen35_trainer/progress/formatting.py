@@ -1,0 +1,73 @@
+"""Numbers as people read them, the same on the terminal and in the report. None is "–"."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
+
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+NONE: Final = "–"
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, thousands apart: 0.0123, 1.23, 12.3, 1,234."""
+    if value is None:
+        return NONE
+    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+        return f"{value:.2e}"
+    magnitude = abs(value)
+    for limit, decimals in ((0.1, 4), (10, 3 if magnitude < 1 else 2), (100, 1)):
+        if magnitude < limit:
+            return f"{value:.{decimals}f}"
+    return f"{value:,.0f}"
+
+
+def count(value: int | None) -> str:
+    """1,234; 1.23 M above a million."""
+    if value is None:
+        return NONE
+    return f"{value:,}" if value < 1_000_000 else f"{value / 1e6:,.2f} M"
+
+
+def percent(share: float | None) -> str:
+    """A share of 0 to 1 as 12%, with one decimal below 10%."""
+    if share is None:
+        return NONE
+    return f"{share:.1%}" if 0 < share < 0.0995 else f"{share:.0%}"
+
+
+def duration(seconds: float | None) -> str:
+    """1.2 s, 42 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
+    if seconds is None:
+        return NONE
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of the values in at most `width` characters, each the mean of its stretch, from least to greatest."""
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    columns = min(width, len(values))
+    edges = [index * len(values) // columns for index in range(columns + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    if not high > low:
+        return _BLOCKS[0] * columns
+    return "".join(_BLOCKS[min(7, int((mean - low) / (high - low) * 8))] for mean in means)
+
+
+def bars(counts: Mapping[int, int], last: int) -> str:
+    """One block for each of 0 to `last`, as high as its count; "·" where there is none."""
+    top = max(counts.values(), default=0)
+    heights = (counts.get(index, 0) for index in range(last + 1))
+    return "".join(_BLOCKS[-(-height * 8 // top) - 1] if height else "·" for height in heights)

@@ -1,0 +1,134 @@
+"""The report of a run: one HTML file that opens anywhere, with no network."""
+
+import json
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any, Final
+
+import yaml
+from plotly.offline import get_plotlyjs
+
+from qwen35_trainer.progress import formatting
+from qwen35_trainer.progress.charts import Chart, charts
+from qwen35_trainer.progress.records import Record, SpanRecord, surviving_evaluations, surviving_updates
+from qwen35_trainer.progress.summary import Summary
+from qwen35_trainer.progress.timeline import timeline
+
+_PAGE: Final = Path(__file__).with_suffix(".html")
+
+
+def write_report(run_dir: Path, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary) -> Path:
+    """Write `run_dir`/report.html and return its path. It is the old report or the whole new one, never a part.
+
+    Numbers come from the summary, charts from the records; a chart whose numbers the run does not have is left out.
+    """
+    path = run_dir / "report.html"
+    aside = run_dir / f".report.html.{os.getpid()}"
+    try:
+        aside.write_text(report(run_dir.name, records, resolved_manifest_yaml, summary), encoding="utf-8")
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+    return path
+
+
+def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary) -> str:
+    """The page. `name` is its heading where the manifest has no metadata.name."""
+    manifest = yaml.safe_load(resolved_manifest_yaml)
+    manifest = manifest if isinstance(manifest, dict) else {}
+    name = str(_at(manifest, "metadata", "name") or name)
+    drawn = charts(
+        surviving_updates(records),
+        surviving_evaluations(records),
+        {int(lag): tokens for lag, tokens in summary["staleness"].items()},
+        summary["maxVersionLag"],
+    )
+    unsuccessful = summary["message"] and summary["outcome"] != "Succeeded"
+    spans = timeline([record for record in records if isinstance(record, SpanRecord)])
+    drawn += [spans] if spans else []
+    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
+        title=escape(f"{name} · qwen35"),
+        name=escape(name),
+        facts=escape(_facts(manifest)),
+        outcome=summary["outcome"],
+        outcome_words=summary["outcome"] or "Not finished",
+        message=f'<p class="message">{escape(summary["message"])}</p>' if unsuccessful else "",
+        headline="".join(_tile(*tile) for tile in _headline(summary)),
+        charts="".join(map(_card, drawn)) or '<p class="empty">No update was recorded.</p>',
+        numbers="".join(f"<tr><th>{key}</th><td>{_cell(value)}</td></tr>" for key, value in summary.items()),
+        manifest=escape(resolved_manifest_yaml),
+        figures=_script({chart.name: chart.figure for chart in drawn}),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
+    """Id, label, number and what follows it, small. Numbers that this kind of run cannot have are left out."""
+    before, after = summary["accuracyBefore"], summary["accuracyAfter"]
+    total, bound = summary["updatesTotal"], summary["maxVersionLag"]
+    tiles: list[tuple[str, str, str, str] | None] = [
+        ("accuracy", "Held-out accuracy", f"{formatting.percent(before)} → {formatting.percent(after)}", "")
+        if before is not None and after is not None
+        else ("accuracy", "Held-out accuracy", formatting.percent(before if after is None else after), ""),
+        ("updates", "Updates", formatting.count(summary["updates"]), f"of {total:,}" if total else ""),
+        (
+            "lag",
+            "Greatest token lag",
+            formatting.count(summary["maxTokenLag"]),
+            f"versions, bound {bound}",
+        )
+        if bound is not None
+        else None,
+        _idle(summary),
+        ("tokensPerSecond", "Generated", formatting.number(summary["tokensPerSecond"]), "tokens/s")
+        if summary["tokensPerSecond"] is not None
+        else ("tokensPerSecond", "Trained", formatting.number(summary["trainedTokensPerSecond"]), "tokens/s"),
+        ("seconds", "Time", formatting.duration(summary["seconds"]), ""),
+    ]
+    return [tile for tile in tiles if tile is not None]
+
+
+def _idle(summary: Summary) -> tuple[str, str, str, str]:
+    rollout, trainer = summary["rolloutIdle"], summary["trainerIdle"]
+    if rollout is None:
+        return "idle", "Idle, train", formatting.percent(trainer), ""
+    return "idle", "Idle, rollout · train", f"{formatting.percent(rollout)} · {formatting.percent(trainer)}", ""
+
+
+def _tile(name: str, label: str, number: str, after: str) -> str:
+    small = f" <small>{escape(after)}</small>" if after else ""
+    return f'<div><dt>{escape(label)}</dt><dd id="{name}">{escape(number)}{small}</dd></div>'
+
+
+def _card(chart: Chart) -> str:
+    key = "".join(f'<li style="--key:var(--{colour[1:]})">{escape(word)}</li>' for colour, word in chart.key)
+    size = f"{chart.size} tall" if chart.name == "staleness" else chart.size
+    return (
+        f'<figure class="{size}"><figcaption><h2>{escape(chart.title)}</h2><span>{escape(chart.note)}</span>'
+        f'{f"<ul>{key}</ul>" if key else ""}</figcaption><div class="plot" id="plot-{chart.name}"></div></figure>'
+    )
+
+
+def _facts(manifest: dict[str, Any]) -> str:
+    """What was trained how: "Qwen/Qwen3.5-35B-A3B · FullyAsync · GRPO · Megatron"."""
+    places = (("model", "name"), ("mode",), ("algorithm", "advantage"), ("train", "engine"))
+    found = [_at(manifest, "spec", *place) for place in places]
+    return " · ".join(str(fact) for fact in found if fact)
+
+
+def _at(value: Any, *keys: str) -> Any:  # noqa: ANN401  (a parsed YAML document)
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+def _cell(value: object) -> str:
+    return formatting.NONE if value is None else escape(value if isinstance(value, str) else json.dumps(value))
+
+
+def _script(value: object) -> str:
+    """JSON that may stand in a script element: no text in it can close the element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

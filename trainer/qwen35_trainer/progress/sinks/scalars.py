@@ -1,0 +1,60 @@
+"""The names of the scalars, the same in every sink."""
+
+from typing import Final
+
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, Record, UpdateRecord
+
+_UPDATE: Final = {
+    "train/reward_mean": "reward_mean",
+    "train/reward_std": "reward_std",
+    "train/loss": "loss",
+    "train/policy_loss": "policy_loss",
+    "train/entropy": "entropy",
+    "train/kl": "kl",
+    "train/clip_fraction": "clip_fraction",
+    "train/gradient_norm": "gradient_norm",
+    "train/learning_rate": "learning_rate",
+    "train/tokens": "tokens",
+    "train/masked_tokens": "masked_tokens",
+    "train/samples": "samples",
+    "train/groups_without_signal": "groups_without_signal",
+    "train/reward_errors": "reward_errors",
+    "train/idle": "trainer_idle",
+    "rollout/response_tokens_mean": "response_tokens_mean",
+    "rollout/response_tokens_max": "response_tokens_max",
+    "rollout/truncated_share": "truncated_share",
+    "rollout/tokens_per_second": "tokens_per_second",
+    "rollout/idle": "rollout_idle",
+    "staleness/lag_mean": "lag_mean",
+    "staleness/lag_max": "lag_max",
+    "staleness/behaviour_kl": "behaviour_kl",
+    "staleness/correction_weight_mean": "correction_weight_mean",
+    "staleness/window_dispatched": "window_dispatched",
+    "staleness/window_limit": "window_limit",
+    "time/update_seconds": "seconds",
+    "time/waiting_seconds": "seconds_waiting",
+    "time/training_seconds": "seconds_training",
+    "time/publishing_seconds": "seconds_publishing",
+    "progress/version": "version",
+}
+_EVALUATION: Final = {
+    "evaluation/accuracy": "accuracy",
+    "evaluation/reward_mean": "reward_mean",
+    "evaluation/response_tokens_mean": "response_tokens_mean",
+}
+_CHECKPOINT: Final = {"checkpoint/seconds": "seconds"}
+
+
+def scalars(record: Record) -> dict[str, float]:
+    """Scalar name → value, leaving out what the run does not have. Empty for spans and the end of the run."""
+    match record:
+        case UpdateRecord():
+            names = _UPDATE
+        case EvaluationRecord():
+            names = _EVALUATION
+        case CheckpointRecord():
+            names = _CHECKPOINT
+        case _:
+            return {}
+    values = {name: getattr(record, attribute) for name, attribute in names.items()}
+    return {name: float(value) for name, value in values.items() if value is not None}

@@ -1,0 +1,94 @@
+"""A metrics service at the other end of a network: it may fail, the run may not.
+
+    run's thread: write ─► queue ─► sink's thread: open once ─► Sink.write ─► service
+                             │ full                  │ fails
+                             └──────── lost ◄────────┘        first loss warns, close tells the count
+
+waits on              unblocked by                       deadline
+write                 never waits                        –
+sink's thread: queue  a record, or close                 daemon: ends with the process
+close                 everything delivered               `close_seconds`
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from qwen35_trainer.progress.records import Record, SpanRecord
+from qwen35_trainer.progress.sinks.base import Sink
+
+_LOG: Final = logging.getLogger(__name__)
+_QUEUE_RECORDS: Final = 1024
+
+
+class ServiceSink:
+    """Hands records to a sink in its own thread, counts those that could not be delivered, and warns once.
+
+    open_sink: makes the sink; called in that thread at the first record, and again at the next one when it failed.
+    failures: the exceptions by which the service's client reports trouble; any other is a bug and ends the thread.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        open_sink: Callable[[], Sink],
+        failures: tuple[type[Exception], ...],
+        *,
+        close_seconds: float = 30.0,
+    ) -> None:
+        self.lost = 0
+        self._losing = threading.Lock()
+        self._name = name
+        self._open_sink = open_sink
+        self._failures = failures
+        self._close_seconds = close_seconds
+        self._queue: queue.Queue[Record | None] = queue.Queue(_QUEUE_RECORDS)
+        self._thread = threading.Thread(target=self._deliver, name=f"metrics-{name}", daemon=True)
+        self._thread.start()
+
+    def write(self, record: Record) -> None:
+        if isinstance(record, SpanRecord):
+            return
+        try:
+            self._queue.put_nowait(record)
+        except queue.Full:
+            self._lose("it is slower than the run")
+
+    def close(self) -> None:
+        try:
+            self._queue.put(None, timeout=self._close_seconds)
+            self._thread.join(self._close_seconds)
+        except queue.Full:
+            self._lose("it is slower than the run")
+        if self._thread.is_alive():
+            _LOG.warning("%s: gave up after %g s with records undelivered", self._name, self._close_seconds)
+        if self.lost:
+            _LOG.warning("%s: %d records were not delivered; metrics.jsonl has them all", self._name, self.lost)
+
+    def _deliver(self) -> None:
+        sink: Sink | None = None
+        while (record := self._queue.get()) is not None:
+            try:
+                sink = sink or self._open_sink()
+                sink.write(record)
+            except self._failures as error:
+                self._lose(f"{type(error).__name__}: {error}")
+        if sink is not None:
+            try:
+                sink.close()
+            except self._failures as error:
+                self._lose(f"{type(error).__name__}: {error}")
+
+    def _lose(self, reason: str) -> None:
+        with self._losing:
+            self.lost += 1
+            first = self.lost == 1
+        if first:
+            _LOG.warning(
+                "%s does not take metrics: %s. Training goes on, metrics.jsonl has every record; "
+                "further losses are only counted.",
+                self._name,
+                reason,
+            )

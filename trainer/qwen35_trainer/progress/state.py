@@ -1,0 +1,54 @@
+"""A run as its records tell it so far."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FinishRecord,
+    Record,
+    UpdateRecord,
+)
+
+_RECENT: Final = 20
+
+
+@dataclass(slots=True)
+class RunState:
+    """What the views know of a run so far: the latest of everything."""
+
+    name: str
+    folder: Path
+    updates_total: int | None
+    max_version_lag: int | None
+    phase: str = "starting"
+    update: UpdateRecord | None = None
+    rewards: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    before: EvaluationRecord | None = None
+    evaluation: EvaluationRecord | None = None
+    checkpoint: CheckpointRecord | None = None
+    finish: FinishRecord | None = None
+
+    def add(self, record: Record) -> None:
+        match record:
+            case UpdateRecord():
+                self.update, self.updates_total, self.phase = record, record.updates_total, "training"
+                self.seconds = [*self.seconds[1 - _RECENT :], record.seconds]
+                if record.reward_mean is not None:
+                    self.rewards.append(record.reward_mean)
+            case EvaluationRecord():
+                self.before = self.before or record
+                self.evaluation = record
+            case CheckpointRecord():
+                self.checkpoint = record
+            case FinishRecord():
+                self.finish = record
+
+    def seconds_left(self) -> float | None:
+        """From the mean of the latest updates."""
+        if not self.update or not self.updates_total:
+            return None
+        return (self.updates_total - self.update.update) * sum(self.seconds) / len(self.seconds)

@@ -1,0 +1,133 @@
+"""The numbers of a run: summary.json, derived from the records."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    FinishRecord,
+    Outcome,
+    Record,
+    SpanRecord,
+    UpdateRecord,
+    latest,
+    surviving_evaluations,
+    surviving_updates,
+)
+
+
+class Summary(TypedDict):
+    """None where the run has no such number: no evaluation, no rollout, no update yet."""
+
+    outcome: Outcome | None
+    """None: the run has not finished."""
+    message: str
+    seconds: float
+    updates: int
+    updatesTotal: int | None
+    weightVersion: int
+    accuracyBefore: float | None
+    """Held-out accuracy of the model as it came."""
+    accuracyAfter: float | None
+    """The last held-out accuracy after at least one update."""
+    rewardMean: float | None
+    """Of the last update."""
+    promptsTrained: int
+    samplesTrained: int
+    tokensTrained: int
+    maskedTokens: int
+    maxVersionLag: int | None
+    """The bound that the manifest sets; maxTokenLag is what was seen."""
+    maxTokenLag: int | None
+    meanTokenLag: float | None
+    staleness: dict[str, int]
+    """Trained tokens by lag in versions."""
+    rolloutIdle: float | None
+    """Share of the time, 0 to 1."""
+    trainerIdle: float | None
+    tokensPerSecond: float | None
+    """Generated."""
+    trainedTokensPerSecond: float | None
+    samplesPerSecond: float | None
+    """Trained, as `trainedTokensPerSecond`, over the time from the start of the first update to the last."""
+    timeToFirstUpdateSeconds: float | None
+    peakRssMiB: float | None
+    rewardErrors: int
+    groupsWithoutSignal: int
+    checkpoint: str | None
+
+
+def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
+    """The summary of a run so far. Updates that a resumed attempt repeated count once.
+
+    Shares and rates are means over time: each update weighs as many seconds as it took.
+    """
+    updates = surviving_updates(records)
+    evaluations = surviving_evaluations(records)
+    finish = _finish(records)
+    checkpoint = latest(records, CheckpointRecord)
+    lags = _lags(updates)
+    seconds = sum(update.seconds for update in updates)
+    samples = sum(update.samples for update in updates)
+    tokens = sum(update.tokens for update in updates)
+    return Summary(
+        outcome=finish.outcome if finish else None,
+        message=finish.message if finish else "",
+        seconds=max((_time(record) for record in records), default=0.0),
+        updates=len(updates),
+        updatesTotal=updates[-1].updates_total if updates else None,
+        weightVersion=_version(records),
+        accuracyBefore=next((e.accuracy for e in evaluations if e.update == 0), None),
+        accuracyAfter=next((e.accuracy for e in reversed(evaluations) if e.update > 0), None),
+        rewardMean=updates[-1].reward_mean if updates else None,
+        promptsTrained=sum(update.prompts for update in updates),
+        samplesTrained=samples,
+        tokensTrained=tokens,
+        maskedTokens=sum(update.masked_tokens for update in updates),
+        maxVersionLag=max_version_lag,
+        maxTokenLag=max(lags, default=None),
+        meanTokenLag=sum(lag * count for lag, count in lags.items()) / lags.total() if lags else None,
+        staleness={str(lag): lags[lag] for lag in sorted(lags)},
+        rolloutIdle=_mean_over_time(updates, lambda update: update.rollout_idle),
+        trainerIdle=_mean_over_time(updates, lambda update: update.trainer_idle),
+        tokensPerSecond=_mean_over_time(updates, lambda update: update.tokens_per_second),
+        trainedTokensPerSecond=tokens / seconds if seconds else None,
+        samplesPerSecond=samples / seconds if seconds else None,
+        timeToFirstUpdateSeconds=updates[0].time if updates else None,
+        peakRssMiB=peak_rss_mib,
+        rewardErrors=sum(update.reward_errors for update in updates),
+        groupsWithoutSignal=sum(update.groups_without_signal for update in updates),
+        checkpoint=checkpoint.path if checkpoint else None,
+    )
+
+
+def _finish(records: Sequence[Record]) -> FinishRecord | None:
+    """The end of the run: not that of an earlier attempt, after which training went on."""
+    for record in reversed(records):
+        if isinstance(record, FinishRecord):
+            return record
+        if isinstance(record, UpdateRecord):
+            return None
+    return None
+
+
+def _lags(updates: Sequence[UpdateRecord]) -> Counter[int]:
+    lags: Counter[int] = Counter()
+    for update in updates:
+        lags.update({lag: count for lag, count in update.lag_histogram.items() if count})
+    return lags
+
+
+def _version(records: Sequence[Record]) -> int:
+    return next((r.version for r in reversed(records) if not isinstance(r, SpanRecord | FinishRecord)), 0)
+
+
+def _time(record: Record) -> float:
+    return record.end if isinstance(record, SpanRecord) else record.time
+
+
+def _mean_over_time(updates: Sequence[UpdateRecord], value: Callable[[UpdateRecord], float | None]) -> float | None:
+    pairs = [(seen, update.seconds) for update in updates if (seen := value(update)) is not None]
+    seconds = sum(weight for _, weight in pairs)
+    return sum(seen * weight for seen, weight in pairs) / seconds if seconds else None

@@ -1,0 +1,112 @@
+"""Who did what when: the timeline of the report."""
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from qwen35_trainer.progress.charts import Chart, Figure
+from qwen35_trainer.progress.records import SpanKind, SpanRecord
+
+_COLOURS: Final[dict[SpanKind, str]] = {
+    "generate": "@rollout",
+    "train": "@train",
+    "publish": "@publish",
+    "evaluate": "@accuracy",
+    "checkpoint": "@checkpoint",
+    "wait": "@wait",
+}
+_ADJACENT: Final = frozenset({"generate", "train"})
+"""Kinds whose spans touch each other: a hairline parts them."""
+_POOLS: Final = ("rollout", "train", "publish")
+_MANY: Final = 4000
+_LANE_PIXELS: Final = 26
+
+
+def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
+    """A bar per span, a row per lane. Spans too many to tell apart are drawn as one."""
+    if not spans:
+        return None
+    begin, end = min(span.start for span in spans), max(span.end for span in spans)
+    # From here on a bar would be less than half a pixel wide.
+    drawn = merge(spans, (end - begin) / 2400 if len(spans) > _MANY else 0.0)
+    lanes = sorted({span.lane for span in drawn}, key=_lane_order)
+    unit, seconds = _unit(end - begin)
+    data = [_bars(kind, [span for span in drawn if span.kind == kind], seconds) for kind in _COLOURS]
+    layout: Figure = {
+        "barmode": "overlay",
+        "bargap": 0.28,
+        "height": 64 + _LANE_PIXELS * len(lanes),
+        "margin": {"l": 84, "r": 16, "t": 6, "b": 40},
+        "showlegend": False,
+        "hovermode": "closest",
+        "xaxis": {
+            "color": "@muted",
+            "gridcolor": "@grid",
+            "zeroline": False,
+            "nticks": 14,
+            "range": [begin / seconds, end / seconds],
+            "title": {
+                "text": f"time since the start ({unit})",
+                "font": {"size": 12, "color": "@muted"},
+                "standoff": 6,
+            },
+        },
+        "yaxis": {
+            "color": "@ink",
+            "categoryorder": "array",
+            "categoryarray": lanes,
+            "autorange": "reversed",
+            "showgrid": False,
+            "fixedrange": True,
+            "tickfont": {"size": 12},
+            "ticksuffix": " ",
+        },
+    }
+    kinds = {span.kind for span in drawn}
+    return Chart(
+        "timeline",
+        "Timeline",
+        "drag to zoom, double-click to see all",
+        {"data": [trace for trace in data if trace["x"]], "layout": layout},
+        "full",
+        tuple((colour, kind) for kind, colour in _COLOURS.items() if kind in kinds),
+    )
+
+
+def merge(spans: Sequence[SpanRecord], gap: float) -> list[SpanRecord]:
+    """The spans with those of one lane and kind made one that overlap, or are at most `gap` seconds apart (if not 0)."""
+    rows: dict[tuple[str, SpanKind], list[SpanRecord]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.start):
+        row = rows[span.lane, span.kind]
+        if row and (span.start < row[-1].end or (gap and span.start <= row[-1].end + gap)):
+            label = row[-1].label if row[-1].label == span.label else f"{row[-1].label.split(' … ')[0]} … {span.label}"
+            row[-1] = replace(row[-1], end=max(row[-1].end, span.end), label=label)
+        else:
+            row.append(span)
+    return [span for row in rows.values() for span in row]
+
+
+def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": kind,
+        "y": [span.lane for span in spans],
+        "base": [round(span.start / seconds, 4) for span in spans],
+        "x": [round((span.end - span.start) / seconds, 4) for span in spans],
+        "marker": {"color": _COLOURS[kind], "line": {"color": "@card", "width": 0.6 if kind in _ADJACENT else 0}},
+        "customdata": [f"{span.label}, {span.end - span.start:.2f} s" for span in spans],
+        "hovertemplate": f"{kind} %{{customdata}}<extra>%{{y}}</extra>",
+    }
+
+
+def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:
+    """Pools in the order of the data's way, then by number: rollout-2 before rollout-10."""
+    pool = next((place for place, name in enumerate(_POOLS) if lane.startswith(name)), len(_POOLS))
+    return pool, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", lane)]
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    return ("s", 1.0) if seconds < 300 else ("min", 60.0) if seconds < 3 * 3600 else ("h", 3600.0)

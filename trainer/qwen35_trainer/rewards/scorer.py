@@ -1,0 +1,132 @@
+"""All rewards of a run as one: the weighted sum, and what happens when a part of it fails.
+
+completion ─► every reward, at the same time ─► Score each ─► combine ─► Scored
+                                                   │             │
+                       counted; the first of a kind is logged    onError: Zero → 0, Skip → no value, Fail → raise
+"""
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from qwen35_trainer.rewards.base import Completion, Reward, RewardError, RewardFailed, RewardTimeoutError, Score
+from qwen35_trainer.spec.rewards import OnError
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A completion's reward.
+
+    value: the weighted sum, or None when the sample is to be left out. parts: each reward's own score, unweighted; one
+    that failed is 0 with `onError: Zero` and absent with Skip. errors: why, by the reward's name.
+    """
+
+    value: float | None
+    parts: Mapping[str, float]
+    errors: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A reward and what its failure means."""
+
+    reward: Reward
+    on_error: OnError
+
+
+@dataclass
+class _Count:
+    calls: int = 0
+    errors: int = 0
+    timeouts: int = 0
+
+
+@dataclass
+class Scorer:
+    """Scores completions; any number at once. Belongs to the process that built it: worker processes hang on it.
+
+    Close it, or use it as a context manager.
+    """
+
+    parts: Sequence[Part]
+    _counts: dict[str, _Count] = field(init=False)
+    _kinds: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._counts = {part.reward.name: _Count() for part in self.parts}
+
+    async def score(self, completion: Completion) -> Scored:
+        """The completion's reward. Raises RewardFailed when a reward with `onError: Fail` cannot score."""
+        scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
+        return combine(completion, self.parts, scores)
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """By reward: `calls`, and of those `timeouts` and `errors` of any other kind."""
+        return {name: dict(vars(count)) for name, count in self._counts.items()}
+
+    def close(self) -> None:
+        """End the worker processes."""
+        for part in self.parts:
+            part.reward.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    async def _score(self, reward: Reward, completion: Completion) -> Score:
+        count = self._counts[reward.name]
+        count.calls += 1
+        started = time.monotonic()
+        try:
+            value = await reward.score(completion)
+        except RewardError as error:
+            if isinstance(error, RewardTimeoutError):
+                count.timeouts += 1
+            else:
+                count.errors += 1
+            self._log(reward.name, completion.prompt.id, error)
+            return Score(None, f"{error.kind}: {error}", time.monotonic() - started)
+        return Score(value, None, time.monotonic() - started)
+
+    def _log(self, name: str, prompt: str, error: RewardError) -> None:
+        # A broken scorer fails for every sample: one traceback per kind is enough, counts() has the rest.
+        self._kinds[name, error.kind] += 1
+        if self._kinds[name, error.kind] == 1:
+            logger.warning(
+                "reward %s failed on prompt %s: %s: %s (later ones of this kind are only counted)\n%s",
+                name,
+                prompt,
+                error.kind,
+                error,
+                error.details,
+            )
+
+
+def combine(completion: Completion, parts: Sequence[Part], scores: Sequence[Score]) -> Scored:
+    """The weighted sum of the scores, in the order of the parts. Raises RewardFailed for a failed part with `Fail`."""
+    values: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    total: float | None = 0.0
+    for part, score in zip(parts, scores, strict=True):
+        name, value = part.reward.name, score.value
+        if score.error is not None:
+            errors[name] = score.error
+            if part.on_error == "Fail":
+                raise RewardFailed(f"reward {name}, onError Fail, prompt {completion.prompt.id}: {score.error}")
+            value = 0.0 if part.on_error == "Zero" else None
+        if value is None:
+            total = None
+            continue
+        values[name] = value
+        if total is not None:
+            total += part.reward.weight * value
+    return Scored(total, values, errors)

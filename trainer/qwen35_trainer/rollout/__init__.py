@@ -1,0 +1,1 @@
+"""Engines that generate sequences: one contract (`base`), one file per engine."""

@@ -1,0 +1,87 @@
+"""From scored groups, or supervised examples, to a training batch; and how old its tokens are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.rollout.base import Completed
+
+
+class BoundBroken(AssertionError):
+    """A token older than the bound was about to be trained: a bug in scheduling, never a matter of load."""
+
+
+@dataclass(frozen=True)
+class ScoredGroup:
+    """A finished group with the reward of each sequence; None for one that could not be scored and is left out."""
+
+    group: int
+    prompt: tuple[int, ...]
+    sequences: tuple[Completed, ...]
+    rewards: tuple[float | None, ...]
+    errors: int = 0
+
+
+@dataclass(frozen=True)
+class TokenAge:
+    """How old the trained tokens of a batch are, in versions."""
+
+    histogram: dict[int, int]
+    """Lag → tokens in the loss."""
+    masked: int
+    """Tokens left out because they were older than the bound."""
+
+
+def assemble(
+    groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
+) -> tuple[TrainBatch, TokenAge]:
+    """Pack groups that train at `version`. Raises BoundBroken for a token older than `max_lag` unless `mask_old`."""
+    sequences = [sequence for group in groups for sequence in group.sequences]
+    rewards = [reward for group in groups for reward in group.rewards]
+    lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
+    lag = version - np.concatenate([sequence.versions for sequence in sequences])
+    young = lag <= max_lag
+    if not mask_old and not young.all():
+        raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
+    valid = np.array([reward is not None for reward in rewards])
+    trainable = young & np.repeat(valid, lengths)
+    prompts = [np.array(group.prompt, dtype=np.int32) for group in groups for _ in group.sequences]
+    batch = TrainBatch(
+        prompts=np.concatenate(prompts),
+        prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
+        responses=np.concatenate([sequence.tokens for sequence in sequences]),
+        response_lengths=lengths,
+        trainable=trainable,
+        log_probs=np.concatenate([sequence.log_probs for sequence in sequences]),
+        rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
+        valid=valid,
+        group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),
+        updates=updates,
+    )
+    lags, counts = np.unique(lag[trainable], return_counts=True)
+    histogram = dict(zip(lags.tolist(), counts.tolist(), strict=True))
+    return batch, TokenAge(histogram, int((~young).sum()))
+
+
+def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
+    """Pack supervised examples: the prompt is what stands before the first target."""
+    splits = [max(1, example.loss_mask.index(True)) for example in examples]
+    pairs = list(zip(examples, splits, strict=True))
+    return TrainBatch(
+        prompts=_flat([example.token_ids[:at] for example, at in pairs], np.int32),
+        prompt_lengths=np.array(splits, dtype=np.int64),
+        responses=_flat([example.token_ids[at:] for example, at in pairs], np.int32),
+        response_lengths=np.array([len(example.token_ids) - at for example, at in pairs], dtype=np.int64),
+        trainable=_flat([example.loss_mask[at:] for example, at in pairs], np.bool_),
+        updates=updates,
+    )
+
+
+def _flat[T: np.generic](rows: Sequence[Sequence[int]], dtype: type[T]) -> NDArray[T]:
+    return np.fromiter((value for row in rows for value in row), dtype=dtype)

@@ -1,0 +1,126 @@
+"""Checkpoints that are complete or absent.
+
+    .update-000020.partial/   written aside: state/, random-*.pt, progress.json, then contents.json (size of every file)
+    update-000020/            the same folder, renamed once everything is on disk
+
+A crash or a full disk leaves at most a `.partial` folder, which is never read and goes with the next save.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+PROGRESS, CONTENTS = "progress.json", "contents.json"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read; names the path and what to do."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands between two batches."""
+
+    update: int
+    batch: int
+    position: int
+    """The first prompt position that was never dispatched."""
+    pending: tuple[int, ...]
+    """Positions dispatched and not yet trained: they come first after a resume."""
+    elapsed: float
+    """Seconds of all attempts until here."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    progress: Progress
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Keeps the newest `keep`."""
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+
+    async def save(self, progress: Progress, write: Callable[[Path], Awaitable[None]]) -> Path:
+        """Save what `write` puts into the folder that it is given. Raises CheckpointError; earlier ones stay whole."""
+        final = self._folder / f"update-{progress.update:06d}"
+        partial = self._folder / f".{final.name}.partial"
+        try:
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            await write(partial)
+            (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
+            _seal(partial)
+            shutil.rmtree(final, ignore_errors=True)  # of an attempt that came this far and was resumed from earlier
+            partial.rename(final)
+            _sync(self._folder)
+        except Exception as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(
+                f"checkpoint {final} was not saved: {_reason(error)}; earlier checkpoints are untouched. "
+                "Free space or point spec.checkpoint.storage elsewhere, then continue with --resume auto"
+            ) from error
+        for old in self._complete()[: -self._keep]:
+            shutil.rmtree(old)
+        return final
+
+    def latest(self) -> Checkpoint | None:
+        """The newest complete checkpoint, verified; None when there is none."""
+        complete = self._complete()
+        return load(complete[-1]) if complete else None
+
+    def _complete(self) -> list[Path]:
+        return sorted(path for path in self._folder.glob("update-*") if path.is_dir())
+
+
+def load(path: Path) -> Checkpoint:
+    """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
+    try:
+        contents = json.loads((path / CONTENTS).read_text())
+        progress = json.loads((path / PROGRESS).read_text())
+        damaged = [name for name, size in contents.items() if _size(path / name) != size]
+        if not damaged:
+            return Checkpoint(path, Progress(**{**progress, "pending": tuple(progress["pending"])}))
+        reason = f"{', '.join(damaged[:3])} missing or of another size"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = _reason(error)
+    raise CheckpointError(
+        f"checkpoint {path} cannot be read: {reason}. Delete that folder to resume from the one before it, "
+        "or name another with --resume DIR"
+    )
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file, and write down what belongs to the checkpoint."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for file in files:
+        _sync(file)
+    contents = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    (folder / CONTENTS).write_text(json.dumps(contents))
+    _sync(folder / CONTENTS)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,277 @@
+"""The training loop.
+
+    prompts ─► dispatch ─► rollout replicas ─► score ─► buffer ─► batch ─► train pool ─► publish ─► replicas
+                  ▲                                       │                                │
+                  └───────────── window ◄─────────────────┴─────────── version ◄───────────┘
+
+waits on              unblocked by                                             deadline
+batch: buffer         P finished groups, all due ones among them               async.stallSeconds without any group
+train: the pool       its ranks' answers                                       async.stallSeconds
+publish: replicas     every replica at the version; an evaluation in progress  weights.timeoutSeconds; stallSeconds
+dispatch: window      a publication, or a discarded group                      never alone: the batch's wait covers it
+
+FullyAsync, Colocated and SFT are this loop. In Colocated the window is one version and nothing runs ahead, so training
+and generation take turns. SFT has no rollout pool: batches come straight from the data, and nothing is published.
+
+A publication runs beside the next batch; the one after it waits for it. Batch b trains version b // K, and the window
+opens for new groups only when every replica has the version, so a group is never born older than its dispatch says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from qwen35_trainer.data.encode import EncodedPrompt
+from qwen35_trainer.engines.base import UpdateMetrics
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.pipeline.buffer import Blocked, Buffer
+from qwen35_trainer.pipeline.window import Window
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.progress.records import CheckpointRecord, Outcome, SpanRecord
+from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge, assemble
+from qwen35_trainer.runtime.calls import Stalled
+from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.generation import Generation
+from qwen35_trainer.runtime.measures import UpdateTimes, evaluation_record, supervised_evaluation_record, update_record
+from qwen35_trainer.runtime.meter import PoolMeter
+from qwen35_trainer.runtime.schedule import learning_rate
+from qwen35_trainer.runtime.supervised import Supervised
+from qwen35_trainer.runtime.train_pool import TrainPool
+from qwen35_trainer.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Next:
+    """A batch that is about to be trained, and where it came from."""
+
+    batch: TrainBatch
+    age: TokenAge
+    groups: Sequence[ScoredGroup]
+    waited: float
+
+
+@dataclass
+class TrainingLoop:
+    """Runs from `update` to `updates_total`, or until `stop` is set. Either `generation` or `supervised` feeds it."""
+
+    spec: TrainingSpec
+    window: Window
+    buffer: Buffer
+    train: TrainPool
+    recorder: Recorder
+    checkpoints: CheckpointStore
+    clock: Clock
+    updates_total: int
+    generation: Generation | None
+    supervised: Supervised | None
+    validation: Sequence[EncodedPrompt]
+    stop: asyncio.Event
+    update: int = 0
+    _times: UpdateTimes = field(default_factory=UpdateTimes)
+    _publishing: asyncio.Task[None] | None = None
+    _saved_at: int = -1
+
+    @property
+    def batch(self) -> int:
+        """Number of the next batch."""
+        return self.update // self.spec.async_.requireBatches if self.generation is None else self.buffer.batch
+
+    async def run(self) -> Outcome:
+        """Train. Raises what made it impossible to go on."""
+        self.train_meter = PoolMeter(workers=1)
+        self._updated = time.time()
+        async with asyncio.TaskGroup() as tasks:
+            collectors = []
+            if self.generation is not None:
+                pool = self.generation.parts.pool
+                collectors = [tasks.create_task(self.generation.collect(replica)) for replica in range(len(pool))]
+                await self.generation.dispatch()
+            if self.update == 0 and self.spec.evaluation.atStart:
+                self._publishing = tasks.create_task(self._evaluate())
+            stopped = await self._train_all(tasks)
+            await self._publication_done()
+            for collector in collectors:
+                collector.cancel()
+        return "Stopped" if stopped else "Succeeded"
+
+    async def _train_all(self, tasks: asyncio.TaskGroup) -> bool:
+        """Batch after batch. Returns whether it was told to stop before the end."""
+        while self.update < self.updates_total:
+            upcoming = await self._next_batch()
+            if upcoming is None:
+                await self._publication_done()
+                await self._save()
+                return True
+            await self._train(upcoming)
+            if self.generation is not None and self.buffer.batch % self.spec.batches_per_version == 0:
+                await self._publish(tasks)
+            elif self.generation is None and self._evaluation_due():
+                await self._evaluate()
+            if self._checkpoint_due():
+                await self._save()
+        if self.generation is not None and self.buffer.batch % self.spec.batches_per_version:
+            await self._publish(tasks)
+        return False
+
+    async def _next_batch(self) -> Next | None:
+        """The next batch, as soon as it may leave; None when the run was told to stop."""
+        started = time.time()
+        if self.stop.is_set():
+            return None
+        if self.generation is None:
+            assert self.supervised is not None
+            return Next(self.supervised.batch(self.batch), TokenAge({}, 0), (), 0.0)
+        while isinstance(taken := self.buffer.take(), Blocked):
+            if not await self._group_finished(taken):
+                return None
+        if taken.discarded:
+            await self.generation.discard(taken.discarded)
+            await self.generation.dispatch()
+        groups = self.generation.take(taken.groups)
+        batch, age = assemble(
+            groups,
+            version=self.window.version_of(self.buffer.batch - 1),
+            max_lag=self.window.max_version_lag,
+            mask_old=self.spec.effective_async.onMissedDeadline == "MaskTokens",
+            updates=self.spec.async_.requireBatches,
+        )
+        return Next(batch, age, groups, time.time() - started)
+
+    async def _group_finished(self, blocked: Blocked) -> bool:
+        """Wait for news from generation. False when the run was told to stop. Raises Stalled."""
+        assert self.generation is not None
+        limit = self.spec.async_.stallSeconds
+        news = asyncio.create_task(self.generation.changed.wait())
+        told = asyncio.create_task(self.stop.wait())
+        done, left = await asyncio.wait({news, told}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        if not done:
+            due = f"; groups {', '.join(map(str, blocked.due[:5]))} are due and run still" if blocked.due else ""
+            raise Stalled(
+                f"no group finished within spec.async.stallSeconds {limit:g}: {blocked.finished} of "
+                f"{blocked.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
+            )
+        self.generation.changed.clear()
+        return news in done or not told.done()
+
+    async def _train(self, upcoming: Next) -> None:
+        rates = [
+            learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
+            for step in range(upcoming.batch.updates)
+        ]
+        started = time.time()
+        metrics: list[UpdateMetrics] = await self.train.train(upcoming.batch, rates)
+        ended = time.time()
+        self.train_meter.add(started, ended)
+        self._span("train-0", "train", started, ended)
+        self._times.trained(upcoming.waited, ended - started)
+        generation = self.generation
+        pipeline = None if generation is None else (self.buffer.counted, self.window.limit, generation.meter.read())
+        trainer_idle, _ = self.train_meter.read()
+        seconds, self._updated = ended - self._updated, ended
+        for step, measured in enumerate(metrics):
+            self.update += 1
+            self.recorder.append(
+                update_record(
+                    measured,
+                    step=step,
+                    update=self.update,
+                    updates_total=self.updates_total,
+                    version=self.window.version_of(self.buffer.batch - 1),
+                    time=self.clock.now(),
+                    seconds=seconds,
+                    batch=upcoming.batch,
+                    age=upcoming.age,
+                    groups=upcoming.groups,
+                    times=self._times,
+                    pipeline=pipeline,
+                    trainer_idle=trainer_idle,
+                )
+            )
+        self._times = UpdateTimes()
+
+    async def _publish(self, tasks: asyncio.TaskGroup) -> None:
+        """Copy the weights now; give them to the replicas beside the next batch."""
+        await self._publication_done()
+        started = time.time()
+        version = -(-self.buffer.batch // self.spec.batches_per_version)
+        weights = await self.train.publication(version)
+        generation = self.generation
+        assert generation is not None
+
+        async def publish() -> None:
+            await generation.parts.pool.publish(weights)
+            self._span("publish", "publish", started, time.time(), f"version {version}")
+            self._times.published(time.time() - started)
+            self.buffer.publish()
+            await generation.dispatch()
+            if self._evaluation_due():
+                await self._evaluate()
+
+        self._publishing = tasks.create_task(publish())
+
+    async def _publication_done(self) -> None:
+        if self._publishing is not None:
+            async with asyncio.timeout(self.spec.async_.stallSeconds):
+                await self._publishing
+            self._publishing = None
+
+    def _evaluation_due(self) -> bool:
+        every = self.spec.evaluation.everyUpdates
+        step = self.spec.async_.requireBatches * self.spec.async_.updatesPerSync
+        return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
+
+    async def _evaluate(self) -> None:
+        """Held-out accuracy at one version: no publication happens until it is done."""
+        update, started = self.update, time.time()
+        if self.supervised is not None and (batch := self.supervised.validation) is not None:
+            loss = await self.train.negative_log_likelihood(batch)
+            self.recorder.append(
+                supervised_evaluation_record(loss, update=update, samples=batch.samples, time=self.clock.now())
+            )
+        elif self.generation is not None and self.validation:
+            results = await self.generation.evaluate(self.validation)
+            version = self.generation.parts.pool.version
+            self.recorder.append(evaluation_record(results, update=update, version=version, time=self.clock.now()))
+        else:
+            return
+        self._span("evaluate", "evaluate", started, time.time(), f"update {update}")
+
+    def _checkpoint_due(self) -> bool:
+        every = self.spec.checkpoint.everyUpdates
+        return self.update >= self.updates_total or bool(
+            every and self.update // every > max(self._saved_at, 0) // every
+        )
+
+    async def _save(self) -> None:
+        """Checkpoint what is trained, and which prompts are on their way."""
+        started = time.time()
+        generation = self.generation
+        progress = Progress(
+            update=self.update,
+            batch=self.batch,
+            position=0 if generation is None else generation.parts.feed.position,
+            pending=() if generation is None else generation.pending_positions,
+            elapsed=self.clock.now(),
+        )
+        path = await self.checkpoints.save(progress, self.train.save)
+        self._saved_at = self.update
+        self._span("train-0", "checkpoint", started, time.time())
+        self.recorder.append(
+            CheckpointRecord(
+                update=self.update,
+                version=self.window.version_of(self.buffer.batch),
+                time=self.clock.now(),
+                path=str(path),
+                seconds=time.time() - started,
+            )
+        )
+
+    def _span(self, lane: str, kind: str, start: float, end: float, label: str = "") -> None:
+        at = self.clock.at
+        self.recorder.append(SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label))  # type: ignore[arg-type]

@@ -1,0 +1,107 @@
+"""Everything of a run that can be known, and be wrong, before a process is started."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from qwen35_trainer.data.encode import encode_prompts
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.prompts import PromptSet
+from qwen35_trainer.data.sft import encode_examples
+from qwen35_trainer.data.tokenizer import load_tokenizer
+from qwen35_trainer.rewards.build import needs_answers
+from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore, load
+from qwen35_trainer.runtime.driver import Job, checkpoint_folder
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.spec import Manifest, TrainingSpec
+
+
+def prepare(manifest: Manifest, *, base: Path, folder: RunFolder, resume: Checkpoint | None, started: float) -> Job:
+    """Read and encode the data. Raises DataError with all problems of all sources at once."""
+    spec = manifest.spec
+    tokenizer = load_tokenizer(spec.model, base)
+    supervised = spec.mode == "SFT"
+    answers = not supervised and needs_answers(spec.rewards)
+    problems: list[str] = []
+    sets: list[Sequence[Prompt]] = []
+    for sources in (spec.data.train, spec.data.validation):
+        try:
+            sets.append(PromptSet.load(sources, base, answers_required=answers) if sources else ())
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    train, validation = sets
+    validation = validation[: spec.evaluation.maxPrompts]
+    limit, overlong = spec.data.maxPromptTokens, spec.data.overlongPrompts
+    examples = encode_examples(train, tokenizer, limit + spec.data.maxResponseTokens, overlong) if supervised else []
+    prompts = [] if supervised else encode_prompts(train, tokenizer, limit, overlong)
+    held_out = (
+        encode_examples(validation, tokenizer, limit + spec.data.maxResponseTokens, overlong)
+        if supervised and validation
+        else []
+    )
+    return Job(
+        manifest=manifest,
+        base=base,
+        folder=folder,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        validation=[] if supervised or not validation else encode_prompts(validation, tokenizer, limit, overlong),
+        examples=examples,
+        held_out=held_out,
+        updates_total=_updates(spec, len(examples) or len(prompts)),
+        resume=resume,
+        started=started,
+        threads=_threads(spec),
+    )
+
+
+def find_checkpoint(resume: str | None, folder: RunFolder, spec: TrainingSpec, base: Path) -> Checkpoint | None:
+    """The checkpoint that --resume asks for: `auto` is the newest of the output folder, if there is one.
+
+    Raises CheckpointError for a folder that is no whole checkpoint.
+    """
+    if resume is None:
+        return None
+    if resume == "auto":
+        return CheckpointStore(checkpoint_folder(folder, spec, base), spec.checkpoint.keep).latest()
+    return load(Path(resume))
+
+
+def started_at() -> float:
+    """Wall-clock second at which this process began: imports are part of what a person waits for."""
+    try:
+        import psutil
+
+        return psutil.Process().create_time()
+    except ImportError:
+        return time.time()
+
+
+def _updates(spec: TrainingSpec, examples: int) -> int:
+    """Optimizer steps of the run: whole batches only. Raises DataError when the data do not fill one."""
+    wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
+    whole = wanted // spec.async_.requireBatches * spec.async_.requireBatches
+    if whole == 0:
+        needed = spec.groups_per_batch
+        raise DataError(
+            [
+                f"{examples} prompts × {spec.data.epochs} epochs do not fill one batch of {needed}. "
+                "Lower train.batch.promptsPerUpdate, raise data.epochs, or set train.updates."
+            ]
+        )
+    return whole
+
+
+def _threads(spec: TrainingSpec) -> int:
+    """Threads of each worker: pools that work at the same time share the cores, pools that take turns do not."""
+    cores = len(os.sched_getaffinity(0))
+    working = spec.world_size + spec.rollout_replicas
+    if spec.mode != "FullyAsync":
+        working = max(spec.world_size, spec.rollout_replicas)
+    return max(1, cores // working)

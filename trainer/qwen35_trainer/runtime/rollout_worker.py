@@ -1,0 +1,192 @@
+"""One replica of the rollout pool: an engine on its own thread, behind asynchronous calls.
+
+    driver ──submit / cancel / load──► inbox ──► engine thread: step, step, step … ──► outbox ──collect──► driver
+
+The thread never waits while the engine has sequences, and the calls never wait for a step, except `load`, which answers
+when the new weights are in place: between two tokens, with every running sequence kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen35_trainer.rollout.base import GroupRequest, GroupResult, RolloutEngine
+from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.spec import TrainingSpec
+from qwen35_trainer.weights.publication import WeightManifest
+
+IDLE_WAIT_SECONDS = 0.5
+"""How long the thread sleeps on an empty inbox before it looks whether it should end."""
+
+
+@dataclass(frozen=True)
+class Collected:
+    """What a replica did since the last collect."""
+
+    finished: tuple[GroupResult, ...]
+    born: dict[int, int]
+    """Group → version of its first token, for groups that started since."""
+    tokens: int
+    busy: tuple[tuple[float, float], ...]
+    """Intervals in which the engine had sequences, in wall-clock seconds."""
+
+
+@dataclass
+class _Outbox:
+    finished: list[GroupResult] = field(default_factory=list)
+    born: dict[int, int] = field(default_factory=dict)
+    tokens: int = 0
+    busy: list[tuple[float, float]] = field(default_factory=list)
+
+
+class EngineThread:
+    """Runs an engine until `close`. All engine calls happen on its thread."""
+
+    def __init__(self, engine: RolloutEngine, on_finished: Callable[[], object]) -> None:
+        self._engine = engine
+        self._on_finished = on_finished
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._outbox = _Outbox()
+        self._closing = threading.Event()
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[RolloutEngine], None], done: Callable[[BaseException | None], object]) -> None:
+        """Have the thread do `act` between two steps, then call `done` with what it raised."""
+
+        def run() -> None:
+            error: BaseException | None = None
+            try:
+                act(self._engine)
+            except Exception as raised:  # noqa: BLE001  # handed to the caller whole
+                error = raised
+            done(error)
+
+        self._inbox.put(run)
+
+    def drain(self) -> Collected:
+        """Take everything out of the outbox."""
+        with self._lock:
+            outbox, self._outbox = self._outbox, _Outbox()
+        return Collected(tuple(outbox.finished), outbox.born, outbox.tokens, tuple(outbox.busy))
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self._take_calls()
+                if self._engine.busy:
+                    self._step()
+        except Exception as error:  # noqa: BLE001  # a dead engine is reported by the next collect
+            self.failure = error
+            self._on_finished()
+
+    def _take_calls(self) -> None:
+        try:
+            run = self._inbox.get(block=not self._engine.busy, timeout=IDLE_WAIT_SECONDS)
+            while True:
+                run()
+                run = self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _step(self) -> None:
+        started = time.time()
+        output = self._engine.step()
+        with self._lock:
+            box = self._outbox
+            box.finished += output.finished
+            box.born |= output.born
+            box.tokens += output.tokens
+            # Steps follow each other within microseconds: one interval grows until the engine runs empty.
+            if box.busy and started - box.busy[-1][1] < 0.002:
+                box.busy[-1] = (box.busy[-1][0], time.time())
+            else:
+                box.busy.append((started, time.time()))
+        if output.finished:
+            self._on_finished()
+
+
+class RolloutWorker(Process):
+    """Ray actor of one replica. `end_token` and `vocabulary` are the tokenizer's; `attempt` tells resumed runs apart."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        index: int,
+        *,
+        attempt: int,
+        end_token: int,
+        vocabulary: int,
+        base: Path,
+        threads: int,
+        logs: Path,
+    ) -> None:
+        super().__init__(f"rollout-{index}", logs, threads)
+        # The driver imports this module to name the class; torch comes in the worker's own process.
+        from qwen35_trainer.models.qwen3_5.build import build
+        from qwen35_trainer.rollout.torch import TorchEngine
+
+        assert spec.rollout is not None
+        length = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+        engine = TorchEngine(
+            build(spec.model, seed=spec.seed, vocabulary=vocabulary, max_length=length, base=base),
+            end_token=end_token,
+            slots=spec.rollout.maxSequences,
+            max_length=length,
+            # Replicas must not draw the same samples, nor those that an earlier attempt drew.
+            seed=int(np.random.SeedSequence((spec.seed, index, attempt)).generate_state(1)[0]),
+        )
+        self._finished = asyncio.Event()
+        self._loop = asyncio.get_event_loop()
+        self._engine = EngineThread(engine, lambda: self._loop.call_soon_threadsafe(self._finished.set))
+
+    async def submit(self, requests: Sequence[GroupRequest]) -> None:
+        await self._call(lambda engine: engine.submit(requests))
+
+    async def cancel(self, groups: Sequence[int]) -> None:
+        await self._call(lambda engine: engine.cancel(groups))
+
+    async def load(self, manifest: WeightManifest, *buckets: NDArray[np.uint8]) -> None:
+        """Take over a version of the weights, verified. Running sequences go on. Raises WeightsDamaged."""
+        from qwen35_trainer.weights.snapshot import unpack  # needs torch, as above
+
+        weights = unpack(manifest, buckets)
+        await self._call(lambda engine: engine.load(weights, manifest.version))
+
+    async def collect(self, wait_seconds: float) -> Collected:
+        """What happened since the last call; waits up to `wait_seconds` for a finished group."""
+        with contextlib.suppress(TimeoutError):  # nothing finished: births and token counts are news too
+            await asyncio.wait_for(self._finished.wait(), wait_seconds)
+        self._finished.clear()
+        if self._engine.failure is not None:
+            raise self._engine.failure
+        return self._engine.drain()
+
+    async def _call(self, act: Callable[[RolloutEngine], None]) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def resolve(error: BaseException | None) -> None:
+            if future.cancelled():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self._engine.call(act, lambda error: self._loop.call_soon_threadsafe(resolve, error))
+        await future

@@ -1,0 +1,156 @@
+"""`qwen35 run`: from a manifest to a finished run on this machine.
+
+    manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
+
+The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import ray
+from rich.console import Console
+
+from qwen35_trainer.progress.live import View, make_view
+from qwen35_trainer.progress.records import FinishRecord, read_records
+from qwen35_trainer.progress.report import write_report
+from qwen35_trainer.progress.summary import Summary, summarise
+from qwen35_trainer.runtime.driver import Driver, Job, News
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.memory import MemoryWatch
+from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.support import unsupported
+from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
+
+FOLLOW_SECONDS = 1.0
+"""Longest wait for the driver's news: signals are looked at this often."""
+
+
+class Interrupted(Exception):
+    """A second signal: end now."""
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended."""
+
+    finish: FinishRecord
+    summary: Summary
+    folder: RunFolder
+
+
+def run(
+    manifest: Manifest, *, file: Path, output: Path | None, resume: str | None, console: Console, started: float
+) -> Finished:
+    """Train. Raises ManifestError, DataError, FolderRefused, CheckpointError before anything was started."""
+    if problems := unsupported(manifest):
+        raise ManifestError(file, problems)
+    base = file.resolve().parent
+    folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
+    checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
+    job = prepare(manifest, base=base, folder=folder, resume=checkpoint, started=started)
+    folder.claim(manifest, resume=resume is not None)
+    memory = MemoryWatch()
+    bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
+    with make_view(
+        console,
+        name=manifest.metadata.name,
+        folder=folder.root,
+        updates_total=job.updates_total,
+        max_version_lag=bound,
+    ) as view:
+        finish = _drive(job, view)
+        view.phase("writing the report")
+        records = read_records(folder.metrics)
+        summary = summarise(records, max_version_lag=bound, peak_rss_mib=memory.stop())
+        _write_whole(folder.summary, json.dumps(summary, indent=2))
+        write_report(folder.root, records, dump_manifest(manifest), summary)
+    return Finished(finish, summary, folder)
+
+
+def _drive(job: Job, view: View) -> FinishRecord:
+    """Start Ray, run the driver, and show what it says."""
+    view.phase("starting Ray")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        runtime_env={"env_vars": _environment(job)},
+    )
+    try:
+        with _Signals() as signals:
+            driver = ray.remote(num_cpus=0)(Driver).remote(job)
+            return _follow(driver, view, signals)
+    finally:
+        ray.shutdown()
+
+
+def _follow(driver: Any, view: View, signals: _Signals) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
+    result = driver.run.remote()
+    seen, told, phase = 0, False, ""
+    while True:
+        news: News = ray.get(driver.follow.remote(seen, FOLLOW_SECONDS))
+        seen += len(news.records)
+        for record in news.records:
+            view.write(record)
+        if signals.count and not told:
+            told = True
+            ray.get(driver.stop.remote())
+        if news.phase != phase:
+            phase = news.phase
+            view.phase(phase)
+        if signals.count > 1:
+            raise Interrupted
+        if news.over:
+            finish: FinishRecord = ray.get(result)
+            return finish
+
+
+class _Signals:
+    """Counts SIGINT and SIGTERM instead of dying of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._earlier: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._earlier[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._earlier.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+def _environment(job: Job) -> dict[str, str]:
+    """Of every process of the run. Threads that spin while they wait would take the other pool's core."""
+    return {
+        "OMP_NUM_THREADS": str(job.threads),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write aside and rename: a reader never sees half a file."""
+    aside = path.with_suffix(".partial")
+    aside.write_text(text)
+    aside.replace(path)

@@ -1,0 +1,85 @@
+"""One rank of the train pool: a process group member and the engine that it runs."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen35_trainer.engines.base import TrainEngine, UpdateMetrics
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.spec import TrainingSpec
+from qwen35_trainer.weights.publication import Publication
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+RENDEZVOUS = timedelta(seconds=300)
+"""Deadline of joining the process group, and of each collective call."""
+
+
+class TrainWorker(Process):
+    """Ray actor of one rank. Call `listen` on rank 0, `join` on all, then everything else on all alike."""
+
+    def __init__(self, spec: TrainingSpec, rank: int, *, vocabulary: int, base: Path, threads: int, logs: Path) -> None:
+        super().__init__(f"train-{rank}", logs, threads)
+        self._spec, self._rank = spec, rank
+        self._vocabulary, self._base = vocabulary, base
+        self._store: TCPStore | None = None
+        self._engine: TrainEngine | None = None
+
+    def listen(self, ranks: int) -> tuple[str, int]:
+        """Open the rendezvous on a port that the kernel picks. Returns its host and port."""
+        from torch.distributed import TCPStore  # the driver imports this module without torch
+
+        host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
+        self._store = TCPStore(host, 0, ranks, is_master=True, timeout=RENDEZVOUS, wait_for_workers=False)
+        return host, self._store.port
+
+    def join(self, host: str, port: int, ranks: int) -> None:
+        """Enter the process group, then build the engine."""
+        import torch  # as above
+        import torch.distributed as dist
+
+        from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+        from qwen35_trainer.models.qwen3_5.build import build
+
+        store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=RENDEZVOUS)
+        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
+        torch.manual_seed(self._spec.seed + self._rank)
+        length = self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
+        model = build(
+            self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
+        )
+        self._engine = FSDPEngine(model, self._spec, torch.device("cpu"))
+
+    def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
+        return self._ready_engine.train(batch, learning_rates)
+
+    def negative_log_likelihood(self, batch: TrainBatch) -> float:
+        return self._ready_engine.negative_log_likelihood(batch)
+
+    def publication(self, version: int) -> Publication | None:
+        """A copy of the weights as `version`, in the object store. Collective; rank 0 has the result.
+
+        Copied before the optimizer may step again: replicas read the copy while the next step changes the weights.
+        """
+        from qwen35_trainer.weights.object_store import put  # as above
+
+        weights = self._ready_engine.weights()
+        return put(weights, version) if self._rank == 0 else None
+
+    def save(self, folder: Path) -> None:
+        self._ready_engine.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        self._ready_engine.restore(folder)
+
+    @property
+    def _ready_engine(self) -> TrainEngine:
+        assert self._engine is not None, "join comes first"
+        return self._engine

@@ -1,0 +1,39 @@
+"""spec.checkpoint: what a resumed run starts from."""
+
+from pydantic import Field
+
+from qwen35_trainer.spec.base import PathName, PersistentVolumeClaim, Section
+
+
+class CheckpointStorage(Section):
+    """Where checkpoints are kept: exactly one of the two."""
+
+    persistentVolumeClaim: PersistentVolumeClaim | None = Field(
+        None, description="Folder of a claim that every node mounts. No default. verl: trainer.default_local_dir."
+    )
+    path: PathName | None = Field(
+        None, description="Folder that every node sees. No default. verl: trainer.default_local_dir."
+    )
+
+
+class Checkpoint(Section):
+    """How often, how many, where."""
+
+    everyUpdates: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="Updates between checkpoints; the last update always has one. 20 as in the 35B recipe. "
+        "verl: trainer.save_freq.",
+    )
+    keep: int = Field(
+        3,
+        ge=1,
+        le=1000,
+        description="Checkpoints that are kept. 3 survives a bad one. verl: trainer.max_actor_ckpt_to_keep.",
+    )
+    storage: CheckpointStorage | None = Field(
+        None,
+        description="Where they are kept: exactly one of persistentVolumeClaim and path. By default the run's output "
+        "folder. verl: trainer.default_local_dir.",
+    )

@@ -1,0 +1,48 @@
+"""How the sections of a spec must fit together.
+
+Each check is a pure function from the spec to its problems. The table says which sections it reads, so that the rest
+of a half-readable manifest is still checked. What CEL can express of this is also in the custom resource definition.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+
+from qwen35_trainer.spec import contents, layout, modes
+from qwen35_trainer.spec.problems import Problem
+from qwen35_trainer.spec.training import TrainingSpec
+
+type Check = Callable[[TrainingSpec], Iterable[Problem]]
+
+CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
+    (contents.recipe, ("recipe",)),
+    (modes.rollout_section, ("mode", "rollout")),
+    (modes.rewards_section, ("mode", "rewards")),
+    (modes.group_size, ("mode", "algorithm")),
+    (modes.staleness, ("mode", "async")),
+    (modes.partial_rollout, ("mode", "async")),
+    (modes.window, ("mode", "async")),
+    (modes.colocation, ("mode", "rollout", "train")),
+    (layout.dense, ("accelerator", "train")),
+    (layout.expert, ("accelerator", "train")),
+    (layout.batch, ("mode", "accelerator", "algorithm", "train")),
+    (layout.token_budget, ("data", "train")),
+    (layout.replicas, ("accelerator", "rollout")),
+    (contents.model_source, ("model",)),
+    (contents.random_model, ("model",)),
+    (contents.data_sources, ("data",)),
+    (contents.gym_reward, ("rewards", "data")),
+    (contents.reward_options, ("rewards",)),
+    (contents.reward_names, ("rewards",)),
+    (contents.reward_patterns, ("rewards",)),
+    (contents.clip, ("algorithm",)),
+    (contents.correction, ("algorithm",)),
+    (contents.elasticity, ("rollout",)),
+    (contents.lane, ("rollout",)),
+    (contents.checkpoint_storage, ("checkpoint",)),
+    (contents.rule_names, ("failurePolicy",)),
+    (contents.rule_patterns, ("failurePolicy",)),
+)
+
+
+def check(spec: TrainingSpec, without: Collection[str] = ()) -> list[Problem]:
+    """Every problem of the spec; checks that read a section named in `without` are left out."""
+    return [problem for function, reads in CHECKS if not set(reads) & set(without) for problem in function(spec)]

@@ -1,0 +1,69 @@
+"""Between files and manifests."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from qwen35_trainer.spec.document import dump_document, parse_document
+from qwen35_trainer.spec.manifest import Manifest
+from qwen35_trainer.spec.overrides import override
+from qwen35_trainer.spec.parse import parse_manifest
+from qwen35_trainer.spec.problems import ManifestError, Problem, either, near
+
+
+def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
+    """The manifest in a file, with `--set` overrides applied. Raises ManifestError with every problem found."""
+    document, problems = parse_document(_read(path))
+    if problems:
+        raise ManifestError(path, problems)
+    if isinstance(document, Mapping):
+        document, problems = override(document, overrides)
+    try:
+        manifest = parse_manifest(document, path)
+    except ManifestError as error:
+        raise ManifestError(path, [*problems, *error.problems]) from None
+    if problems:
+        raise ManifestError(path, problems)
+    return manifest
+
+
+def dump_manifest(manifest: Manifest) -> str:
+    """The manifest as YAML with every default written out, and `async` as its mode has it; loading it gives it back."""
+    spec = manifest.spec.model_copy(update={"async_": manifest.spec.effective_async})
+    return dump_document(_written(manifest.model_copy(update={"spec": spec})))
+
+
+def _written(value: object) -> object:
+    """Plain data in the manifest's spelling, without fields that are None anyway."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields.items()
+        pairs = [(field.alias or name, getattr(value, name), field.default) for name, field in fields]
+        return {key: _written(inside) for key, inside, default in pairs if inside is not None or default is not None}
+    if isinstance(value, tuple):
+        return [_written(inside) for inside in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ManifestError(path, [Problem("", "there is no such file.", _beside(path))]) from None
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"byte {error.start} is no UTF-8.", "Save the file as UTF-8 text.")
+        raise ManifestError(path, [problem]) from None
+    except OSError as error:
+        problem = Problem("", f"cannot be read: {error.strerror}.", "Give a file that you may read.")
+        raise ManifestError(path, [problem]) from None
+
+
+def _beside(path: Path) -> str:
+    """What is there instead: near names, or else all manifests of the folder, or else where the path breaks off."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"There is no folder {folder} either."
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    if matches := near(path.name, names):
+        return f"Did you mean {either(folder / match for match in matches)}?"
+    return f"In {folder}: {', '.join(names)}." if names else f"There is no .yaml file in {folder}."

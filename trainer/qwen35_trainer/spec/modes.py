@@ -1,0 +1,86 @@
+"""Checks of what a mode needs, and of what does nothing in it."""
+
+from collections.abc import Iterator
+
+from qwen35_trainer.spec.problems import Problem
+from qwen35_trainer.spec.training import TrainingSpec
+
+GROUP_RELATIVE = ("GRPO", "DrGRPO", "RLOO")
+
+
+def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
+    """SFT generates nothing; every other mode does."""
+    if spec.mode == "SFT" and spec.rollout is not None:
+        yield Problem(
+            "spec.rollout", "mode SFT has no rollout pool.", "Remove it, or use mode FullyAsync or Colocated."
+        )
+    if spec.mode != "SFT" and spec.rollout is None:
+        yield Problem("spec.rollout", f"mode {spec.mode} needs a rollout pool.", "Add rollout: {nodes: 1}.")
+
+
+def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
+    """SFT scores nothing; every other mode does."""
+    if spec.mode == "SFT" and spec.rewards:
+        yield Problem("spec.rewards", "mode SFT has no rewards.", "Remove them, or use mode FullyAsync or Colocated.")
+    if spec.mode != "SFT" and not spec.rewards:
+        yield Problem("spec.rewards", f"mode {spec.mode} needs at least one reward.", "Add rewards: [{type: Math}].")
+
+
+def group_size(spec: TrainingSpec) -> Iterator[Problem]:
+    """A group of one has no mean to compare with."""
+    algorithm = spec.algorithm
+    if spec.mode != "SFT" and algorithm.advantage in GROUP_RELATIVE and algorithm.groupSize < 2:
+        yield Problem(
+            "spec.algorithm.groupSize",
+            f"{algorithm.advantage} compares the samples of a prompt, and there is only 1.",
+            "Use at least 2, or advantage ReinforcePlusPlus.",
+        )
+
+
+def staleness(spec: TrainingSpec) -> Iterator[Problem]:
+    """The count knob may not exceed the age knob (staleness rule, feasibility)."""
+    share, lag = spec.async_.stalenessThreshold, spec.async_.maxVersionLag
+    if spec.mode == "FullyAsync" and share > lag:
+        yield Problem(
+            "spec.async.stalenessThreshold",
+            f"{share} is above maxVersionLag {lag}: groups would be born past their deadline.",
+            f"Lower it to at most {lag}, or raise maxVersionLag.",
+        )
+
+
+def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
+    """At threshold 0 no sequence is under way when weights are published."""
+    knobs = spec.async_
+    written = "partialRollout" in knobs.model_fields_set and knobs.partialRollout
+    if spec.mode == "FullyAsync" and knobs.stalenessThreshold == 0 and written:
+        yield Problem(
+            "spec.async.partialRollout",
+            "true means nothing with stalenessThreshold 0: no sequence is under way at a publication.",
+            "Remove it, or raise stalenessThreshold above 0.",
+        )
+
+
+def window(spec: TrainingSpec) -> Iterator[Problem]:
+    """Only FullyAsync runs ahead; elsewhere a knob that was written would do nothing."""
+    if spec.mode == "FullyAsync":
+        return
+    neutral = {"stalenessThreshold": 0, "maxVersionLag": 0, "onMissedDeadline": "Wait", "partialRollout": False}
+    for name, value in neutral.items():
+        found = getattr(spec.async_, name)
+        if name in spec.async_.model_fields_set and found != value:
+            shown = str(found).lower() if isinstance(found, bool) else found
+            yield Problem(
+                f"spec.async.{name}",
+                f"{shown} has no effect in mode {spec.mode}, which never runs ahead.",
+                "Remove it, or use mode FullyAsync.",
+            )
+
+
+def colocation(spec: TrainingSpec) -> Iterator[Problem]:
+    """Pools that share devices are of one size."""
+    if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.nodes != spec.train.nodes:
+        yield Problem(
+            "spec.rollout.nodes",
+            f"{spec.rollout.nodes} is not train.nodes {spec.train.nodes}: in mode Colocated the pools share their nodes.",
+            f"Use {spec.train.nodes} here, or train.nodes {spec.rollout.nodes}.",
+        )

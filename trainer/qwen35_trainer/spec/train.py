@@ -1,0 +1,210 @@
+"""spec.train: the pool that updates the weights."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from qwen35_trainer.spec.accelerator import MAX_NODES
+from qwen35_trainer.spec.base import Section
+
+TrainEngine = Literal["FSDP", "Megatron"]
+Schedule = Literal["Constant", "Linear", "Cosine"]
+
+
+class Parallelism(Section):
+    """How the model is cut; what is left of the pool is data-parallel."""
+
+    tensor: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share each matrix product. 1 is the least communication. "
+        "verl: actor_rollout_ref.actor.megatron.tensor_model_parallel_size.",
+    )
+    pipeline: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Stages that the layers are split into. 1 has no bubble. "
+        "verl: actor_rollout_ref.actor.megatron.pipeline_model_parallel_size.",
+    )
+    context: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share each sequence. 1 suits responses of a few thousand tokens. "
+        "verl: actor_rollout_ref.actor.megatron.context_parallel_size.",
+    )
+    expert: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share the experts of a layer. 1 for dense models. "
+        "verl: actor_rollout_ref.actor.megatron.expert_model_parallel_size.",
+    )
+    expertTensor: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share each expert's matrix products. 1, since experts are small. "
+        "verl: actor_rollout_ref.actor.megatron.expert_tensor_parallel_size.",
+    )
+
+
+class Batch(Section):
+    """What one update trains on."""
+
+    promptsPerUpdate: int = Field(
+        32,
+        ge=1,
+        le=65_536,
+        description="Prompts (groups) per optimizer step; examples, for SFT. 32 as in the 35B recipe. "
+        "verl: actor_rollout_ref.actor.ppo_mini_batch_size.",
+    )
+    microBatchPerDevice: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Sequences per forward and backward pass of a data-parallel rank; ignored when dynamic. 1 needs "
+        "the least memory. verl: actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu.",
+    )
+    removePadding: bool = Field(
+        False,
+        description="Pack sequences instead of padding them. Off: Gated DeltaNet layers need kernels that respect "
+        "boundaries; the engine checks its own. verl: actor_rollout_ref.model.use_remove_padding.",
+    )
+    dynamic: bool = Field(
+        False,
+        description="Fill micro-batches by tokens, padding included, instead of by sequences. Off, as in the published recipes. "
+        "verl: actor_rollout_ref.actor.use_dynamic_bsz.",
+    )
+    maxTokensPerDevice: int = Field(
+        16_384,
+        ge=1,
+        le=16_777_216,
+        description="Tokens per micro-batch when dynamic; holds the longest prompt and response. 16384 as in verl. "
+        "verl: actor_rollout_ref.actor.ppo_max_token_len_per_gpu.",
+    )
+
+
+class Optimizer(Section):
+    """The optimizer and its learning rate."""
+
+    type: Literal["AdamW"] = Field(
+        "AdamW", description="Optimizer. AdamW, the field's default. verl: actor_rollout_ref.actor.optim.optimizer."
+    )
+    learningRate: float = Field(
+        1e-6,
+        gt=0,
+        le=1,
+        description="Peak learning rate. 1e-6 as in the published recipes. verl: actor_rollout_ref.actor.optim.lr.",
+    )
+    weightDecay: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Decoupled weight decay. 0.1 as in the published recipes. "
+        "verl: actor_rollout_ref.actor.optim.weight_decay.",
+    )
+    beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="Decay of the gradient's mean. 0.9, AdamW's own. verl: actor_rollout_ref.actor.optim.betas.",
+    )
+    beta2: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        description="Decay of the gradient's square. 0.95 as for large language models. "
+        "verl: actor_rollout_ref.actor.optim.betas.",
+    )
+    epsilon: float = Field(
+        1e-8,
+        gt=0,
+        le=1,
+        description="Added to the denominator. 1e-8, AdamW's own. "
+        "verl: actor_rollout_ref.actor.optim.override_optimizer_config.",
+    )
+    gradientClip: float = Field(
+        1.0,
+        gt=0,
+        le=1_000_000,
+        description="Greatest global gradient norm. 1 as in the published recipes. "
+        "verl: actor_rollout_ref.actor.optim.clip_grad.",
+    )
+    warmupUpdates: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Updates over which the learning rate rises from 0. 0: at 1e-6 there is little to warm. "
+        "verl: actor_rollout_ref.actor.optim.lr_warmup_steps.",
+    )
+    schedule: Schedule = Field(
+        "Constant",
+        description="Course of the learning rate after the warm-up. Constant as in the published recipes. "
+        "verl: actor_rollout_ref.actor.optim.lr_scheduler_type.",
+    )
+    minLearningRateRatio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Where Linear and Cosine end, as a share of the peak. 0 is the plain schedule. "
+        "verl: actor_rollout_ref.actor.optim.min_lr_ratio.",
+    )
+
+
+class Offload(Section):
+    """What rests in host memory while it is not needed."""
+
+    parameters: bool = Field(
+        False,
+        description="Parameters. Off, since the copies take time. "
+        "verl: actor_rollout_ref.actor.megatron.param_offload.",
+    )
+    gradients: bool = Field(
+        False,
+        description="Gradients. Off, since the copies take time. verl: actor_rollout_ref.actor.megatron.grad_offload.",
+    )
+    optimizer: bool = Field(
+        False,
+        description="Optimizer state. Off, since the copies take time. "
+        "verl: actor_rollout_ref.actor.megatron.optimizer_offload.",
+    )
+
+
+class Train(Section):
+    """The engine that updates the weights, and its pool."""
+
+    engine: TrainEngine = Field(
+        "FSDP",
+        description="FSDP (FSDP2) or Megatron. FSDP runs everywhere; Megatron is for large MoE models. "
+        "verl: actor_rollout_ref.actor.strategy.",
+    )
+    nodes: int = Field(1, ge=1, le=MAX_NODES, description="Nodes of the pool. 1 is the least. verl: trainer.nnodes.")
+    updates: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Optimizer steps of the run. By default data.epochs decides. verl: trainer.total_training_steps.",
+    )
+    parallelism: Parallelism = Field(
+        Parallelism(),
+        description="How the model is cut over the pool. By default it is only data-parallel. "
+        "verl: actor_rollout_ref.actor.megatron.",
+    )
+    batch: Batch = Field(
+        Batch(), description="What one update trains on. 32 prompts by default. verl: actor_rollout_ref.actor."
+    )
+    optimizer: Optimizer = Field(
+        Optimizer(), description="Optimizer and schedule. AdamW by default. verl: actor_rollout_ref.actor.optim."
+    )
+    offload: Offload = Field(
+        Offload(),
+        description="What rests in host memory. Nothing by default. verl: actor_rollout_ref.actor.fsdp_config.",
+    )
+    activationCheckpointing: bool = Field(
+        False,
+        description="Recompute activations in the backward pass: less memory, about a third more compute. Off, for "
+        "speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
+    )

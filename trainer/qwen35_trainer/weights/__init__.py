@@ -1,0 +1,1 @@
+"""Moving weights from the train pool to the rollout pool, verified."""

@@ -1,0 +1,17 @@
+"""Publication through Ray's object store: packed once by the trainer, read by every replica from shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ray
+from torch import Tensor
+
+from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.snapshot import pack
+
+
+def put(weights: Mapping[str, Tensor], version: int) -> Publication:
+    """Copy `weights` into the object store as `version`."""
+    manifest, buckets = pack(weights, version)
+    return Publication(manifest, tuple(ray.put(bucket) for bucket in buckets))
