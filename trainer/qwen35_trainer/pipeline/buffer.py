@@ -59,7 +59,7 @@ class Buffer:
         self._policy = on_missed_deadline
         self._held: dict[int, _Held] = {}
         self._completions = 0
-        self._trained_in_version = 0
+        self._published = 0
         self._batch = 0
 
     @property
@@ -74,8 +74,9 @@ class Buffer:
 
     @property
     def counted(self) -> int:
-        """Groups that count against the window: held, or trained since the last publication."""
-        return len(self._held) + self._trained_in_version
+        """Groups that count against the window: held, or trained at the version that replicas have, or a later one."""
+        trained = self._batch - self._published * self._window.batches_per_version
+        return len(self._held) + trained * self._window.groups_per_batch
 
     @property
     def room(self) -> int:
@@ -86,7 +87,7 @@ class Buffer:
         """Continue an earlier run: `batch` is the next one. Only before the first dispatch."""
         assert not self._held, "start_at comes before the first dispatch"
         self._batch = batch
-        self._trained_in_version = batch % self._window.batches_per_version * self._window.groups_per_batch
+        self._published = self._window.version_of(batch)
 
     def dispatch(self, group: int, version: int) -> None:
         """A group enters. `version`: every replica has at least these weights, so it cannot be born earlier."""
@@ -109,9 +110,15 @@ class Buffer:
         held.completed = self._completions
         self._completions += 1
 
-    def publish(self) -> None:
-        """Every replica has the next version: what trained under the last one counts no longer."""
-        self._trained_in_version = 0
+    def publish(self, version: int) -> None:
+        """Every replica has `version`: what trained before it counts no longer.
+
+        The next batch may be training already while its predecessors' weights travel; it goes on counting.
+        """
+        # Rounded up: the last version of a run may be cut short.
+        if not self._published < version <= -(-self._batch // self._window.batches_per_version):
+            raise ValueError(f"version {version} published after {self._published}, with {self._batch} batches trained")
+        self._published = version
 
     def take(self) -> Batch | Blocked:
         """The next batch, which thereby leaves the buffer, or why there is none yet."""
@@ -129,7 +136,6 @@ class Buffer:
         for group in discarded:
             del self._held[group]
         self._batch += 1
-        self._trained_in_version += size
         return Batch(tuple(chosen), discarded)
 
     def _required(self) -> tuple[dict[int, None], list[int]]:

@@ -6,7 +6,7 @@ keep their colours in every chart. Lines carry their names at their ends, so tha
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from qwen35_trainer.progress.formatting import number
@@ -16,6 +16,8 @@ type Figure = dict[str, Any]
 type Value = Callable[[UpdateRecord], float | None]
 
 _LABEL_GAP: Final = 0.085  # of the axis, so that two names at line ends do not touch
+
+_MARKED: Final = 40  # more markers than that hide their line
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +54,12 @@ def charts(
         return []
     loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
     supervised = all(update.reward_mean is None for update in updates)
+    reward = _reward(updates, evaluations)
     found = [
         loss if supervised else None,
-        _outcome(updates, evaluations),
+        *reward[:1],
         _staleness(staleness, bound),
+        *reward[1:],
         _lines(
             updates,
             "Response length",
@@ -69,7 +73,7 @@ def charts(
             updates,
             "Idle share",
             "of each pool's time",
-            ".0%",
+            ".1~%",
             ("rollout", "@rollout", lambda u: u.rollout_idle),
             ("train", "@train", lambda u: u.trainer_idle),
             zero=True,
@@ -89,34 +93,29 @@ def charts(
     return [chart for chart in found if chart is not None]
 
 
-def _outcome(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> Chart | None:
-    """Reward and held-out accuracy on one axis where both are shares, else each on its own."""
+def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
+    """Reward and held-out accuracy: on one axis where the reward is a share too, else on one each."""
+    points = [_finite(evaluation.accuracy) for evaluation in evaluations]
+    accuracy = _Series("accuracy", "@accuracy", [evaluation.update for evaluation in evaluations], points, markers=True)
     reward = _series("reward", "@rollout", updates, lambda update: update.reward_mean)
-    accuracy = _Series(
-        "accuracy",
-        "@accuracy",
-        [e.update for e in evaluations],
-        [_finite(e.accuracy) for e in evaluations],
-        markers=True,
-    )
-    if not reward and not evaluations:
-        return None
-    share = reward is None or all(0 <= value <= 1 for value in reward.y if value is not None)
-    series = [line for line in (reward, accuracy) if line and line.x]
-    if share:
-        figure = _figure(series, (0.0, 1.02), "")
-        figure["layout"]["yaxis"]["dtick"] = 0.25
-    else:
-        assert reward is not None
-        figure = _figure([reward], _range(reward.y, zero=False), "")
-        figure["data"] += [_trace(accuracy) | {"yaxis": "y2"}] if accuracy.x else []
-        figure["layout"]["yaxis2"] = _axis((0.0, 1.0)) | {"overlaying": "y", "side": "right", "showgrid": False}
-        figure["layout"]["yaxis2"] |= {"tickfont": {"color": "@accuracy"}, "tickformat": ".0%"}
-    words = "Reward and held-out accuracy" if reward and evaluations else "Reward" if reward else "Held-out accuracy"
-    note = "mean reward of each update's samples" if reward else "share of the held-out prompts answered correctly"
-    if reward and evaluations:
-        note += "; accuracy on prompts that are never trained"
-    return Chart("reward", words, note, figure, "wide")
+    if reward is None:
+        note = "of prompts that are never trained"
+        return [_share("accuracy", "Held-out accuracy", note, [accuracy])] if evaluations else []
+    note = "mean over each update's samples"
+    if not all(value is None or 0 <= value <= 1 for value in reward.y):
+        figure = _figure([replace(reward, name="")], _range(reward.y, zero=False), "")
+        alone = Chart("reward", "Reward", note, figure, "wide")
+        return [alone, *_reward([], evaluations)]
+    if not evaluations:
+        return [_share("reward", "Reward", note, [reward])]
+    note += "; accuracy on prompts that are never trained"
+    return [_share("reward", "Reward and held-out accuracy", note, [reward, accuracy])]
+
+
+def _share(name: str, title: str, note: str, series: Sequence[_Series]) -> Chart:
+    figure = _figure(series if len(series) > 1 else [replace(series[0], name="")], (0.0, 1.02), "")
+    figure["layout"]["yaxis"]["dtick"] = 0.25
+    return Chart(name, title, note, figure, "wide" if name == "reward" else "small")
 
 
 def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
@@ -182,15 +181,11 @@ def _lines(
     found = [_series(name, colour, updates, value) for name, colour, value in lines]
     colours = [colour for _, colour, _ in lines]
     quiet = len(set(colours)) < len(colours)
-    series = [
-        _Series(line.name, line.colour, line.x, line.y, quiet=quiet and position == 0)
-        for position, line in enumerate(found)
-        if line
-    ]
+    series = [replace(line, quiet=quiet and place == 0) for place, line in enumerate(found) if line]
     if not series:
         return None
     if len(series) == 1 and len(lines) == 1:
-        series = [_Series("", series[0].colour, series[0].x, series[0].y)]
+        series = [replace(series[0], name="")]
     limits = _range([value for line in series for value in line.y], zero=zero)
     return Chart(title.lower().replace(" ", "-"), title, note, _figure(series, limits, form))
 
@@ -234,7 +229,7 @@ def _trace(line: _Series) -> Figure:
     alone = len(line.x) < 2
     return {
         "type": "scatter",
-        "mode": "lines+markers" if line.markers or alone else "lines",
+        "mode": "lines+markers" if alone or (line.markers and len(line.x) <= _MARKED) else "lines",
         "x": line.x,
         "y": line.y,
         "name": line.name,

@@ -13,7 +13,9 @@ def number(value: float | None) -> str:
     """Three significant digits, thousands apart: 0.0123, 1.23, 12.3, 1,234."""
     if value is None:
         return NONE
-    if value != 0 and not 1e-4 <= abs(value) < 1e7:
+    if value == 0:
+        return "0"
+    if not 1e-4 <= abs(value) < 1e7:
         return f"{value:.2e}"
     magnitude = abs(value)
     for limit, decimals in ((0.1, 4), (10, 3 if magnitude < 1 else 2), (100, 1)):

@@ -72,7 +72,9 @@ def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
     tiles: list[tuple[str, str, str, str] | None] = [
         ("accuracy", "Held-out accuracy", f"{formatting.percent(before)} → {formatting.percent(after)}", "")
         if before is not None and after is not None
-        else ("accuracy", "Held-out accuracy", formatting.percent(before if after is None else after), ""),
+        else ("accuracy", "Held-out accuracy", formatting.percent(before if after is None else after), "")
+        if before is not None or after is not None
+        else ("loss", "Loss", formatting.number(summary["loss"]), ""),
         ("updates", "Updates", formatting.count(summary["updates"]), f"of {total:,}" if total else ""),
         (
             "lag",
@@ -105,9 +107,8 @@ def _tile(name: str, label: str, number: str, after: str) -> str:
 
 def _card(chart: Chart) -> str:
     key = "".join(f'<li style="--key:var(--{colour[1:]})">{escape(word)}</li>' for colour, word in chart.key)
-    size = f"{chart.size} tall" if chart.name == "staleness" else chart.size
     return (
-        f'<figure class="{size}"><figcaption><h2>{escape(chart.title)}</h2><span>{escape(chart.note)}</span>'
+        f'<figure class="{chart.size}"><figcaption><h2>{escape(chart.title)}</h2><span>{escape(chart.note)}</span>'
         f'{f"<ul>{key}</ul>" if key else ""}</figcaption><div class="plot" id="plot-{chart.name}"></div></figure>'
     )
 

@@ -1,5 +1,6 @@
 """The numbers of a run: summary.json, derived from the records."""
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypedDict
@@ -33,6 +34,8 @@ class Summary(TypedDict):
     """The last held-out accuracy after at least one update."""
     rewardMean: float | None
     """Of the last update."""
+    loss: float | None
+    """Of the last update, as rewardMean; None where it is not finite."""
     promptsTrained: int
     samplesTrained: int
     tokensTrained: int
@@ -80,7 +83,8 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         weightVersion=_version(records),
         accuracyBefore=next((e.accuracy for e in evaluations if e.update == 0), None),
         accuracyAfter=next((e.accuracy for e in reversed(evaluations) if e.update > 0), None),
-        rewardMean=updates[-1].reward_mean if updates else None,
+        rewardMean=_finite(updates[-1].reward_mean) if updates else None,
+        loss=_finite(updates[-1].loss) if updates else None,
         promptsTrained=sum(update.prompts for update in updates),
         samplesTrained=samples,
         tokensTrained=tokens,
@@ -125,6 +129,10 @@ def _version(records: Sequence[Record]) -> int:
 
 def _time(record: Record) -> float:
     return record.end if isinstance(record, SpanRecord) else record.time
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _mean_over_time(updates: Sequence[UpdateRecord], value: Callable[[UpdateRecord], float | None]) -> float | None:

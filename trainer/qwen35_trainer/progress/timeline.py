@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from qwen35_trainer.progress.charts import Chart, Figure
+from qwen35_trainer.progress.formatting import duration
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
 
 _COLOURS: Final[dict[SpanKind, str]] = {
@@ -20,17 +21,18 @@ _COLOURS: Final[dict[SpanKind, str]] = {
 _ADJACENT: Final = frozenset({"generate", "train"})
 """Kinds whose spans touch each other: a hairline parts them."""
 _POOLS: Final = ("rollout", "train", "publish")
-_MANY: Final = 4000
+_MANY: Final = 3000
 _LANE_PIXELS: Final = 26
 
 
 def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
-    """A bar per span, a row per lane. Spans too many to tell apart are drawn as one."""
+    """A bar per span, a row per lane. Of a long run the last part, as much as can be told apart."""
     if not spans:
         return None
-    begin, end = min(span.start for span in spans), max(span.end for span in spans)
-    # From here on a bar would be less than half a pixel wide.
-    drawn = merge(spans, (end - begin) / 2400 if len(spans) > _MANY else 0.0)
+    drawn = recent(merge(spans), _MANY)
+    begin, end = min(span.start for span in drawn), max(span.end for span in drawn)
+    whole = end - min(span.start for span in spans)
+    part = "" if whole == end - begin else f"the last {duration(end - begin)}; "
     lanes = sorted({span.lane for span in drawn}, key=_lane_order)
     unit, seconds = _unit(end - begin)
     data = [_bars(kind, [span for span in drawn if span.kind == kind], seconds) for kind in _COLOURS]
@@ -68,24 +70,33 @@ def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
     return Chart(
         "timeline",
         "Timeline",
-        "drag to zoom, double-click to see all",
+        f"{part}drag to zoom, double-click to see all",
         {"data": [trace for trace in data if trace["x"]], "layout": layout},
         "full",
         tuple((colour, kind) for kind, colour in _COLOURS.items() if kind in kinds),
     )
 
 
-def merge(spans: Sequence[SpanRecord], gap: float) -> list[SpanRecord]:
-    """The spans with those of one lane and kind made one that overlap, or are at most `gap` seconds apart (if not 0)."""
+def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
+    """In order of start; spans of one lane and kind that overlap become one, since bars would hide each other."""
     rows: dict[tuple[str, SpanKind], list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start):
         row = rows[span.lane, span.kind]
-        if row and (span.start < row[-1].end or (gap and span.start <= row[-1].end + gap)):
-            label = row[-1].label if row[-1].label == span.label else f"{row[-1].label.split(' … ')[0]} … {span.label}"
+        if row and span.start < row[-1].end:
+            first = row[-1].label.split(" … ")[0]
+            label = first if first == span.label else f"{first} … {span.label}"
             row[-1] = replace(row[-1], end=max(row[-1].end, span.end), label=label)
         else:
             row.append(span)
-    return [span for row in rows.values() for span in row]
+    return sorted((span for row in rows.values() for span in row), key=lambda span: span.start)
+
+
+def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
+    """The last part of the timeline that starts with at most `limit` spans; those that reach into it are cut there."""
+    if len(spans) <= limit:
+        return list(spans)
+    begin = spans[-limit].start
+    return [replace(span, start=max(begin, span.start)) for span in spans if span.end > begin]
 
 
 def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure:

@@ -14,25 +14,22 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 
-from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompts import PromptOrder
-from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.pipeline.buffer import Buffer, OnMissedDeadline
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import FinishRecord, Record
+from qwen35_trainer.progress.records import FinishRecord, Outcome, Record
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.rewards.build import build_scorer
+from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.runtime.calls import answers
-from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore
 from qwen35_trainer.runtime.clock import Clock
-from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.generation import Generation, Parts
+from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.process import Process
 from qwen35_trainer.runtime.prompt_feed import PromptFeed
@@ -41,40 +38,11 @@ from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.supervised import Supervised
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_worker import TrainWorker
-from qwen35_trainer.spec import Manifest, TrainingSpec
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
 START_SECONDS = 600.0
 """Deadline of starting a pool: processes, imports, model load."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What a run is made of, prepared before Ray starts."""
-
-    manifest: Manifest
-    base: Path
-    """The manifest's folder: relative paths start here."""
-    folder: RunFolder
-    tokenizer: PreTrainedTokenizerBase
-    prompts: Sequence[EncodedPrompt]
-    validation: Sequence[EncodedPrompt]
-    examples: Sequence[SupervisedExample]
-    held_out: Sequence[SupervisedExample]
-    updates_total: int
-    resume: Checkpoint | None
-    started: float
-    """Wall-clock second at which the command began."""
-    threads: int
-    """Threads of each worker."""
-
-    @property
-    def spec(self) -> TrainingSpec:
-        return self.manifest.spec
 
 
 @dataclass(frozen=True)
@@ -104,9 +72,10 @@ class _Broadcast:
 class Driver(Process):
     """Ray actor. `run` once; `follow` and `stop` at any time beside it."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, data: Sequence[ray.ObjectRef[Data]]) -> None:
         super().__init__("driver", job.folder.logs)
         self._job = job
+        (self._data,) = data  # in a sequence, because Ray would fetch a bare reference before this starts
         self._stop = asyncio.Event()
         self._broadcast = _Broadcast()
         self._phase = "starting"
@@ -148,33 +117,43 @@ class Driver(Process):
         self._phase = "stopping after this update"
         self._stop.set()
 
-    async def _train(self, recorder: Recorder, clock: Clock) -> Any:  # noqa: ANN401
-        job, spec = self._job, self._job.spec
+    async def _train(self, recorder: Recorder, clock: Clock) -> Outcome:
         self._phase = "starting workers"
-        attempt = job.resume.progress.update if job.resume else 0
-        common = {"vocabulary": len(job.tokenizer), "base": job.base, "threads": job.threads, "logs": job.folder.logs}
-        rollout_actors = [
-            _actor(RolloutWorker).remote(spec, index, attempt=attempt, end_token=job.tokenizer.eos_token_id, **common)
-            for index in range(spec.rollout_replicas)
-        ]
-        train_actors = [_actor(TrainWorker).remote(spec, rank, **common) for rank in range(spec.world_size)]
-        train = TrainPool(train_actors, spec.async_.stallSeconds)
-        scorer = await asyncio.to_thread(
-            build_scorer, spec.rewards, [*spec.data.train, *spec.data.validation], job.base
+        rollout_actors, train_actors = self._start_workers()
+        train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
+        self._phase = "loading the model"
+        loading = asyncio.gather(
+            train.start(START_SECONDS),
+            answers(
+                [actor.ready.remote() for actor in rollout_actors],
+                of="the rollout pool",
+                act="loading the model",
+                seconds=START_SECONDS,
+            ),
         )
+        spec = self._job.spec
+        sources = [*spec.data.train, *spec.data.validation]
+        # In threads, since both take seconds: the workers load meanwhile.
+        data: Data = await asyncio.to_thread(ray.get, self._data)
+        scorer = await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base)
         with scorer:
-            self._phase = "loading the model"
-            ready = [actor.ready.remote() for actor in rollout_actors]
-            await asyncio.gather(
-                train.start(START_SECONDS),
-                answers(ready, of="the rollout pool", act="loading the model", seconds=START_SECONDS),
-            )
-            loop = self._loop(recorder, clock, train, rollout_actors, scorer)
-            if job.resume is not None:
+            await loading
+            loop = self._loop(recorder, clock, train, rollout_actors, data, scorer)
+            if self._job.resume is not None:
                 self._phase = "restoring the checkpoint"
                 await self._restore(loop, train)
             self._phase = "generating the first batch" if rollout_actors else "training"
             return await loop.run()
+
+    def _start_workers(self) -> tuple[list[Any], list[Any]]:
+        job, spec = self._job, self._job.spec
+        common = {"vocabulary": job.vocabulary, "base": job.base, "threads": job.threads, "logs": job.folder.logs}
+        attempt = job.resume.progress.update if job.resume else 0
+        rollout = [
+            _actor(RolloutWorker).remote(spec, index, attempt=attempt, end_token=job.end_token, **common)
+            for index in range(spec.rollout_replicas)
+        ]
+        return rollout, [_actor(TrainWorker).remote(spec, rank, **common) for rank in range(spec.world_size)]
 
     def _loop(
         self,
@@ -182,20 +161,21 @@ class Driver(Process):
         clock: Clock,
         train: TrainPool,
         rollout_actors: Sequence[Any],
-        scorer: Any,  # noqa: ANN401
+        data: Data,
+        scorer: Scorer,
     ) -> TrainingLoop:
         job, spec = self._job, self._job.spec
         knobs = spec.effective_async
         window = Window(spec.groups_per_batch, spec.batches_per_version, knobs.stalenessThreshold, knobs.maxVersionLag)
         buffer = Buffer(window, OnMissedDeadline(knobs.onMissedDeadline))
         prompts = job.updates_total * spec.train.batch.promptsPerUpdate
-        length = len(job.examples) if spec.mode == "SFT" else len(job.prompts)
+        length = len(data.examples) or len(data.prompts)
         order = PromptOrder(length, seed=spec.seed, epochs=-(-prompts // length), shuffle=spec.data.shuffle)
         progress = job.resume.progress if job.resume else None
         generation = supervised = None
         if spec.mode == "SFT":
             supervised = Supervised(
-                job.examples, job.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
+                data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
             )
         else:
             feed = PromptFeed(prompts, progress.position, progress.pending) if progress else PromptFeed(prompts)
@@ -203,7 +183,7 @@ class Driver(Process):
                 rollout_actors, call_seconds=spec.async_.stallSeconds, publish_seconds=spec.weights.timeoutSeconds
             )
             generation = Generation(
-                Parts(spec, job.tokenizer, job.prompts, order, feed, buffer, pool, scorer, recorder, clock)
+                Parts(spec, data.tokenizer, data.prompts, order, feed, buffer, pool, scorer, recorder, clock)
             )
         return TrainingLoop(
             spec=spec,
@@ -211,12 +191,12 @@ class Driver(Process):
             buffer=buffer,
             train=train,
             recorder=recorder,
-            checkpoints=CheckpointStore(checkpoint_folder(job.folder, spec, job.base), spec.checkpoint.keep),
+            checkpoints=job.checkpoints,
             clock=clock,
             updates_total=job.updates_total,
             generation=generation,
             supervised=supervised,
-            validation=job.validation,
+            validation=data.validation,
             stop=self._stop,
             update=progress.update if progress else 0,
         )
@@ -229,12 +209,6 @@ class Driver(Process):
         if loop.generation is not None:
             version = loop.window.version_of(self._job.resume.progress.batch)
             await loop.generation.parts.pool.publish(await train.publication(version))
-
-
-def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path:
-    """Where the checkpoints of a run lie."""
-    storage = spec.checkpoint.storage
-    return folder.checkpoints if storage is None or storage.path is None else base / storage.path
 
 
 def _actor(worker: type[Process]) -> Any:  # noqa: ANN401  # Ray's actor classes are untyped

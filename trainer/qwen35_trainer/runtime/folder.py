@@ -9,6 +9,7 @@ summary.json      report.html     at the end
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,14 +52,20 @@ class RunFolder:
     def summary(self) -> Path:
         return self.root / "summary.json"
 
-    def claim(self, manifest: Manifest, *, resume: bool) -> None:
-        """Make the folder this run's. Raises FolderRefused when it holds something else, and changes nothing then."""
+    def check(self, manifest: Manifest, *, resume: bool) -> None:
+        """Raises FolderRefused when the folder holds something else, or cannot be written. Changes nothing."""
         if self.root.exists() and not self.root.is_dir():
             raise FolderRefused(f"--output {self.root} is a file; name a folder")
         if self.manifest.exists():
             self._check_owner(manifest, resume=resume)
         elif self.root.exists() and any(self.root.iterdir()):
             raise FolderRefused(f"--output {self.root} holds files that are no run's; name a new or empty folder")
+        existing = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
+        if not os.access(existing, os.W_OK):
+            raise FolderRefused(f"--output {self.root}: {existing} cannot be written; name another folder")
+
+    def claim(self, manifest: Manifest) -> None:
+        """Make the folder this run's. Raises FolderRefused when that cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.manifest.write_text(dump_manifest(manifest))

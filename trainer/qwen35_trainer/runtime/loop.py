@@ -108,13 +108,13 @@ class TrainingLoop:
                 return True
             await self._train(upcoming)
             if self.generation is not None and self.buffer.batch % self.spec.batches_per_version == 0:
-                await self._publish(tasks)
+                await self._publish(tasks, self.window.version_of(self.buffer.batch))
             elif self.generation is None and self._evaluation_due():
                 await self._evaluate()
             if self._checkpoint_due():
                 await self._save()
         if self.generation is not None and self.buffer.batch % self.spec.batches_per_version:
-            await self._publish(tasks)
+            await self._publish(tasks, self.window.version_of(self.buffer.batch) + 1)
         return False
 
     async def _next_batch(self) -> Next | None:
@@ -195,11 +195,10 @@ class TrainingLoop:
             )
         self._times = UpdateTimes()
 
-    async def _publish(self, tasks: asyncio.TaskGroup) -> None:
+    async def _publish(self, tasks: asyncio.TaskGroup, version: int) -> None:
         """Copy the weights now; give them to the replicas beside the next batch."""
         await self._publication_done()
         started = time.time()
-        version = -(-self.buffer.batch // self.spec.batches_per_version)
         weights = await self.train.publication(version)
         generation = self.generation
         assert generation is not None
@@ -208,7 +207,7 @@ class TrainingLoop:
             await generation.parts.pool.publish(weights)
             self._span("publish", "publish", started, time.time(), f"version {version}")
             self._times.published(time.time() - started)
-            self.buffer.publish()
+            self.buffer.publish(version)
             await generation.dispatch()
             if self._evaluation_due():
                 await self._evaluate()

@@ -15,12 +15,14 @@ from qwen35_trainer.data.sft import encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.rewards.build import needs_answers
 from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore, load
-from qwen35_trainer.runtime.driver import Job, checkpoint_folder
 from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import Data, Job, checkpoint_folder
 from qwen35_trainer.spec import Manifest, TrainingSpec
 
 
-def prepare(manifest: Manifest, *, base: Path, folder: RunFolder, resume: Checkpoint | None, started: float) -> Job:
+def prepare(
+    manifest: Manifest, *, base: Path, folder: RunFolder, resume: Checkpoint | None, started: float
+) -> tuple[Job, Data]:
     """Read and encode the data. Raises DataError with all problems of all sources at once."""
     spec = manifest.spec
     tokenizer = load_tokenizer(spec.model, base)
@@ -45,20 +47,19 @@ def prepare(manifest: Manifest, *, base: Path, folder: RunFolder, resume: Checkp
         if supervised and validation
         else []
     )
-    return Job(
+    job = Job(
         manifest=manifest,
         base=base,
         folder=folder,
-        tokenizer=tokenizer,
-        prompts=prompts,
-        validation=[] if supervised or not validation else encode_prompts(validation, tokenizer, limit, overlong),
-        examples=examples,
-        held_out=held_out,
-        updates_total=_updates(spec, len(examples) or len(prompts)),
         resume=resume,
         started=started,
-        threads=_threads(spec),
+        threads=threads(spec),
+        updates_total=_updates(spec, len(examples) or len(prompts)),
+        vocabulary=len(tokenizer),
+        end_token=int(tokenizer.eos_token_id),
     )
+    encoded = [] if supervised or not validation else encode_prompts(validation, tokenizer, limit, overlong)
+    return job, Data(tokenizer, prompts, encoded, examples, held_out)
 
 
 def find_checkpoint(resume: str | None, folder: RunFolder, spec: TrainingSpec, base: Path) -> Checkpoint | None:
@@ -98,7 +99,7 @@ def _updates(spec: TrainingSpec, examples: int) -> int:
     return whole
 
 
-def _threads(spec: TrainingSpec) -> int:
+def threads(spec: TrainingSpec) -> int:
     """Threads of each worker: pools that work at the same time share the cores, pools that take turns do not."""
     cores = len(os.sched_getaffinity(0))
     working = spec.world_size + spec.rollout_replicas

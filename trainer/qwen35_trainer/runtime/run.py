@@ -12,6 +12,9 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,10 +27,11 @@ from qwen35_trainer.progress.live import View, make_view
 from qwen35_trainer.progress.records import FinishRecord, read_records
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
-from qwen35_trainer.runtime.driver import Driver, Job, News
+from qwen35_trainer.runtime.driver import Driver, News
 from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.memory import MemoryWatch
-from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
 
@@ -51,49 +55,57 @@ class Finished:
 def run(
     manifest: Manifest, *, file: Path, output: Path | None, resume: str | None, console: Console, started: float
 ) -> Finished:
-    """Train. Raises ManifestError, DataError, FolderRefused, CheckpointError before anything was started."""
+    """Train. Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then."""
     if problems := unsupported(manifest):
         raise ManifestError(file, problems)
     base = file.resolve().parent
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
+    folder.check(manifest, resume=resume is not None)
     checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
-    job = prepare(manifest, base=base, folder=folder, resume=checkpoint, started=started)
-    folder.claim(manifest, resume=resume is not None)
-    memory = MemoryWatch()
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
-    with make_view(
-        console,
-        name=manifest.metadata.name,
-        folder=folder.root,
-        updates_total=job.updates_total,
-        max_version_lag=bound,
-    ) as view:
-        finish = _drive(job, view)
+    name = manifest.metadata.name
+    memory = MemoryWatch()
+    with make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view:
+        view.phase("starting Ray, reading the data")
+        # Beside each other, because both take seconds.
+        with ThreadPoolExecutor(1) as aside:
+            preparing = aside.submit(prepare, manifest, base=base, folder=folder, resume=checkpoint, started=started)
+            with _local_ray(threads(manifest.spec)):
+                job, data = preparing.result()
+                folder.claim(manifest)
+                finish = _drive(job, data, view)
         view.phase("writing the report")
         records = read_records(folder.metrics)
         summary = summarise(records, max_version_lag=bound, peak_rss_mib=memory.stop())
-        _write_whole(folder.summary, json.dumps(summary, indent=2))
+        _write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
         write_report(folder.root, records, dump_manifest(manifest), summary)
     return Finished(finish, summary, folder)
 
 
-def _drive(job: Job, view: View) -> FinishRecord:
-    """Start Ray, run the driver, and show what it says."""
-    view.phase("starting Ray")
+@contextmanager
+def _local_ray(threads: int) -> Iterator[None]:
+    """A Ray of this process's own, on ports that are free, gone at the end."""
+    # Inherited by every process of the run, where a runtime environment would start each worker anew.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        runtime_env={"env_vars": _environment(job)},
-    )
+    os.environ |= {
+        "OMP_NUM_THREADS": str(threads),
+        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that spins while it waits takes the other pool's core
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
-        with _Signals() as signals:
-            driver = ray.remote(num_cpus=0)(Driver).remote(job)
-            return _follow(driver, view, signals)
+        yield
     finally:
         ray.shutdown()
+
+
+def _drive(job: Job, data: Data, view: View) -> FinishRecord:
+    """Run the driver, and show what it says."""
+    with _Signals() as signals:
+        driver = ray.remote(num_cpus=0)(Driver).remote(job, [ray.put(data)])
+        return _follow(driver, view, signals)
 
 
 def _follow(driver: Any, view: View, signals: _Signals) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
@@ -136,17 +148,6 @@ class _Signals:
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-
-
-def _environment(job: Job) -> dict[str, str]:
-    """Of every process of the run. Threads that spin while they wait would take the other pool's core."""
-    return {
-        "OMP_NUM_THREADS": str(job.threads),
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -1,0 +1,51 @@
+import math
+
+import pytest
+
+from qwen35_trainer.progress.formatting import bars, count, duration, number, percent, sparkline
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0, "0"), (0.0123, "0.0123"), (0.612, "0.612"), (-1.234, "-1.23"), (23.44, "23.4"), (1234.4, "1,234"),
+     (1e-6, "1.00e-06"), (math.nan, "nan"), (math.inf, "inf")],
+)  # fmt: skip
+def test_numbers_have_three_significant_digits(value: float | None, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(None, "–"), (1234, "1,234"), (2_500_000, "2.50 M")])
+def test_counts_are_exact_up_to_a_million(value: int | None, text: str) -> None:
+    assert count(value) == text
+
+
+@pytest.mark.parametrize(("share", "text"), [(None, "–"), (0, "0%"), (0.031, "3.1%"), (0.0996, "10%"), (1, "100%")])
+def test_small_shares_have_a_decimal(share: float | None, text: str) -> None:
+    assert percent(share) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (1.23, "1.2 s"),
+        (59.6, "1 min 00 s"),
+        (185, "3 min 05 s"),
+        (7620, "2 h 07 min"),
+        (273600, "3 d 04 h"),
+    ],
+)
+def test_durations_have_two_units(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_a_sparkline_goes_from_least_to_greatest_in_its_width() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([0, 0, 8, 8], 2) == "▁█"
+    assert sparkline([3.0], 10) == "▁"
+    assert sparkline([0, math.nan, 1], 8) == "▁█"
+    assert sparkline([], 8) == ""
+
+
+def test_bars_show_that_a_small_count_is_not_none() -> None:
+    assert bars({0: 800, 1: 1, 3: 400}, 4) == "█▁·▄·"

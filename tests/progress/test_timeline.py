@@ -1,0 +1,49 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.progress.records import SpanRecord
+from qwen35_trainer.progress.timeline import merge, recent, timeline
+
+
+def span(start: float, end: float, lane: str = "rollout-0", label: str = "a") -> SpanRecord:
+    return SpanRecord(lane=lane, kind="generate", start=start, end=end, label=label)
+
+
+def covered(spans: list[SpanRecord], lane: str) -> set[int]:
+    return {second for s in spans if s.lane == lane for second in range(int(s.start), int(s.end))}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["rollout-0", "rollout-1"])), max_size=30)
+)
+def test_merged_spans_cover_the_same_time_without_overlap(drawn: list[tuple[int, int, str]]) -> None:
+    spans = [span(start, start + length, lane) for start, length, lane in drawn]
+    merged = merge(spans)
+    for lane in ("rollout-0", "rollout-1"):
+        assert covered(merged, lane) == covered(spans, lane)
+        row = [s for s in merged if s.lane == lane]
+        assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+
+
+def test_spans_that_touch_stay_apart_and_those_that_overlap_name_first_and_last() -> None:
+    assert len(merge([span(0, 1), span(1, 2)])) == 2
+    assert merge([span(0, 2, label="a"), span(1, 3, label="b"), span(2, 4, label="c")]) == [span(0, 4, label="a … c")]
+
+
+def test_a_long_timeline_shows_its_last_part() -> None:
+    spans = [span(0, 100, "train-0"), *(span(float(n), n + 1.0) for n in range(100))]
+    shown = recent(merge(spans), 10)
+    assert min(s.start for s in shown) == 90
+    assert span(90, 100, "train-0") in shown
+
+
+def test_lanes_follow_the_data_and_count_as_people_do() -> None:
+    lanes = ["publish", "train-1", "rollout-10", "rollout-2", "other"]
+    chart = timeline([span(0, 1, lane) for lane in lanes])
+    assert chart is not None
+    order = ["rollout-2", "rollout-10", "train-1", "publish", "other"]
+    assert chart.figure["layout"]["yaxis"]["categoryarray"] == order
+
+
+def test_no_spans_no_timeline() -> None:
+    assert timeline([]) is None

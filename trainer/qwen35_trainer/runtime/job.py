@@ -1,0 +1,61 @@
+"""What a run is made of, known before Ray starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen35_trainer.data.encode import EncodedPrompt
+from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.spec import Manifest, TrainingSpec
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, except for its data: small, so that workers can start while the data travel."""
+
+    manifest: Manifest
+    base: Path
+    """The manifest's folder: relative paths start here."""
+    folder: RunFolder
+    resume: Checkpoint | None
+    started: float
+    """Wall-clock second at which the command began."""
+    threads: int
+    """Threads of each worker."""
+    updates_total: int
+    vocabulary: int
+    """Tokens of the tokenizer."""
+    end_token: int
+
+    @property
+    def spec(self) -> TrainingSpec:
+        return self.manifest.spec
+
+    @property
+    def checkpoints(self) -> CheckpointStore:
+        return CheckpointStore(checkpoint_folder(self.folder, self.spec, self.base), self.spec.checkpoint.keep)
+
+
+@dataclass(frozen=True)
+class Data:
+    """Encoded prompts, or examples in SFT, and the tokenizer that turns responses into text."""
+
+    tokenizer: PreTrainedTokenizerBase
+    prompts: Sequence[EncodedPrompt]
+    validation: Sequence[EncodedPrompt]
+    examples: Sequence[SupervisedExample]
+    held_out: Sequence[SupervisedExample]
+
+
+def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path:
+    """Where the checkpoints of a run lie."""
+    storage = spec.checkpoint.storage
+    return folder.checkpoints if storage is None or storage.path is None else base / storage.path
