@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.spinner import Spinner
 
 from qwen35_trainer.progress.lines import LineView
 from qwen35_trainer.progress.live import LiveView, View, make_view
@@ -18,8 +19,6 @@ def view_on(console: Console) -> View:
 
 
 def panel_lines(records: list[Record], *, bound: int | None = 4, phase: str = "starting", name: str = "n") -> list[str]:
-    from rich.spinner import Spinner
-
     state = RunState(name, Path("runs") / name, 3, bound, phase)
     for record in records:
         state.add(record)

@@ -17,6 +17,8 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "weightVersion": 3,
         "accuracyBefore": 0.125,
         "accuracyAfter": 0.75,
+        "heldOutLossBefore": None,
+        "heldOutLossAfter": None,
         "rewardMean": pytest.approx(0.6),
         "loss": pytest.approx(-0.03),
         "promptsTrained": 12,

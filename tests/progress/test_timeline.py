@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,7 @@ def test_merged_spans_cover_the_same_time_without_overlap(drawn: list[tuple[int,
     for lane in ("rollout-0", "rollout-1"):
         assert covered(merged, lane) == covered(spans, lane)
         row = [s for s in merged if s.lane == lane]
-        assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+        assert all(a.end <= b.start for a, b in pairwise(row))
 
 
 def test_spans_that_touch_stay_apart_and_those_that_overlap_name_first_and_last() -> None:

@@ -86,6 +86,7 @@ def charts(
             ("", "@rollout", lambda u: u.tokens_per_second),
             zero=True,
         ),
+        _held_out_loss(evaluations),
         None if supervised else loss,
         _lines(updates, "Entropy", "nats per token", "", ("", "@train", lambda u: u.entropy), zero=True),
         _lines(updates, "Gradient norm", "before clipping", "", ("", "@train", lambda u: u.gradient_norm), zero=True),
@@ -95,6 +96,7 @@ def charts(
 
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
     """Reward and held-out accuracy: on one axis where the reward is a share too, else on one each."""
+    evaluations = [evaluation for evaluation in evaluations if evaluation.accuracy is not None]
     points = [_finite(evaluation.accuracy) for evaluation in evaluations]
     accuracy = _Series("accuracy", "@accuracy", [evaluation.update for evaluation in evaluations], points, markers=True)
     reward = _series("reward", "@rollout", updates, lambda update: update.reward_mean)
@@ -110,6 +112,16 @@ def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRec
         return [_share("reward", "Reward", note, [reward])]
     note += "; accuracy on prompts that are never trained"
     return [_share("reward", "Reward and held-out accuracy", note, [reward, accuracy])]
+
+
+def _held_out_loss(evaluations: Sequence[EvaluationRecord]) -> Chart | None:
+    measured = [evaluation for evaluation in evaluations if evaluation.loss is not None]
+    if not measured:
+        return None
+    points = [_finite(evaluation.loss) for evaluation in measured]
+    series = _Series("", "@accuracy", [evaluation.update for evaluation in measured], points, markers=True)
+    figure = _figure([series], _range(points, zero=False), "")
+    return Chart("held-out-loss", "Held-out loss", "nats per token of examples that are never trained", figure)
 
 
 def _share(name: str, title: str, note: str, series: Sequence[_Series]) -> Chart:

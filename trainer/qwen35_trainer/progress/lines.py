@@ -27,7 +27,8 @@ class LineView:
             case UpdateRecord():
                 self._line(" ".join(f"{name}={value}" for name, value in _update_fields(self._run, record)))
             case EvaluationRecord():
-                self._line(f"evaluation={record.update} accuracy={record.accuracy:.4f} samples={record.samples}")
+                value = f"loss={record.loss:.4f}" if record.accuracy is None else f"accuracy={record.accuracy:.4f}"
+                self._line(f"evaluation={record.update} {value} samples={record.samples}")
             case CheckpointRecord():
                 self._line(f"checkpoint={record.path} update={record.update} seconds={record.seconds:.1f}")
             case FinishRecord():

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qwen35_trainer.progress import formatting
-from qwen35_trainer.progress.records import UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.state import RunState
 
 _LAGS_DRAWN: Final = 16
@@ -74,7 +74,7 @@ def _rows(run: RunState) -> list[tuple[str, Text]]:
         spark = formatting.sparkline(run.rewards, 32)
         rows.append(("reward", _words((f"{update.reward_mean:.3f}", "bold"), (spark, "cyan"), _spread(update))))
     if run.evaluation:
-        rows.append(("accuracy", _accuracy(run)))
+        rows.append(("held out" if run.evaluation.loss is not None else "accuracy", _accuracy(run)))
     if update:
         rows += _update_rows(run, update)
     if run.checkpoint:
@@ -120,12 +120,16 @@ def _spread(update: UpdateRecord) -> tuple[str, str]:
     return (f"± {update.reward_std:.3f}" if update.reward_std is not None else "", "dim")
 
 
+def _held_out(evaluation: EvaluationRecord) -> str:
+    return formatting.percent(evaluation.accuracy) if evaluation.loss is None else f"{evaluation.loss:.3f} nats"
+
+
 def _accuracy(run: RunState) -> Text:
     assert run.before is not None
     assert run.evaluation is not None
-    value = formatting.percent(run.evaluation.accuracy)
+    value = _held_out(run.evaluation)
     if run.evaluation is not run.before:
-        value = f"{formatting.percent(run.before.accuracy)} → {value}"
+        value = f"{_held_out(run.before)} → {value}"
     return _words((value, "bold"), (f"held out, after update {run.evaluation.update}", "dim"))
 
 

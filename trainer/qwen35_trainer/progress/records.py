@@ -88,17 +88,19 @@ class UpdateRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """Accuracy on the held-out prompts after `update` steps; 0 is the model as it came."""
+    """The held-out prompts after `update` steps; 0 is the model as it came. SFT has a loss, the other modes the rest."""
 
     __pydantic_config__ = _JSON
 
     update: int
     version: int
     time: float
-    accuracy: float
-    reward_mean: float
     samples: int
-    response_tokens_mean: float
+    accuracy: float | None = None
+    reward_mean: float | None = None
+    response_tokens_mean: float | None = None
+    loss: float | None = None
+    """Negative log-likelihood, nats per target token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ class Summary(TypedDict):
     """Held-out accuracy of the model as it came."""
     accuracyAfter: float | None
     """The last held-out accuracy after at least one update."""
+    heldOutLossBefore: float | None
+    """SFT: negative log-likelihood of the validation examples, nats per target token."""
+    heldOutLossAfter: float | None
     rewardMean: float | None
     """Of the last update."""
     loss: float | None
@@ -83,6 +86,8 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         weightVersion=_version(records),
         accuracyBefore=next((e.accuracy for e in evaluations if e.update == 0), None),
         accuracyAfter=next((e.accuracy for e in reversed(evaluations) if e.update > 0), None),
+        heldOutLossBefore=next((_finite(e.loss) for e in evaluations if e.update == 0), None),
+        heldOutLossAfter=next((_finite(e.loss) for e in reversed(evaluations) if e.update > 0), None),
         rewardMean=_finite(updates[-1].reward_mean) if updates else None,
         loss=_finite(updates[-1].loss) if updates else None,
         promptsTrained=sum(update.prompts for update in updates),

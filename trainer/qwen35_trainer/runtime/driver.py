@@ -87,9 +87,9 @@ class Driver(Process):
         clock = Clock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
         sinks = open_sinks(
             job.spec.tracking,
-            folder=job.folder.tensorboard,
+            folder=job.folder.root,
             name=job.manifest.metadata.name,
-            run_id=job.folder.root.name,
+            run_id=job.folder.identity,
             config=job.spec.model_dump(mode="json", by_alias=True),
         )
         with Recorder(job.folder.metrics, [*sinks, self._broadcast]) as recorder:

@@ -27,6 +27,9 @@ def _rows(finished: Finished) -> list[tuple[str, str]]:
     before, after = summary["accuracyBefore"], summary["accuracyAfter"]
     if before is not None and after is not None:
         rows.append(("held-out accuracy", f"{before:.2f} → {after:.2f}"))
+    loss_before, loss_after = summary["heldOutLossBefore"], summary["heldOutLossAfter"]
+    if loss_before is not None and loss_after is not None:
+        rows.append(("held-out loss", f"{loss_before:.3f} → {loss_after:.3f} nats per token"))
     if summary["maxTokenLag"] is not None:
         rows.append(("greatest token lag", f"{summary['maxTokenLag']} versions (bound {summary['maxVersionLag']})"))
     if summary["rolloutIdle"] is not None and summary["trainerIdle"] is not None:

@@ -1,6 +1,7 @@
 """The output folder of a run: what lies where, and whose it is.
 
 run.yaml          the resolved manifest: whose folder this is
+run.id            the run's name at metric services, the same for all its attempts
 metrics.jsonl     every record, one line each
 checkpoints/      update-000020/ … complete or absent
 tensorboard/      logs/           one log file per process
@@ -10,6 +11,7 @@ summary.json      report.html     at the end
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,8 +43,9 @@ class RunFolder:
         return self.root / "checkpoints"
 
     @property
-    def tensorboard(self) -> Path:
-        return self.root / "tensorboard"
+    def identity(self) -> str:
+        """Unique to this run, and the same after a resume."""
+        return (self.root / "run.id").read_text().strip()
 
     @property
     def logs(self) -> Path:
@@ -69,6 +72,8 @@ class RunFolder:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self.manifest.write_text(dump_manifest(manifest))
+            if not (self.root / "run.id").exists():
+                (self.root / "run.id").write_text(f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
         except OSError as error:
             raise FolderRefused(
                 f"--output {self.root} cannot be written: {error.strerror}; name another folder"

@@ -39,6 +39,7 @@ _UPDATE: Final = {
 }
 _EVALUATION: Final = {
     "evaluation/accuracy": "accuracy",
+    "evaluation/loss": "loss",
     "evaluation/reward_mean": "reward_mean",
     "evaluation/response_tokens_mean": "response_tokens_mean",
 }

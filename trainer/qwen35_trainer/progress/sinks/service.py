@@ -36,7 +36,7 @@ class ServiceSink:
         open_sink: Callable[[], Sink],
         failures: tuple[type[Exception], ...],
         *,
-        close_seconds: float = 30.0,
+        close_seconds: float = 120.0,
     ) -> None:
         self.lost = 0
         self._losing = threading.Lock()

