@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import indent
 
 from qwen35_trainer.rewards.base import Reward, RewardError, RewardSetupError
-from qwen35_trainer.rewards.exact_match import ExactMatch
+from qwen35_trainer.rewards.exact_match import ExactMatch, grader
 from qwen35_trainer.rewards.function import AsyncFunction, SyncFunction, load_function
 from qwen35_trainer.rewards.gym import GymReward
 from qwen35_trainer.rewards.isolated import IsolatedFunction
@@ -60,10 +60,8 @@ def _isolated(spec: RewardSpec, gyms: Sequence[Gym], base: Path) -> IsolatedFunc
     match spec.type:
         case "Math":
             return IsolatedFunction(f"{package}.math:grader", (spec.extract,), spec.timeoutSeconds)
-        case "ExactMatch" if spec.extract is None:
-            return None
         case "ExactMatch":
-            return IsolatedFunction(f"{package}.exact_match:grader", (spec.extract,), spec.timeoutSeconds)
+            return None
         case "Gym":
             tasks = tuple(gym.model_dump() for gym in gyms)
             return IsolatedFunction(f"{package}.gym:grader", (tasks,), spec.timeoutSeconds)
@@ -75,13 +73,12 @@ def _isolated(spec: RewardSpec, gyms: Sequence[Gym], base: Path) -> IsolatedFunc
 
 def _reward(name: str, spec: RewardSpec, isolated: IsolatedFunction | None, gyms: Sequence[Gym], base: Path) -> Reward:
     """The reward around a loaded function."""
-    if isolated is None:
-        return ExactMatch(name, spec.weight, None)
+    if spec.type == "ExactMatch":
+        return ExactMatch(name, spec.weight, grader(spec.extract))
+    assert isolated is not None, "every other type runs a function of its own"
     match spec.type:
         case "Math":
             return Math(name, spec.weight, isolated)
-        case "ExactMatch":
-            return ExactMatch(name, spec.weight, isolated)
         case "Gym" if not gyms:
             raise RewardError("no source is a gym, so that there is no task to ask. Add one, or use another type.")
         case "Gym":

@@ -5,27 +5,21 @@ from dataclasses import dataclass
 
 from qwen35_trainer.rewards.base import Completion, required_answer
 from qwen35_trainer.rewards.extract import extractor
-from qwen35_trainer.rewards.isolated import IsolatedFunction
 
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 if the texts are equal, white space around them aside, else 0. See `extract.extractor`."""
+    """1 if the texts are equal, white space around them aside, else 0. `grade`: from `grader`."""
 
     name: str
     weight: float
-    # Absent without a regular expression: a comparison cannot hang. A regular expression can.
-    isolated: IsolatedFunction | None
+    grade: Callable[[str, str], float]
 
     async def score(self, completion: Completion) -> float:
-        answer = required_answer(completion)
-        if self.isolated is None:
-            return grader(None)(completion.text, answer)
-        return await self.isolated.call(completion.text, answer)
+        return self.grade(completion.text, required_answer(completion))
 
     def close(self) -> None:
-        if self.isolated is not None:
-            self.isolated.close()
+        """Nothing runs beside this process."""
 
 
 def grader(extract: str | None) -> Callable[[str, str], float]:

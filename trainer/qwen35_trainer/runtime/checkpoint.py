@@ -58,7 +58,7 @@ class CheckpointStore:
             await write(partial)
             (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
             _seal(partial)
-            shutil.rmtree(final, ignore_errors=True)  # of an attempt that came this far and was resumed from earlier
+            _remove(final)  # of an attempt that came this far and was resumed from earlier
             partial.rename(final)
             _sync(self._folder)
         except Exception as error:
@@ -67,8 +67,7 @@ class CheckpointStore:
                 f"checkpoint {final} was not saved: {_reason(error)}; earlier checkpoints are untouched. "
                 "Free space or point spec.checkpoint.storage elsewhere, then continue with --resume auto"
             ) from error
-        for old in self._complete()[: -self._keep]:
-            shutil.rmtree(old)
+        self._forget(final)
         return final
 
     def latest(self) -> Checkpoint | None:
@@ -76,12 +75,31 @@ class CheckpointStore:
         complete = self._complete()
         return load(complete[-1]) if complete else None
 
+    def __len__(self) -> int:
+        return len(self._complete())
+
+    def _forget(self, newest: Path) -> None:
+        """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""
+        complete = self._complete()
+        kept = complete[: complete.index(newest) + 1][-self._keep :]
+        for path in complete:
+            if path not in kept:
+                _remove(path)
+        for left in self._folder.glob(".update-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
     def _complete(self) -> list[Path]:
-        return sorted(path for path in self._folder.glob("update-*") if path.is_dir())
+        found = [path for path in self._folder.glob("update-*") if path.is_dir() and _number(path) is not None]
+        return sorted(found, key=lambda path: _number(path) or 0)
 
 
 def load(path: Path) -> Checkpoint:
     """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
+    if not path.is_dir():
+        raise CheckpointError(
+            f"checkpoint {path}: there is no such folder. Name one like checkpoints/update-000020 of a run's folder, "
+            "or use --resume auto"
+        )
     try:
         contents = json.loads((path / CONTENTS).read_text())
         progress = json.loads((path / PROGRESS).read_text())
@@ -95,6 +113,21 @@ def load(path: Path) -> Checkpoint:
         f"checkpoint {path} cannot be read: {reason}. Delete that folder to resume from the one before it, "
         "or name another with --resume DIR"
     )
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint. Renamed first: half a folder must not look like a checkpoint."""
+    if path.exists():
+        doomed = path.with_name(f".{path.name}.deleted")
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _number(path: Path) -> int | None:
+    """The update of a checkpoint's folder; None for a folder that only looks like one."""
+    digits = path.name.removeprefix("update-")
+    return int(digits) if digits.isdecimal() else None
 
 
 def _seal(folder: Path) -> None:

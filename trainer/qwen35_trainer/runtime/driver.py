@@ -41,6 +41,9 @@ from qwen35_trainer.runtime.train_worker import TrainWorker
 
 logger = logging.getLogger(__name__)
 
+GATHER_SECONDS = 0.1
+"""News are gathered for so long: a follower that woke for every record would take a core from the training."""
+
 START_SECONDS = 600.0
 """Deadline of starting a pool: processes, imports, model load."""
 
@@ -55,15 +58,22 @@ class News:
 
 
 class _Broadcast:
-    """A sink that keeps records for followers."""
+    """A sink that keeps records until the follower has them."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self._records: list[Record] = []
+        self._forgotten = 0
         self.changed = asyncio.Event()
 
     def write(self, record: Record) -> None:
-        self.records.append(record)
+        self._records.append(record)
         self.changed.set()
+
+    def after(self, seen: int) -> tuple[Record, ...]:
+        """Records after the first `seen`, which the follower has and which are dropped."""
+        del self._records[: seen - self._forgotten]
+        self._forgotten = seen
+        return tuple(self._records)
 
     def close(self) -> None:
         self.changed.set()
@@ -105,12 +115,15 @@ class Driver(Process):
         return finish
 
     async def follow(self, seen: int, wait_seconds: float) -> News:
-        """Records after the first `seen`; waits for one."""
-        if len(self._broadcast.records) == seen and not self._over:
+        """Records after the first `seen`; waits for one. There is one follower."""
+        if not self._broadcast.after(seen) and not self._over:
             self._broadcast.changed.clear()
             with contextlib.suppress(TimeoutError):  # no record yet: the phase may be news
                 await asyncio.wait_for(self._broadcast.changed.wait(), wait_seconds)
-        return News(tuple(self._broadcast.records[seen:]), self._phase, self._over)
+        if not self._over:
+            await asyncio.sleep(GATHER_SECONDS)
+        over = self._over  # before the records: what comes after it would be lost
+        return News(self._broadcast.after(seen), self._phase, over)
 
     def stop(self) -> None:
         """Finish the current update, save, and end."""

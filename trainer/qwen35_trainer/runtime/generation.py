@@ -71,8 +71,14 @@ class Generation:
 
     @property
     def pending_positions(self) -> tuple[int, ...]:
-        """Prompts dispatched and not yet trained."""
-        return tuple(self._positions[group] for group in self.parts.buffer.pending)
+        """Prompts handed out and not yet trained: dispatched, or given back and not yet dispatched again."""
+        dispatched = (self._positions[group] for group in self.parts.buffer.pending)
+        return (*dispatched, *self.parts.feed.returned)
+
+    @property
+    def running(self) -> int:
+        """Groups dispatched and not yet scored."""
+        return len(self._positions) - len(self._finished)
 
     async def dispatch(self) -> None:
         """Fill the window."""

@@ -10,8 +10,8 @@ train: the pool       its ranks' answers                                       a
 publish: replicas     every replica at the version; an evaluation in progress  weights.timeoutSeconds; stallSeconds
 dispatch: window      a publication, or a discarded group                      never alone: the batch's wait covers it
 
-FullyAsync, Colocated and SFT are this loop. In Colocated the window is one version and nothing runs ahead, so training
-and generation take turns. SFT has no rollout pool: batches come straight from the data, and nothing is published.
+FullyAsync, Colocated and SFT are this loop. In Colocated the window is one version and nothing runs ahead: training
+waits until everything dispatched, evaluations too, is finished, so that the pools take turns. SFT has no rollout pool: batches come straight from the data, and nothing is published.
 
 A publication runs beside the next batch; the one after it waits for it. Batch b trains version b // K, and the window
 opens for new groups only when every replica has the version, so a group is never born older than its dispatch says.
@@ -73,17 +73,22 @@ class TrainingLoop:
     update: int = 0
     _times: UpdateTimes = field(default_factory=UpdateTimes)
     _publishing: asyncio.Task[None] | None = None
-    _saved_at: int = -1
 
     @property
     def batch(self) -> int:
         """Number of the next batch."""
         return self.update // self.spec.async_.requireBatches if self.generation is None else self.buffer.batch
 
+    @property
+    def version(self) -> int:
+        """Version that the next batch trains; 0 where nothing is published."""
+        return 0 if self.generation is None else self.window.version_of(self.buffer.batch)
+
     async def run(self) -> Outcome:
         """Train. Raises what made it impossible to go on."""
         self.train_meter = PoolMeter(workers=1)
         self._updated = time.time()
+        self._saved_at = self.update
         async with asyncio.TaskGroup() as tasks:
             collectors = []
             if self.generation is not None:
@@ -91,7 +96,9 @@ class TrainingLoop:
                 collectors = [tasks.create_task(self.generation.collect(replica)) for replica in range(len(pool))]
                 await self.generation.dispatch()
             if self.update == 0 and self.spec.evaluation.atStart:
-                self._publishing = tasks.create_task(self._evaluate())
+                self._publishing = tasks.create_task(self._evaluate(0))
+                if self.generation is None:
+                    await self._publication_done()  # the train pool would take the first batch before it
             stopped = await self._train_all(tasks)
             await self._publication_done()
             for collector in collectors:
@@ -110,7 +117,7 @@ class TrainingLoop:
             if self.generation is not None and self.buffer.batch % self.spec.batches_per_version == 0:
                 await self._publish(tasks, self.window.version_of(self.buffer.batch))
             elif self.generation is None and self._evaluation_due():
-                await self._evaluate()
+                await self._evaluate(self.update)
             if self._checkpoint_due():
                 await self._save()
         if self.generation is not None and self.buffer.batch % self.spec.batches_per_version:
@@ -125,6 +132,8 @@ class TrainingLoop:
         if self.generation is None:
             assert self.supervised is not None
             return Next(self.supervised.batch(self.batch), TokenAge({}, 0), (), 0.0)
+        if self.spec.mode == "Colocated" and not await self._generation_rests(self.generation):
+            return None
         while isinstance(taken := self.buffer.take(), Blocked):
             if not await self._group_finished(taken):
                 return None
@@ -173,6 +182,7 @@ class TrainingLoop:
         generation = self.generation
         pipeline = None if generation is None else (self.buffer.counted, self.window.limit, generation.meter.read())
         trainer_idle, _ = self.train_meter.read()
+        version = 0 if generation is None else self.window.version_of(self.buffer.batch - 1)
         seconds, self._updated = ended - self._updated, ended
         for step, measured in enumerate(metrics):
             self.update += 1
@@ -182,7 +192,7 @@ class TrainingLoop:
                     step=step,
                     update=self.update,
                     updates_total=self.updates_total,
-                    version=self.window.version_of(self.buffer.batch - 1),
+                    version=version,
                     time=self.clock.now(),
                     seconds=seconds,
                     batch=upcoming.batch,
@@ -200,6 +210,7 @@ class TrainingLoop:
         await self._publication_done()
         started = time.time()
         weights = await self.train.publication(version)
+        update, evaluate = self.update, self._evaluation_due()  # now: the next batch may be over before its turn comes
         generation = self.generation
         assert generation is not None
 
@@ -209,25 +220,41 @@ class TrainingLoop:
             self._times.published(time.time() - started)
             self.buffer.publish(version)
             await generation.dispatch()
-            if self._evaluation_due():
-                await self._evaluate()
+            if evaluate:
+                await self._evaluate(update)
 
         self._publishing = tasks.create_task(publish())
 
     async def _publication_done(self) -> None:
-        if self._publishing is not None:
-            async with asyncio.timeout(self.spec.async_.stallSeconds):
-                await self._publishing
-            self._publishing = None
+        """Wait for the publication, or evaluation, that runs beside training. Raises Stalled."""
+        if self._publishing is None:
+            return
+        limit = self.spec.async_.stallSeconds
+        _, running = await asyncio.wait({self._publishing}, timeout=limit)
+        if running:
+            raise Stalled(
+                f"a publication or an evaluation did not end within spec.async.stallSeconds {limit:g}. "
+                "Raise it, or lower rewards[].timeoutSeconds"
+            )
+        self._publishing = None
+
+    async def _generation_rests(self, generation: Generation) -> bool:
+        """Wait until nothing is being generated or scored. False when the run was told to stop. Raises Stalled."""
+        await self._publication_done()
+        while generation.running:
+            dispatched = len(self.buffer.pending)
+            if not await self._group_finished(Blocked(dispatched - generation.running, dispatched)):
+                return False
+        return True
 
     def _evaluation_due(self) -> bool:
         every = self.spec.evaluation.everyUpdates
         step = self.spec.async_.requireBatches * self.spec.async_.updatesPerSync
         return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
 
-    async def _evaluate(self) -> None:
-        """Held-out accuracy at one version: no publication happens until it is done."""
-        update, started = self.update, time.time()
+    async def _evaluate(self, update: int) -> None:
+        """Held-out accuracy of the weights after `update`: no publication happens until it is done."""
+        started = time.time()
         if self.supervised is not None and (batch := self.supervised.validation) is not None:
             loss = await self.train.negative_log_likelihood(batch)
             self.recorder.append(
@@ -264,7 +291,7 @@ class TrainingLoop:
         self.recorder.append(
             CheckpointRecord(
                 update=self.update,
-                version=self.window.version_of(self.buffer.batch),
+                version=self.version,
                 time=self.clock.now(),
                 path=str(path),
                 seconds=time.time() - started,

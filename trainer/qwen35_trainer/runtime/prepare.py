@@ -14,7 +14,7 @@ from qwen35_trainer.data.prompts import PromptSet
 from qwen35_trainer.data.sft import encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.rewards.build import needs_answers
-from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Data, Job, checkpoint_folder
 from qwen35_trainer.spec import Manifest, TrainingSpec
@@ -65,13 +65,18 @@ def prepare(
 def find_checkpoint(resume: str | None, folder: RunFolder, spec: TrainingSpec, base: Path) -> Checkpoint | None:
     """The checkpoint that --resume asks for: `auto` is the newest of the output folder, if there is one.
 
-    Raises CheckpointError for a folder that is no whole checkpoint.
+    Raises CheckpointError for a folder that is no whole checkpoint, and for checkpoints that a new run would delete.
     """
+    place = checkpoint_folder(folder, spec, base)
+    store = CheckpointStore(place, spec.checkpoint.keep)
+    if resume is None and len(store):
+        raise CheckpointError(
+            f"{place} holds checkpoints of an earlier run. Continue it with --resume auto, or name another folder in "
+            "spec.checkpoint.storage.path"
+        )
     if resume is None:
         return None
-    if resume == "auto":
-        return CheckpointStore(checkpoint_folder(folder, spec, base), spec.checkpoint.keep).latest()
-    return load(Path(resume))
+    return store.latest() if resume == "auto" else load(Path(resume).resolve())
 
 
 def started_at() -> float:

@@ -18,6 +18,11 @@ class PromptFeed:
         """The first position that was never handed out."""
         return self._next
 
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """Positions that come before any new one."""
+        return tuple(self._returned)
+
     def take(self) -> int | None:
         """The next position, or None when none is left."""
         if self._returned:

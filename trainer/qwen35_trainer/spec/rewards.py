@@ -34,7 +34,7 @@ class Reward(Section):
         None,
         min_length=1,
         max_length=1024,
-        description="Regular expression; its first group, or else its whole match, is what is compared (Math and "
+        description="Regular expression (RE2); its first group, or else its whole match, is what is compared (Math and "
         "ExactMatch). By default the whole response. verl: none.",
     )
     function: str | None = Field(
