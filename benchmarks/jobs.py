@@ -49,6 +49,16 @@ class Part:
         return self.name == "short"
 
     @property
+    def schedule(self) -> Literal["Linear", "Constant"]:
+        """Of the learning rate."""
+        return "Linear" if self.learns else "Constant"
+
+    @property
+    def extract(self) -> str:
+        """What the first reward compares: the leading digit, or any digit of random text."""
+        return r"^\d" if self.learns else r"\d"
+
+    @property
     def skipped(self) -> int:
         """Updates before the steady window: caches fill, allocators grow, the pipeline settles."""
         return max(2, self.updates // 5)
@@ -97,18 +107,18 @@ def save_model(part: Part, folder: Path) -> None:
 
 
 def write_manifest(part: Part, mode: Mode, folder: Path) -> Path:
-    """The manifest of our two variants, in `folder`, next to the model's folder `model`. Returns its path."""
+    """The manifest of our two variants, in `folder`, beside which the model lies. Returns its path."""
     spec: dict[str, Any] = {
         "mode": mode,
         "accelerator": {"profile": "cpu", "perNode": 1},
-        "model": {"name": "tiny-qwen3.5", "precision": "FP32", "source": {"path": "model"}},
+        "model": {"name": "tiny-qwen3.5", "precision": "FP32", "source": {"path": "../model"}},
         "data": {
             "train": [{"name": "train", "files": {"paths": [str(DATA / "train.jsonl")]}}],
             "maxPromptTokens": PROMPT_TOKENS,
             "maxResponseTokens": part.response_tokens,
         },
         "rewards": [
-            {"name": "digit", "type": "ExactMatch", "extract": r"^\d" if part.learns else r"\d", "weight": 0.8},
+            {"name": "digit", "type": "ExactMatch", "extract": part.extract, "weight": 0.8},
             {"name": "nothing-else", "type": "ExactMatch", "weight": 0.2},
         ],
         "algorithm": {
@@ -125,7 +135,7 @@ def write_manifest(part: Part, mode: Mode, folder: Path) -> Path:
             "optimizer": {
                 "learningRate": part.learning_rate,
                 "weightDecay": 0.0,
-                "schedule": "Linear" if part.learns else "Constant",
+                "schedule": part.schedule,
             },
         },
         "checkpoint": {"everyUpdates": 1_000_000},

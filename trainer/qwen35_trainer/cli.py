@@ -47,7 +47,7 @@ def run(
     from qwen35_trainer.data.errors import DataError
     from qwen35_trainer.runtime.checkpoint import CheckpointError
     from qwen35_trainer.runtime.folder import FolderRefused
-    from qwen35_trainer.runtime.run import Interrupted
+    from qwen35_trainer.runtime.run import Interrupted, ReportFailed
     from qwen35_trainer.runtime.run import run as run_manifest
     from qwen35_trainer.spec import ManifestError, load_manifest
 
@@ -56,8 +56,10 @@ def run(
         finished = run_manifest(manifest, file=file, output=output, resume=resume, console=console, started=started)
     except (ManifestError, DataError, FolderRefused, CheckpointError) as error:
         _fail(str(error), REFUSED)
-    except Interrupted:
-        _fail("ended by a second signal; nothing since the last checkpoint was kept", INTERRUPTED)
+    except Interrupted as interrupted:
+        _fail(str(interrupted), INTERRUPTED)
+    except ReportFailed as error:
+        _fail(str(error), FAILED)
     if finished.finish.outcome == "Failed":
         _fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
     _print_end(console, finished)

@@ -24,6 +24,7 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import FinishRecord, Outcome, Record
 from qwen35_trainer.progress.sinks import open_sinks
+from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.rewards.build import build_scorer
 from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.runtime.calls import answers
@@ -95,24 +96,36 @@ class Driver(Process):
         """The whole training. Never raises for a failed one: the record says so; the log has the traceback."""
         job = self._job
         clock = Clock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
-        sinks = open_sinks(
+        finish: FinishRecord | None = None
+        try:
+            with Recorder(job.folder.metrics, [*self._sinks(), self._broadcast]) as recorder:
+                finish = await self._finish(recorder, clock)
+                recorder.append(finish)
+        except Exception as error:
+            logger.exception("the records could not be written")
+            if finish is None or finish.outcome != "Failed":
+                finish = _failed(error, clock)
+        finally:
+            self._over = True  # whatever happened: the follower waits for it
+            self._broadcast.changed.set()
+        return finish
+
+    async def _finish(self, recorder: Recorder, clock: Clock) -> FinishRecord:
+        try:
+            return FinishRecord(outcome=await self._train(recorder, clock), message="", time=clock.now())
+        except Exception as error:
+            logger.exception("the training failed")
+            return _failed(error, clock)
+
+    def _sinks(self) -> list[Sink]:
+        job = self._job
+        return open_sinks(
             job.spec.tracking,
             folder=job.folder.root,
             name=job.manifest.metadata.name,
             run_id=job.folder.identity,
             config=job.spec.model_dump(mode="json", by_alias=True),
         )
-        with Recorder(job.folder.metrics, [*sinks, self._broadcast]) as recorder:
-            try:
-                outcome = await self._train(recorder, clock)
-                finish = FinishRecord(outcome=outcome, message="", time=clock.now())
-            except Exception as error:
-                logger.exception("the training failed")
-                finish = FinishRecord(outcome="Failed", message=_message(error), time=clock.now())
-            recorder.append(finish)
-        self._over = True
-        self._broadcast.close()
-        return finish
 
     async def follow(self, seen: int, wait_seconds: float) -> News:
         """Records after the first `seen`; waits for one. There is one follower."""
@@ -152,9 +165,7 @@ class Driver(Process):
         with scorer:
             await loading
             loop = self._loop(recorder, clock, train, rollout_actors, data, scorer)
-            if self._job.resume is not None:
-                self._phase = "restoring the checkpoint"
-                await self._restore(loop, train)
+            await self._begin(loop, train)
             self._phase = "generating the first batch" if rollout_actors else "training"
             return await loop.run()
 
@@ -214,14 +225,14 @@ class Driver(Process):
             update=progress.update if progress else 0,
         )
 
-    async def _restore(self, loop: TrainingLoop, train: TrainPool) -> None:
-        """Trainer, then replicas, at the checkpoint's weights."""
-        assert self._job.resume is not None
-        await train.restore(self._job.resume.path)
-        loop.buffer.start_at(self._job.resume.progress.batch)
+    async def _begin(self, loop: TrainingLoop, train: TrainPool) -> None:
+        """Trainer at the checkpoint's weights, if there is one, and every replica at the trainer's."""
+        if (checkpoint := self._job.resume) is not None:
+            self._phase = "restoring the checkpoint"
+            await train.restore(checkpoint.path)
+            loop.buffer.start_at(checkpoint.progress.batch)
         if loop.generation is not None:
-            version = loop.window.version_of(self._job.resume.progress.batch)
-            await loop.generation.parts.pool.publish(await train.publication(version))
+            await loop.generation.parts.pool.publish(await train.publication(loop.version))
 
 
 def _actor(worker: type[Process]) -> Any:  # noqa: ANN401  # Ray's actor classes are untyped
@@ -232,5 +243,11 @@ def _actor(worker: type[Process]) -> Any:  # noqa: ANN401  # Ray's actor classes
 def _message(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(_message(inner) for inner in error.exceptions)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
     text = str(error)
     return text if text else type(error).__name__
+
+
+def _failed(error: BaseException, clock: Clock) -> FinishRecord:
+    return FinishRecord(outcome="Failed", message=_message(error), time=clock.now())

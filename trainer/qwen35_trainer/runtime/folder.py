@@ -10,6 +10,7 @@ summary.json      report.html     at the end
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -69,12 +70,18 @@ class RunFolder:
 
     def claim(self, manifest: Manifest) -> None:
         """Make the folder this run's. Raises FolderRefused when that cannot be written."""
+        new = not self.manifest.exists()
+        identity = self.root / "run.id"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            self.manifest.write_text(dump_manifest(manifest))
-            if not (self.root / "run.id").exists():
-                (self.root / "run.id").write_text(f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
+            if new or not identity.exists():
+                write_whole(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
+            write_whole(self.manifest, dump_manifest(manifest))
         except OSError as error:
+            if new:
+                with contextlib.suppress(OSError):
+                    identity.unlink(missing_ok=True)
+                    self.root.rmdir()
             raise FolderRefused(
                 f"--output {self.root} cannot be written: {error.strerror}; name another folder"
             ) from error
@@ -84,10 +91,28 @@ class RunFolder:
             raise FolderRefused(
                 f"--output {self.root} holds an earlier run; continue it with --resume auto, or name another folder"
             )
-        earlier, now = (yaml.safe_load(text)["spec"] for text in (self.manifest.read_text(), dump_manifest(manifest)))
+        now = yaml.safe_load(dump_manifest(manifest))["spec"]
+        try:
+            earlier = dict(yaml.safe_load(self.manifest.read_text())["spec"])
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            raise FolderRefused(
+                f"--output {self.root}: {self.manifest} does not say whose folder this is ({type(error).__name__}); "
+                "restore it, or name another folder"
+            ) from error
         changed = [section for section in ("mode", "seed", "model", "data") if earlier.get(section) != now.get(section)]
         if changed:
             raise FolderRefused(
                 f"--output {self.root} holds a run with another {' and '.join(f'spec.{name}' for name in changed)} "
                 f"({self.manifest}); restore it to resume, or name another folder for a new run"
             )
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write aside and rename: a reader never sees half a file. Raises OSError, and leaves nothing then."""
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        aside.write_text(text)
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise

@@ -23,6 +23,7 @@ from qwen35_trainer.rewards.base import Completion
 from qwen35_trainer.rewards.scorer import Scored, Scorer
 from qwen35_trainer.rollout.base import Completed, GroupRequest, GroupResult, Sampling
 from qwen35_trainer.runtime.assembly import ScoredGroup
+from qwen35_trainer.runtime.changes import Changes
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.meter import PoolMeter
 from qwen35_trainer.runtime.prompt_feed import PromptFeed
@@ -54,10 +55,10 @@ class Parts:
 
 @dataclass
 class Generation:
-    """Keeps the window full. `changed` is set whenever a group finished or could be waited for no more."""
+    """Keeps the window full. `changes`: groups that finished."""
 
     parts: Parts
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    changes: Changes = field(default_factory=Changes)
     meter: PoolMeter = field(init=False)
     _finished: dict[int, ScoredGroup] = field(default_factory=dict)
     _positions: dict[int, int] = field(default_factory=dict)
@@ -159,7 +160,7 @@ class Generation:
                 errors=sum(bool(score.errors) for score in scored),
             )
             self.parts.buffer.finish(result.group)
-            self.changed.set()
+            self.changes.announce()
 
     async def _score(self, prompt: EncodedPrompt, sequence: Completed) -> Scored:
         text = self.parts.tokenizer.decode(sequence.tokens.tolist(), skip_special_tokens=True)

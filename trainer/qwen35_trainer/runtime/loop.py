@@ -72,7 +72,13 @@ class TrainingLoop:
     stop: asyncio.Event
     update: int = 0
     _times: UpdateTimes = field(default_factory=UpdateTimes)
+    _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
+    _updated: float = field(default_factory=time.time)
+    _saved_at: int = field(init=False)
     _publishing: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.update
 
     @property
     def batch(self) -> int:
@@ -86,9 +92,6 @@ class TrainingLoop:
 
     async def run(self) -> Outcome:
         """Train. Raises what made it impossible to go on."""
-        self.train_meter = PoolMeter(workers=1)
-        self._updated = time.time()
-        self._saved_at = self.update
         async with asyncio.TaskGroup() as tasks:
             collectors = []
             if self.generation is not None:
@@ -132,11 +135,15 @@ class TrainingLoop:
         if self.generation is None:
             assert self.supervised is not None
             return Next(self.supervised.batch(self.batch), TokenAge({}, 0), (), 0.0)
-        if self.spec.mode == "Colocated" and not await self._generation_rests(self.generation):
-            return None
-        while isinstance(taken := self.buffer.take(), Blocked):
-            if not await self._group_finished(taken):
+        if self.spec.mode == "Colocated":
+            await self._publication_done()
+            if not await self._generation_rests():
                 return None
+        news = self.generation.changes.count
+        while isinstance(taken := self.buffer.take(), Blocked):
+            if not await self._group_finished(taken, news):
+                return None
+            news = self.generation.changes.count
         if taken.discarded:
             await self.generation.discard(taken.discarded)
             await self.generation.dispatch()
@@ -150,11 +157,11 @@ class TrainingLoop:
         )
         return Next(batch, age, groups, time.time() - started)
 
-    async def _group_finished(self, blocked: Blocked) -> bool:
-        """Wait for news from generation. False when the run was told to stop. Raises Stalled."""
+    async def _group_finished(self, blocked: Blocked, seen: int) -> bool:
+        """Wait for news beyond those `seen`. False when the run was told to stop. Raises Stalled."""
         assert self.generation is not None
         limit = self.spec.async_.stallSeconds
-        news = asyncio.create_task(self.generation.changed.wait())
+        news = asyncio.create_task(self.generation.changes.beyond(seen))
         told = asyncio.create_task(self.stop.wait())
         done, left = await asyncio.wait({news, told}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         for task in left:
@@ -165,7 +172,6 @@ class TrainingLoop:
                 f"no group finished within spec.async.stallSeconds {limit:g}: {blocked.finished} of "
                 f"{blocked.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
             )
-        self.generation.changed.clear()
         return news in done or not told.done()
 
     async def _train(self, upcoming: Next) -> None:
@@ -176,12 +182,12 @@ class TrainingLoop:
         started = time.time()
         metrics: list[UpdateMetrics] = await self.train.train(upcoming.batch, rates)
         ended = time.time()
-        self.train_meter.add(started, ended)
+        self._busy.add(started, ended)
         self._span("train-0", "train", started, ended)
         self._times.trained(upcoming.waited, ended - started)
         generation = self.generation
         pipeline = None if generation is None else (self.buffer.counted, self.window.limit, generation.meter.read())
-        trainer_idle, _ = self.train_meter.read()
+        trainer_idle, _ = self._busy.read()
         version = 0 if generation is None else self.window.version_of(self.buffer.batch - 1)
         seconds, self._updated = ended - self._updated, ended
         for step, measured in enumerate(metrics):
@@ -215,6 +221,8 @@ class TrainingLoop:
         assert generation is not None
 
         async def publish() -> None:
+            if not self.spec.effective_async.partialRollout:
+                await self._generation_rests()  # every sequence comes from one version
             await generation.parts.pool.publish(weights)
             self._span("publish", "publish", started, time.time(), f"version {version}")
             self._times.published(time.time() - started)
@@ -238,12 +246,13 @@ class TrainingLoop:
             )
         self._publishing = None
 
-    async def _generation_rests(self, generation: Generation) -> bool:
+    async def _generation_rests(self) -> bool:
         """Wait until nothing is being generated or scored. False when the run was told to stop. Raises Stalled."""
-        await self._publication_done()
+        generation = self.generation
+        assert generation is not None
         while generation.running:
-            dispatched = len(self.buffer.pending)
-            if not await self._group_finished(Blocked(dispatched - generation.running, dispatched)):
+            seen, dispatched = generation.changes.count, len(self.buffer.pending)
+            if not await self._group_finished(Blocked(dispatched - generation.running, dispatched), seen):
                 return False
         return True
 
@@ -270,9 +279,7 @@ class TrainingLoop:
 
     def _checkpoint_due(self) -> bool:
         every = self.spec.checkpoint.everyUpdates
-        return self.update >= self.updates_total or bool(
-            every and self.update // every > max(self._saved_at, 0) // every
-        )
+        return self.update >= self.updates_total or bool(every and self.update // every > self._saved_at // every)
 
     async def _save(self) -> None:
         """Checkpoint what is trained, and which prompts are on their way."""

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from qwen35_trainer.data.encode import encode_prompts
+from qwen35_trainer.data.encode import EncodedPrompt, encode_prompts
 from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompts import PromptSet
-from qwen35_trainer.data.sft import encode_examples
+from qwen35_trainer.data.sft import SupervisedExample, encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.rewards.build import needs_answers
 from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Data, Job, checkpoint_folder
 from qwen35_trainer.spec import Manifest, TrainingSpec
+from qwen35_trainer.spec.data import Source
 
 
 def prepare(
@@ -28,25 +29,23 @@ def prepare(
     tokenizer = load_tokenizer(spec.model, base)
     supervised = spec.mode == "SFT"
     answers = not supervised and needs_answers(spec.rewards)
-    problems: list[str] = []
-    sets: list[Sequence[Prompt]] = []
-    for sources in (spec.data.train, spec.data.validation):
-        try:
-            sets.append(PromptSet.load(sources, base, answers_required=answers) if sources else ())
-        except DataError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
-    train, validation = sets
-    validation = validation[: spec.evaluation.maxPrompts]
     limit, overlong = spec.data.maxPromptTokens, spec.data.overlongPrompts
-    examples = encode_examples(train, tokenizer, limit + spec.data.maxResponseTokens, overlong) if supervised else []
-    prompts = [] if supervised else encode_prompts(train, tokenizer, limit, overlong)
-    held_out = (
-        encode_examples(validation, tokenizer, limit + spec.data.maxResponseTokens, overlong)
-        if supervised and validation
-        else []
-    )
+
+    def read(sources: Sequence[Source]) -> Sequence[Prompt]:
+        return PromptSet.load(sources, base, answers_required=answers) if sources else ()
+
+    def prompts_of(part: Sequence[Prompt]) -> list[EncodedPrompt]:
+        return [] if supervised or not part else encode_prompts(part, tokenizer, limit, overlong)
+
+    def examples_of(part: Sequence[Prompt]) -> list[SupervisedExample]:
+        if not supervised or not part:
+            return []
+        return encode_examples(part, tokenizer, limit + spec.data.maxResponseTokens, overlong)
+
+    train, validation = _both(read, spec.data.train, spec.data.validation)
+    validation = validation[: spec.evaluation.maxPrompts]
+    prompts, questions = _both(prompts_of, train, validation)
+    examples, held_out = _both(examples_of, train, validation)
     job = Job(
         manifest=manifest,
         base=base,
@@ -58,8 +57,21 @@ def prepare(
         vocabulary=len(tokenizer),
         end_token=int(tokenizer.eos_token_id),
     )
-    encoded = [] if supervised or not validation else encode_prompts(validation, tokenizer, limit, overlong)
-    return job, Data(tokenizer, prompts, encoded, examples, held_out)
+    return job, Data(tokenizer, prompts, questions, examples, held_out)
+
+
+def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
+    """A step for the training and the validation part. Raises DataError with the problems of both."""
+    problems: list[str] = []
+    results: list[T] = []
+    for part in (train, validation):
+        try:
+            results.append(step(part))
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    return results[0], results[1]
 
 
 def find_checkpoint(resume: str | None, folder: RunFolder, spec: TrainingSpec, base: Path) -> Checkpoint | None:

@@ -2,7 +2,8 @@
 
     manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
 
-The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once.
+The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once. Before the driver
+is there, the first one ends the command: nothing is written yet.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,14 +23,16 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError
 from rich.console import Console
 
 from qwen35_trainer.progress.live import View, make_view
+from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import FinishRecord, read_records
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
 from qwen35_trainer.runtime.driver import Driver, News
-from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.folder import RunFolder, write_whole
 from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads
@@ -38,9 +42,15 @@ from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
 FOLLOW_SECONDS = 1.0
 """Longest wait for the driver's news: signals are looked at this often."""
 
+TOO_EARLY = "ended by a signal before the training began; nothing was written"
+
 
 class Interrupted(Exception):
-    """A second signal: end now."""
+    """A signal ended the run without a last checkpoint; says what is left."""
+
+
+class ReportFailed(RuntimeError):
+    """The run is over, but its summary or report could not be written; says how the run itself ended."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,9 @@ class Finished:
 def run(
     manifest: Manifest, *, file: Path, output: Path | None, resume: str | None, console: Console, started: float
 ) -> Finished:
-    """Train. Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then."""
+    """Train. Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then;
+    Interrupted for a signal that leaves no time to save, and ReportFailed.
+    """
     if problems := unsupported(manifest):
         raise ManifestError(file, problems)
     base = file.resolve().parent
@@ -65,21 +77,38 @@ def run(
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name
     memory = MemoryWatch()
-    with make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view:
+    with (
+        make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view,
+        _Signals() as signals,
+    ):
         view.phase("starting Ray, reading the data")
         # Beside each other, because both take seconds.
         with ThreadPoolExecutor(1) as aside:
             preparing = aside.submit(prepare, manifest, base=base, folder=folder, resume=checkpoint, started=started)
             with _local_ray(threads(manifest.spec)):
+                signals.catch()  # again: Ray has put its own handler of SIGTERM there
                 job, data = preparing.result()
+                if signals.count:
+                    raise Interrupted(TOO_EARLY)
                 folder.claim(manifest)
-                finish = _drive(job, data, view)
+                finish = _drive(job, data, view, signals)
         view.phase("writing the report")
+        return Finished(finish, _report(manifest, folder, finish, bound, memory.stop()), folder)
+
+
+def _report(
+    manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float
+) -> Summary:
+    """Write summary.json and report.html. Raises ReportFailed."""
+    try:
         records = read_records(folder.metrics)
-        summary = summarise(records, max_version_lag=bound, peak_rss_mib=memory.stop())
-        _write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
+        summary = summarise(records, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
+        write_whole(folder.summary, json.dumps(summary, indent=2) + "\n")
         write_report(folder.root, records, dump_manifest(manifest), summary)
-    return Finished(finish, summary, folder)
+    except (OSError, ValueError) as error:
+        ended = f"{finish.outcome}: {finish.message}" if finish.message else finish.outcome
+        raise ReportFailed(f"{ended}\nThe report was not written: {error}") from error
+    return summary
 
 
 @contextmanager
@@ -94,18 +123,27 @@ def _local_ray(threads: int) -> Iterator[None]:
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except SystemExit:  # Ray's own answer to SIGTERM, after it has ended its processes
+        raise Interrupted(TOO_EARLY) from None
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _drive(job: Job, data: Data, view: View) -> FinishRecord:
-    """Run the driver, and show what it says."""
-    with _Signals() as signals:
-        driver = ray.remote(num_cpus=0)(Driver).remote(job, [ray.put(data)])
+def _drive(job: Job, data: Data, view: View, signals: _Signals) -> FinishRecord:
+    """Run the driver, and show what it says. Should its process end, say that in its place."""
+    driver = ray.remote(num_cpus=0)(Driver).remote(job, [ray.put(data)])
+    try:
         return _follow(driver, view, signals)
+    except RayActorError as error:
+        message = f"the driver was lost: {' '.join(str(error).split())[:400]} Continue with --resume auto"
+        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started)
+        with Recorder(job.folder.metrics, [view]) as recorder:
+            recorder.append(finish)
+        return finish
 
 
 def _follow(driver: Any, view: View, signals: _Signals) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
@@ -123,7 +161,7 @@ def _follow(driver: Any, view: View, signals: _Signals) -> FinishRecord:  # noqa
             phase = news.phase
             view.phase(phase)
         if signals.count > 1:
-            raise Interrupted
+            raise Interrupted("ended by a second signal; nothing since the last checkpoint was kept")
         if news.over:
             finish: FinishRecord = ray.get(result)
             return finish
@@ -137,10 +175,13 @@ class _Signals:
         self._earlier: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
+        self.catch()
+        return self
+
+    def catch(self) -> None:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._earlier[number] = signal.signal(number, self._caught)
-        return self
+                self._earlier.setdefault(number, signal.signal(number, self._caught))
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._earlier.items():
@@ -148,10 +189,3 @@ class _Signals:
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write aside and rename: a reader never sees half a file."""
-    aside = path.with_suffix(".partial")
-    aside.write_text(text)
-    aside.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,10 @@ from qwen35_trainer.weights.publication import Publication
 
 
 class TrainPool:
-    """Ranks are called alike and in one order. `busy_seconds` adds up the time that they trained."""
+    """Ranks are called alike and in one order."""
 
     def __init__(self, workers: Sequence[Any], deadline: float) -> None:
         self._workers, self._deadline = workers, deadline
-        self.busy: list[tuple[float, float]] = []
 
     async def start(self, seconds: float) -> None:
         """Form the process group and build the engines."""
@@ -34,9 +32,7 @@ class TrainPool:
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         """Train a batch on all ranks. Returns one entry per update."""
         shared = ray.put(batch)
-        started = time.time()
         results = await self._all("train", "training a batch", shared, tuple(learning_rates))
-        self.busy.append((started, time.time()))
         metrics: list[UpdateMetrics] = results[0]
         return metrics
 

@@ -1,0 +1,120 @@
+"""Our trainer against TRL on one machine without a GPU: prints one JSON object.
+
+    for each part:   model folder ─► round 1: async, sync, trl ─► round 2: async, sync, trl ─► … ─► medians, ratios
+
+    python benchmarks/embedded.py [--part short|longTail|all] [--rounds 3] [--updates N]
+
+Each run is a process of its own and has all cores. Variants take turns, so that a machine that slows down slows all of
+them; ratios are formed within a round. Needs the dependency group `bench`. docs/benchmarks.md explains the numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from jobs import PARTS, PROMPTS, SAMPLES, Part, save_model
+from variants import VARIANTS, Measured, Variant, measure
+from watch import cores
+
+PACKAGES = ("qwen35", "torch", "transformers", "ray", "trl")
+RATIOS: tuple[tuple[Variant, Variant], ...] = (("async", "trl"), ("async", "sync"), ("sync", "trl"))
+
+type Round = dict[Variant, Measured]
+
+
+def main() -> None:
+    """Measure, and print."""
+    arguments = _arguments()
+    chosen = list(PARTS.values()) if arguments.part == "all" else [PARTS[arguments.part]]
+    if arguments.updates is not None:
+        chosen = [replace(part, updates=arguments.updates) for part in chosen]
+    print(json.dumps(_report({part.name: _rounds(part, arguments.rounds) for part in chosen}, chosen), indent=2))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Our trainer against TRL on this machine's CPU.")
+    parser.add_argument("--part", choices=[*PARTS, "all"], default="all", help="which job to measure [default: all]")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each variant [default: 3]")
+    parser.add_argument("--updates", type=int, help="updates per run, at least 10 [default: the job's own]")
+    arguments = parser.parse_args()
+    if arguments.rounds < 1:
+        parser.error(f"--rounds {arguments.rounds}: at least 1")
+    if arguments.updates is not None and arguments.updates < 10:
+        parser.error(f"--updates {arguments.updates}: at least 10, or no steady window is left")
+    return arguments
+
+
+def _rounds(part: Part, rounds: int) -> list[Round]:
+    """Every variant in turn, `rounds` times; progress goes to stderr."""
+    with TemporaryDirectory(prefix="benchmark-") as name:
+        root = Path(name)
+        save_model(part, root / "model")
+        results: list[Round] = []
+        for number in range(1, rounds + 1):
+            results.append({})
+            for variant in VARIANTS:
+                folder = root / f"{number}-{variant}"
+                folder.mkdir()
+                results[-1][variant] = measured = measure(variant, part, folder)
+                print(
+                    f"{part.name} round {number}/{rounds} {variant}: {measured.samplesPerSecond:.0f} samples/s, "
+                    f"{measured.othersCores:.2f} cores taken by others",
+                    file=sys.stderr,
+                )
+        return results
+
+
+def _report(results: dict[str, list[Round]], parts: Sequence[Part]) -> dict[str, Any]:
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {"cpu": _cpu_model(), "cores": cores(), "system": platform.platform()},
+        "versions": {"python": platform.python_version()} | {package: version(package) for package in PACKAGES},
+        "parts": {part.name: _part(part, results[part.name]) for part in parts},
+    }
+
+
+def _part(part: Part, rounds: Sequence[Round]) -> dict[str, Any]:
+    names = [name for name in asdict(rounds[0]["async"])]
+    return {
+        "job": asdict(part) | {"promptsPerUpdate": PROMPTS, "samplesPerPrompt": SAMPLES},
+        "ratios": {
+            f"{over}/{under}": _spread([r[over].samplesPerSecond / r[under].samplesPerSecond for r in rounds])
+            for over, under in RATIOS
+        },
+        "variants": {
+            variant: {name: _spread([getattr(r[variant], name) for r in rounds]) for name in names}
+            for variant in VARIANTS
+        },
+    }
+
+
+def _spread(values: Sequence[float | None]) -> dict[str, Any]:
+    """Median, extremes and every round's value; a value that does not exist leaves the first three empty."""
+    known = [value for value in values if value is not None]
+    whole = bool(known) and len(known) == len(values)
+    return {
+        "median": round(median(known), 4) if whole else None,
+        "min": round(min(known), 4) if whole else None,
+        "max": round(max(known), 4) if whole else None,
+        "rounds": [None if value is None else round(value, 4) for value in values],
+    }
+
+
+def _cpu_model() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""The three variants of a job, and what is measured of each: the same numbers from our records and from the peer's trace.
+
+The steady window leaves out the first updates (`Part.skipped`) and the last three: at its end an asynchronous run has
+nothing left to generate, and would look faster than it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Literal
+
+from jobs import DATA, GOAL, PROMPTS, SAMPLES, Mode, Part, write_manifest
+from peers.trl_grpo import Settings
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, read_records
+from watch import Seen, run
+
+type Variant = Literal["async", "sync", "trl"]
+
+VARIANTS: tuple[Variant, ...] = ("async", "sync", "trl")
+MODES: dict[Variant, Mode] = {"async": "FullyAsync", "sync": "Colocated"}
+LAST = 3
+"""Updates at the end that do not count."""
+PEER = Path(__file__).parent / "peers" / "trl_grpo.py"
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of any variant. `time` is since the process began; idle shares are of the time since the last update."""
+
+    time: float
+    trained: int
+    """Response tokens in the loss."""
+    generated: float
+    """Tokens that the sampler made since the last update."""
+    rollout_idle: float
+    trainer_idle: float
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one run of a variant gave. docs/benchmarks.md explains each number."""
+
+    samplesPerSecond: float  # noqa: N815  # these names are the JSON's
+    generatedTokensPerSecond: float  # noqa: N815
+    trainedTokensPerSecond: float  # noqa: N815
+    secondsPerUpdate: float  # noqa: N815
+    firstUpdateSeconds: float  # noqa: N815
+    goalSeconds: float | None  # noqa: N815
+    finalAccuracy: float | None  # noqa: N815
+    responseTokensMean: float  # noqa: N815
+    rolloutIdle: float  # noqa: N815
+    trainerIdle: float  # noqa: N815
+    peakRssMiB: float  # noqa: N815
+    peakPssMiB: float  # noqa: N815
+    othersCores: float  # noqa: N815
+    coresBusyBefore: float  # noqa: N815
+
+
+def measure(variant: Variant, part: Part, folder: Path) -> Measured:
+    """One run, from process start to process end. `folder` holds the model in `model`; the run's files go there too."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    # Ray starts its workers at a lower priority: on a shared machine others would take from our runs only.
+    environment |= {"RAY_worker_niceness": "0"}
+    updates, accuracies, seen = (_trl if variant == "trl" else _ours)(variant, part, folder, environment)
+    return _summary(part, updates, accuracies, seen)
+
+
+type _Run = tuple[Sequence[Update], Sequence[tuple[float, float]], Seen]
+"""Updates; (time, held-out accuracy) of the evaluations; what the processes used."""
+
+
+def _ours(variant: Variant, part: Part, folder: Path, environment: dict[str, str]) -> _Run:
+    manifest = write_manifest(part, MODES[variant], folder)
+    output = folder / "output"
+    command = [sys.executable, "-m", "qwen35_trainer.cli", "run", str(manifest), "--output", str(output)]
+    seen = run(command, environment=environment, log=folder / "log")
+    records = read_records(output / "metrics.jsonl")
+    updates = [
+        Update(
+            time=record.time,
+            trained=record.tokens,
+            generated=(record.tokens_per_second or 0.0) * record.seconds,
+            rollout_idle=record.rollout_idle or 0.0,
+            trainer_idle=record.trainer_idle or 0.0,
+        )
+        for record in records
+        if isinstance(record, UpdateRecord)
+    ]
+    return updates, [(r.time, r.accuracy or 0.0) for r in records if isinstance(r, EvaluationRecord)], seen
+
+
+def _trl(variant: Variant, part: Part, folder: Path, environment: dict[str, str]) -> _Run:
+    trace = folder / "trace.jsonl"
+    settings = Settings(
+        model=str(folder.parent / "model"),
+        train=str(DATA / "train.jsonl"),
+        validation=str(DATA / "validation.jsonl"),
+        trace=str(trace),
+        updates=part.updates,
+        prompts=PROMPTS,
+        samples=SAMPLES,
+        response_tokens=part.response_tokens,
+        learning_rate=part.learning_rate,
+        schedule=part.schedule.lower(),
+        extract=part.extract,
+        evaluate_every=part.evaluate_every,
+        micro_batch=part.trl_micro_batch,
+        threads=part.trl_threads,
+    )
+    path = folder / f"{variant}.json"
+    path.write_text(json.dumps(asdict(settings)))
+    seen = run([sys.executable, str(PEER), str(path)], environment=environment, log=folder / "log")
+    rows = [json.loads(line) for line in trace.read_text().splitlines()]
+    updates = [
+        Update(
+            time=row["time"],
+            trained=row["tokens"],
+            generated=row["tokens"],
+            rollout_idle=1 - row["generating"] / row["seconds"],
+            trainer_idle=row["generating"] / row["seconds"],
+        )
+        for row in rows
+        if "seconds" in row
+    ]
+    return updates, [(row["time"], row["accuracy"]) for row in rows if "accuracy" in row], seen
+
+
+def _summary(
+    part: Part, updates: Sequence[Update], accuracies: Sequence[tuple[float, float]], seen: Seen
+) -> Measured:
+    first, window = updates[part.skipped - 1], updates[part.skipped : -LAST]
+    seconds = window[-1].time - first.time
+    lengths = [after.time - before.time for before, after in zip((first, *window[:-1]), window, strict=True)]
+
+    def share(value: Callable[[Update], float]) -> float:
+        return sum(value(update) * length for update, length in zip(window, lengths, strict=True)) / seconds
+
+    samples = PROMPTS * SAMPLES
+    return Measured(
+        samplesPerSecond=samples * len(window) / seconds,
+        generatedTokensPerSecond=sum(update.generated for update in window) / seconds,
+        trainedTokensPerSecond=sum(update.trained for update in window) / seconds,
+        secondsPerUpdate=seconds / len(window),
+        firstUpdateSeconds=updates[0].time,
+        goalSeconds=next((time for time, accuracy in accuracies if accuracy >= GOAL), None),
+        finalAccuracy=accuracies[-1][1] if accuracies else None,
+        responseTokensMean=fmean(update.trained for update in window) / samples,
+        rolloutIdle=share(lambda update: update.rollout_idle),
+        trainerIdle=share(lambda update: update.trainer_idle),
+        peakRssMiB=seen.peak_rss_mib,
+        peakPssMiB=seen.peak_pss_mib,
+        othersCores=seen.others_cores,
+        coresBusyBefore=seen.load_before,
+    )

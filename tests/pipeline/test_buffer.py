@@ -1,0 +1,221 @@
+"""What a batch takes, and what it waits for."""
+
+import pytest
+
+from qwen35_trainer.pipeline.buffer import Batch, Blocked, Buffer, OnMissedDeadline
+from qwen35_trainer.pipeline.window import Window
+
+
+def buffer_of(
+    *, groups: int = 2, batches: int = 1, threshold: float = 2.0, lag: int = 2, policy: str = "Wait"
+) -> Buffer:
+    return Buffer(Window(groups, batches, threshold, lag), OnMissedDeadline(policy))
+
+
+def dispatch(buffer: Buffer, *groups: int, version: int = 0) -> None:
+    for group in groups:
+        buffer.dispatch(group, version)
+
+
+def finish(buffer: Buffer, *groups: int) -> None:
+    for group in groups:
+        buffer.finish(group)
+
+
+def at_its_deadline(policy: str) -> Buffer:
+    """Batch 2 is next and group 0, of version 0, must go with it; groups 2 and 3, of version 2, could wait."""
+    buffer = buffer_of(groups=1, lag=2, policy=policy)
+    dispatch(buffer, 0, 1, 2)
+    finish(buffer, 1, 2)
+    for version in (1, 2):
+        assert isinstance(buffer.take(), Batch)
+        buffer.publish(version)
+    dispatch(buffer, 3, 4, version=2)
+    return buffer
+
+
+def test_groups_leave_in_the_order_of_completion_when_none_is_due():
+    buffer = buffer_of()
+    dispatch(buffer, 0, 1, 2, 3)
+    finish(buffer, 3, 1, 0, 2)
+    assert buffer.take() == Batch((3, 1))
+    assert buffer.take() == Batch((0, 2))
+
+
+def test_a_due_group_leaves_before_a_finished_later_one():
+    buffer = at_its_deadline("Wait")
+    finish(buffer, 4, 3, 0)
+    assert buffer.take() == Batch((0,))
+    assert buffer.take() == Batch((4,))
+
+
+def test_a_group_whose_successors_crowd_the_deadline_leaves_early():
+    """Deadline 2 for three groups of version 0: one of them must be in each of the batches 0, 1 and 2."""
+    buffer = buffer_of(groups=1, threshold=2.0, lag=2)
+    dispatch(buffer, 0, 1, 2)
+    buffer.born(2, 1)
+    buffer.born(0, 0)
+    finish(buffer, 2, 0, 1)
+    assert buffer.take() == Batch((2,)), "two groups fit into batches 1 and 2"
+    assert buffer.take() == Batch((0,))
+    assert buffer.take() == Batch((1,))
+
+
+def test_a_batch_waits_for_its_size():
+    buffer = buffer_of(groups=3)
+    dispatch(buffer, 0, 1, 2, 3)
+    finish(buffer, 1, 3)
+    assert buffer.take() == Blocked(finished=2, needed=3)
+
+
+def test_wait_blocks_and_names_the_due_groups():
+    buffer = at_its_deadline("Wait")
+    finish(buffer, 3, 4)
+    assert buffer.take() == Blocked(finished=2, needed=1, due=(0,))
+    finish(buffer, 0)
+    assert buffer.take() == Batch((0,))
+
+
+def test_wait_names_every_running_group_of_the_earliest_crowded_deadline():
+    buffer = buffer_of(groups=2, threshold=0.0, lag=0)
+    dispatch(buffer, 0, 1)
+    assert buffer.take() == Blocked(finished=0, needed=2, due=(0, 1))
+    finish(buffer, 0)
+    assert buffer.take() == Blocked(finished=1, needed=2, due=(1,))
+
+
+def test_a_birth_from_later_weights_moves_the_deadline():
+    buffer = at_its_deadline("Wait")
+    finish(buffer, 3)
+    buffer.born(0, 1)
+    assert buffer.take() == Batch((3,))
+    assert buffer.take() == Blocked(finished=0, needed=1, due=(0,))
+
+
+def test_a_birth_reported_after_the_group_left_is_no_news():
+    buffer = buffer_of(groups=1)
+    dispatch(buffer, 0)
+    finish(buffer, 0)
+    buffer.take()
+    buffer.born(0, 1)
+    assert buffer.pending == ()
+
+
+def test_mask_tokens_goes_on_without_the_due_group_and_takes_it_first_when_it_finishes():
+    buffer = at_its_deadline("MaskTokens")
+    finish(buffer, 3)
+    assert buffer.take() == Batch((3,))
+    finish(buffer, 4, 0)
+    assert buffer.take() == Batch((0,))
+    assert buffer.take() == Batch((4,))
+
+
+def test_discard_gives_back_the_group_that_missed_its_deadline():
+    buffer = at_its_deadline("Discard")
+    finish(buffer, 3)
+    assert buffer.take() == Batch((3,), discarded=(0,))
+    assert buffer.pending == (4,)
+
+
+def test_discard_keeps_a_late_group_until_its_last_legal_batch():
+    buffer = at_its_deadline("Discard")
+    assert buffer.take() == Blocked(finished=0, needed=1), "nothing else is ready: the late group may still make it"
+    finish(buffer, 0)
+    assert buffer.take() == Batch((0,))
+
+
+def test_discarded_groups_make_room():
+    buffer = at_its_deadline("Discard")
+    finish(buffer, 3)
+    room = buffer.room
+    buffer.take()
+    assert buffer.room == room + 1, "the discarded group counts no longer, the trained one still does"
+
+
+def test_what_trains_counts_until_its_version_is_published():
+    buffer = buffer_of(groups=2, batches=2, threshold=0.5, lag=1)
+    dispatch(buffer, *range(6))
+    assert (buffer.counted, buffer.room) == (6, 0)
+    finish(buffer, 0, 1, 2, 3)
+    buffer.take()
+    buffer.take()
+    assert (buffer.counted, buffer.room) == (6, 0)
+    buffer.publish(1)
+    assert (buffer.counted, buffer.room) == (2, 4)
+
+
+def test_a_publication_beside_the_next_batch_does_not_uncount_that_batch():
+    buffer = buffer_of(groups=2, batches=1, threshold=1.0, lag=1)
+    dispatch(buffer, *range(4))
+    finish(buffer, *range(4))
+    buffer.take()
+    buffer.take()  # trains version 1 while version 1 travels
+    buffer.publish(1)
+    assert (buffer.counted, buffer.room) == (2, 2)
+    buffer.publish(2)
+    assert (buffer.counted, buffer.room) == (0, 4)
+
+
+def test_a_full_window_refuses_a_group_by_number_and_count():
+    buffer = buffer_of(groups=1, threshold=0.0, lag=0)
+    dispatch(buffer, 7)
+    with pytest.raises(ValueError, match=r"group 8 dispatched into a full window \(1 of 1\)"):
+        buffer.dispatch(8, 0)
+
+
+def test_a_group_is_dispatched_once_and_finishes_once():
+    buffer = buffer_of()
+    dispatch(buffer, 0)
+    with pytest.raises(ValueError, match="group 0 dispatched twice"):
+        buffer.dispatch(0, 0)
+    finish(buffer, 0)
+    with pytest.raises(ValueError, match="group 0 finished twice"):
+        buffer.finish(0)
+
+
+@pytest.mark.parametrize("version", [0, 2])
+def test_a_version_is_published_in_order_and_after_its_batches(version):
+    buffer = buffer_of(groups=1)
+    dispatch(buffer, 0)
+    finish(buffer, 0)
+    buffer.take()
+    with pytest.raises(ValueError, match=f"version {version} published after 0, with 1 batches trained"):
+        buffer.publish(version)
+
+
+def test_the_last_version_of_a_run_may_be_cut_short():
+    buffer = buffer_of(groups=1, batches=4, lag=2)
+    dispatch(buffer, 0)
+    finish(buffer, 0)
+    buffer.take()
+    buffer.publish(1)
+    assert buffer.batch == 1
+
+
+def test_a_continued_run_starts_within_a_version():
+    buffer = buffer_of(groups=2, batches=3, threshold=1.0, lag=1)
+    buffer.start_at(7)
+    assert buffer.batch == 7
+    assert buffer.counted == 2, "batch 6 trained at version 2, which the replicas have"
+    dispatch(buffer, 0, 1, version=2)
+    finish(buffer, 0, 1)
+    assert buffer.take() == Batch((0, 1))
+    with pytest.raises(ValueError, match="version 2 published after 2"):
+        buffer.publish(2)
+    buffer.publish(3)
+
+
+def test_start_at_comes_before_the_first_dispatch():
+    buffer = buffer_of()
+    dispatch(buffer, 0)
+    with pytest.raises(AssertionError, match="start_at comes before the first dispatch"):
+        buffer.start_at(4)
+
+
+def test_pending_lists_groups_in_the_order_of_dispatch():
+    buffer = buffer_of(groups=1)
+    dispatch(buffer, 2, 0, 1)
+    finish(buffer, 0)
+    assert buffer.pending == (2, 0, 1)
+    buffer.take()
+    assert buffer.pending == (2, 1)

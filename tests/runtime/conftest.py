@@ -1,0 +1,205 @@
+"""Small manifests, and runs of the real command in processes of their own."""
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+import pytest
+import yaml
+
+from qwen35_trainer.progress.records import Record, read_records
+
+LIMIT_SECONDS = 150.0
+"""Deadline of every wait for a run: many times what one takes."""
+
+REMOVED = object()
+SMALL: dict[str, Any] = {
+    "mode": "FullyAsync",
+    "accelerator": {"profile": "cpu", "perNode": 1},
+    "model": {
+        "name": "tiny",
+        "precision": "FP32",
+        "source": {
+            "random": {"hiddenSize": 32, "intermediateSize": 32, "fullAttentionInterval": 2, "layers": 2}
+            | {"characters": "0123456789>="}
+        },
+    },
+    "data": {
+        "train": [{"name": "train", "files": {"paths": ["train.jsonl"]}}],
+        "maxPromptTokens": 8,
+        "maxResponseTokens": 3,
+    },
+    "rewards": [{"name": "digit", "type": "ExactMatch"}],
+    "algorithm": {"groupSize": 4},
+    "rollout": {"engine": "Torch", "maxSequences": 64},
+    "train": {"updates": 3, "batch": {"promptsPerUpdate": 4, "microBatchPerDevice": 16}},
+    "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2, "stallSeconds": 60.0},
+    "tracking": {"tensorboard": False},
+}
+
+type Changes = Mapping[str, object]
+type Write = Callable[..., Path]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that is over, and the records as they were then."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+    records: list[Record]
+
+    def of[R: Record](self, kind: type[R]) -> list[R]:
+        return [record for record in self.records if isinstance(record, kind)]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def progress(self, update: int) -> dict[str, Any]:
+        return json.loads((self.folder / "checkpoints" / f"update-{update:06d}" / "progress.json").read_text())
+
+
+@dataclass
+class Running:
+    """A command under way, the first of a process group of its own, as a shell starts it."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    out: Path
+    err: Path
+    mark: str
+
+    def wait_for(self, text: str, of: str = "out") -> None:
+        """Until the command printed `text`."""
+        file = self.out if of == "out" else self.err
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while text not in file.read_text():
+            assert self.process.poll() is None, f"ended before {text!r}:\n{file.read_text()}\n{self.err.read_text()}"
+            assert time.monotonic() < deadline, f"no {text!r} in:\n{file.read_text()}"
+            time.sleep(0.02)
+
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """`group`: to all its processes too, as a terminal does for Ctrl-C."""
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def processes(self, title: str = "") -> list[psutil.Process]:
+        """What the command started and still runs, wherever it hangs in the tree; by a part of its title."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                marked = process.environ().get("QWEN35_TEST_RUN") == self.mark
+                if marked and process.status() != psutil.STATUS_ZOMBIE and title in " ".join(process.cmdline()):
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+    def end(self, seconds: float = LIMIT_SECONDS) -> Ended:
+        """Wait until it is over, and see that it left no process behind."""
+        code = self.process.wait(seconds)
+        metrics = self.folder / "metrics.jsonl"
+        records = read_records(metrics) if metrics.is_file() else []
+        ended = Ended(code, self.out.read_text(), self.err.read_text(), self.folder, records)
+        deadline = time.monotonic() + 10
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left behind: {[process.cmdline() for process in left]}"
+            time.sleep(0.1)
+        return ended
+
+    def kill(self) -> None:
+        for process in self.processes():
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait(10)
+
+
+@dataclass
+class Command:
+    """Starts `qwen35 …`."""
+
+    room: Path
+    started: list[Running] = field(default_factory=list)
+    quiet: ClassVar[dict[str, str]] = {"OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0", "COLUMNS": "200"}
+
+    def start(self, *arguments: object, output: Path) -> Running:
+        mark = uuid.uuid4().hex
+        out, err = self.room / f"{mark}.out", self.room / f"{mark}.err"
+        with out.open("wb") as to_out, err.open("wb") as to_err:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)],
+                stdout=to_out,
+                stderr=to_err,
+                stdin=subprocess.DEVNULL,
+                env=os.environ | self.quiet | {"QWEN35_TEST_RUN": mark},
+                start_new_session=True,
+            )
+        self.started.append(Running(process, output, out, err, mark))
+        return self.started[-1]
+
+    def run(self, file: Path, *arguments: object, output: Path | None = None) -> Ended:
+        """`qwen35 run FILE …` to its end; the output is a folder beside the manifest unless given."""
+        return self.start("run", file, *arguments, output=output or file.parent / "out").end()
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+    built = Command(tmp_path_factory.mktemp("commands"))
+    yield built
+    for running in built.started:
+        running.kill()
+
+
+@pytest.fixture(scope="session")
+def write() -> Write:
+    """write(folder, {"train.updates": 5}, prompts=20) is a small manifest in `folder`, with its data."""
+
+    def manifest(
+        folder: Path, changes: Changes | None = None, *, prompts: int = 64, reward: str | None = None, name: str = "tiny"
+    ) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        spec = copy.deepcopy(SMALL)
+        if reward is not None:
+            (folder / "judge.py").write_text(reward)
+            spec["rewards"] = [{"name": "judge", "type": "Function", "function": "judge:score"}]
+        for path, value in (changes or {}).items():
+            _set(spec, path, value)
+        document = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": name}}
+        file = folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(document | {"spec": spec}))
+        for part, first in (("train", 0), ("validation", 100_000)):
+            lines = (json.dumps({"prompt": f"{first + number}=", "answer": str(number % 10)}) for number in range(prompts))
+            (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+        return file
+
+    return manifest
+
+
+@pytest.fixture(scope="session")
+def removed() -> object:
+    """The value that takes a field out."""
+    return REMOVED
+
+
+def _set(spec: dict[str, Any], path: str, value: object) -> None:
+    *parents, last = path.split(".")
+    here: Any = spec
+    for key in parents:
+        here = here[int(key)] if key.isdigit() else here.setdefault(key, {})
+    if value is REMOVED:
+        del here[last]
+    else:
+        here[int(last) if last.isdigit() else last] = value

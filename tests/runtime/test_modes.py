@@ -1,0 +1,201 @@
+"""Whole runs of each mode, policy and source, each on a Ray of its own."""
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
+ASYNC_JUDGE = """
+import asyncio
+
+async def score(prompt, response, answer, metadata):
+    if prompt == "5=":
+        await asyncio.sleep(3600)
+    await asyncio.sleep(0.01)
+    return float(len(response))
+"""
+SYNC_JUDGE = """
+def score(prompt, response, answer, metadata):
+    if answer == "3":
+        raise ValueError(f"no score for {prompt}")
+    return response.count("1") - 0.1 * len(response)
+"""
+STRAGGLING = """
+import asyncio
+
+async def score(prompt, response, answer, metadata):
+    await asyncio.sleep(1.0 if answer in "07" else 0.02)
+    return float(len(response)) + response.count("1")
+"""
+
+
+@contextlib.contextmanager
+def _listening(ports: tuple[int, ...]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            taken = stack.enter_context(socket.socket())
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):  # somebody else listens there: just as well
+                taken.bind(("0.0.0.0", port))
+                taken.listen()
+        yield
+
+
+@pytest.fixture(scope="module")
+def wide(command, write, tmp_path_factory):
+    """Two replicas and two ranks, with all the usual ports taken, and a reward that never answers for one prompt."""
+    changes = {
+        "rollout.nodes": 2,
+        "train.nodes": 2,
+        "train.updates": 6,
+        "train.batch.microBatchPerDevice": 8,
+        "async": {"stalenessThreshold": 0.5, "maxVersionLag": 1, "updatesPerSync": 2, "requireBatches": 2},
+        "algorithm": {"groupSize": 4, "kl": {"placement": "Loss"}, "correction": {"type": "DecoupledPPO"}},
+        "tracking": {"tensorboard": True},
+        "data.shuffle": False,
+    }
+    file = write(tmp_path_factory.mktemp("wide"), changes, reward=ASYNC_JUDGE)
+    with _listening((6379, 8265, 10001, 29500)):
+        return command.run(file, "--set", "rewards[0].timeoutSeconds=1")
+
+
+def test_four_workers_train_together_while_the_usual_ports_are_taken(wide):
+    assert wide.code == 0, wide.err
+    assert {path.name for path in (wide.folder / "logs").iterdir()} == {
+        *("driver.log", "rollout-0.log", "rollout-1.log", "train-0.log", "train-1.log")
+    }
+    assert {span.lane for span in wide.of(SpanRecord) if span.kind == "generate"} == {"rollout-0", "rollout-1"}
+
+
+def test_updates_that_fill_no_whole_version_are_published_all_the_same(wide):
+    """3 batches of 2 updates, 2 batches a version: the third is a version cut short."""
+    updates = wide.of(UpdateRecord)
+    assert [record.update for record in updates] == [1, 2, 3, 4, 5, 6]
+    assert [record.version for record in updates] == [0, 0, 0, 0, 1, 1]
+    assert [span.label for span in wide.of(SpanRecord) if span.kind == "publish"] == ["version 1", "version 2"]
+
+
+def test_kl_in_the_loss_is_reported_once_the_policy_has_moved(wide):
+    kl = [record.kl for record in wide.of(UpdateRecord)]
+    assert kl[0] == pytest.approx(0.0, abs=1e-5)
+    assert kl[-1] > 0
+
+
+def test_a_call_that_hangs_ends_at_its_time_out_and_is_counted(wide):
+    assert wide.summary["rewardErrors"] == 4  # the group of one prompt
+    assert wide.summary["outcome"] == "Succeeded"
+
+
+def test_a_run_leaves_every_file_that_it_promises(wide):
+    names = {path.name for path in wide.folder.iterdir()}
+    assert names == {"run.yaml", "run.id", "metrics.jsonl", "checkpoints", "tensorboard", "logs", "summary.json", "report.html"}
+    assert any((wide.folder / "tensorboard").glob("events*"))
+
+
+@pytest.fixture(scope="module")
+def turns(command, write, removed, tmp_path_factory):
+    changes = {
+        "mode": "Colocated",
+        "async": {"updatesPerSync": 2},
+        "train.updates": 6,
+        "data.validation": HELD_OUT,
+        "evaluation": {"everyUpdates": 2},
+    }
+    return command.run(write(tmp_path_factory.mktemp("turns"), changes, reward=SYNC_JUDGE))
+
+
+def test_colocated_pools_take_turns(turns):
+    assert turns.code == 0, turns.err
+    generating = [span for span in turns.of(SpanRecord) if span.kind == "generate"]
+    training = [span for span in turns.of(SpanRecord) if span.kind == "train"]
+    assert len(training) == 6
+    assert not [(g, t) for g in generating for t in training if g.start < t.end and t.start < g.end]
+
+
+def test_colocated_tokens_are_never_old(turns):
+    assert turns.summary["staleness"].keys() == {"0"}
+
+
+def test_an_evaluation_is_of_the_weights_whose_update_it_names(turns):
+    assert [(record.update, record.version) for record in turns.of(EvaluationRecord)] == [(0, 0), (2, 1), (4, 2), (6, 3)]
+
+
+def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
+    """Each prompt whose answer is 3 raises for all samples of its group."""
+    assert turns.summary["rewardErrors"] > 0
+    assert turns.summary["rewardErrors"] % 4 == 0
+    assert "ValueError: no score for" in (turns.folder / "logs" / "driver.log").read_text()
+    assert f"reward errors" in turns.out
+
+
+@pytest.fixture(scope="module")
+def supervised(command, tmp_path_factory):
+    output = tmp_path_factory.mktemp("sft") / "out"
+    return command.run(EXAMPLES / "tiny-sft.yaml", "--set", "train.updates=40", output=output)
+
+
+def test_supervised_training_lowers_the_loss_and_the_held_out_loss(supervised):
+    assert supervised.code == 0, supervised.err
+    losses = [record.loss for record in supervised.of(UpdateRecord)]
+    held_out = [record.loss for record in supervised.of(EvaluationRecord)]
+    assert losses[-1] < 0.8 * losses[0]
+    assert held_out[-1] < 0.8 * held_out[0]
+
+
+def test_the_held_out_loss_before_is_that_of_the_untrained_model(supervised):
+    """About what one of the 15 tokens is worth to a model that knows nothing; measured before the first update."""
+    first, before = supervised.of(UpdateRecord)[0], supervised.of(EvaluationRecord)[0]
+    assert before.update == 0
+    assert before.time < first.time
+    assert before.loss == pytest.approx(first.loss, rel=0.1)
+
+
+def test_supervised_training_has_no_versions_no_lag_and_no_reward(supervised):
+    updates = supervised.of(UpdateRecord)
+    assert {(record.version, record.lag_max, record.reward_mean) for record in updates} == {(0, None, None)}
+
+
+@pytest.fixture(scope="module", params=["MaskTokens", "Discard"])
+def straggling(command, write, tmp_path_factory, request) -> SimpleNamespace:
+    """A fifth of the prompts take fifty times as long as the others."""
+    changes = {
+        "train.updates": 12,
+        "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1, "onMissedDeadline": request.param},
+        "data.shuffle": False,
+    }
+    ended = command.run(write(tmp_path_factory.mktemp("straggling"), changes, prompts=48, reward=STRAGGLING))
+    return SimpleNamespace(policy=request.param, ended=ended)
+
+
+def test_a_missed_deadline_never_lets_an_old_token_into_the_loss(straggling):
+    ended = straggling.ended
+    assert ended.code == 0, ended.err
+    assert ended.summary["maxTokenLag"] == 1
+    assert (ended.summary["maskedTokens"] > 0) == (straggling.policy == "MaskTokens")
+
+
+def test_after_missed_deadlines_every_prompt_has_still_left_once(straggling):
+    progress = straggling.ended.progress(12)
+    assert (progress["position"], progress["pending"]) == (48, [])
+    assert sum(record.prompts for record in straggling.ended.of(UpdateRecord)) == 48
+
+
+def test_a_gym_task_trains_with_its_own_scorer(command, write, tmp_path):
+    changes = {
+        "model.source.random": {"hiddenSize": 32, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
+        | {"characters": "".join(map(chr, range(32, 127))) + "\n"},
+        "data.train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 12, "config": {"max_terms": 2}}}],
+        "data.maxPromptTokens": 256,
+        "rewards": [{"type": "Gym"}],
+        "train.updates": 2,
+    }
+    ended = command.run(write(tmp_path, changes))
+    assert ended.code == 0, ended.err
+    assert (ended.summary["updates"], ended.summary["rewardErrors"]) == (2, 0)

@@ -1,0 +1,185 @@
+"""Stopping, and going on: the story of one run in three attempts, and of two that are cut short."""
+
+import os
+import re
+import shutil
+import signal
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+
+PROMPTS, PER_UPDATE, GROUP = 120, 4, 4
+LOGGED = """
+import time
+from pathlib import Path
+
+def score(prompt, response, answer, metadata):
+    time.sleep(0.01)  # long enough to be interrupted
+    with Path(__file__).with_name("scores.txt").open("a") as scores:
+        scores.write(prompt + "\\n")
+    return float(response[:1] == answer)
+"""
+HANGING = """
+import time
+
+def score(prompt, response, answer, metadata):
+    if len(prompt) == 7:  # a validation prompt
+        time.sleep(3600)
+    return 1.0
+"""
+
+
+def _trained(progress) -> set[int]:
+    return set(range(progress["position"])) - set(progress["pending"])
+
+
+@pytest.fixture(scope="module")
+def story(command, write, tmp_path_factory) -> SimpleNamespace:
+    """All prompts of one epoch, in three attempts: Ctrl-C, SIGTERM while the model loads, and to the end."""
+    folder = tmp_path_factory.mktemp("story")
+    changes = {"train.updates": PROMPTS // PER_UPDATE, "checkpoint": {"everyUpdates": 4, "keep": 2}}
+    file = write(folder, changes, prompts=PROMPTS, reward=LOGGED)
+    first = command.start("run", file, output=folder / "out")
+    first.wait_for("update=6/")
+    first.signal(signal.SIGINT, group=True)
+    stopped = first.end()
+    saved = stopped.of(CheckpointRecord)[-1]
+    scored = (folder / "scores.txt").read_text().split()
+    kept = shutil.copytree(saved.path, folder / "kept")
+    second = command.start("run", file, "--resume", saved.path, output=folder / "branch")
+    second.wait_for("phase=loading the model")
+    second.signal(signal.SIGTERM)
+    branched = second.end()
+    (folder / "scores.txt").unlink()
+    return SimpleNamespace(
+        folder=folder,
+        stopped=stopped,
+        saved=saved,
+        kept=kept,
+        progress=stopped.progress(saved.update),
+        scored_first=scored,
+        branched=branched,
+        finished=command.run(file, "--resume", "auto"),
+        scored_last=(folder / "scores.txt").read_text().split(),
+    )
+
+
+def test_ctrl_c_finishes_the_update_saves_and_says_where(story):
+    assert story.stopped.code == 0, story.stopped.err
+    assert story.stopped.of(FinishRecord)[-1].outcome == "Stopped"
+    assert story.stopped.of(UpdateRecord)[-1].update == story.saved.update
+    assert f"Saved to {story.saved.path}; go on with --resume auto" in story.stopped.out
+
+
+def test_a_stopped_run_keeps_its_newest_checkpoints_and_no_half_one(story):
+    names = sorted(path.name for path in (story.folder / "out" / "checkpoints").iterdir())
+    assert len(names) == 2
+    assert all(re.fullmatch(r"update-\d{6}", name) for name in names)
+
+
+def test_update_numbers_go_on_where_they_stopped(story):
+    updates = [record.update for record in story.finished.of(UpdateRecord)]
+    assert story.finished.code == 0, story.finished.err
+    assert updates == list(range(1, PROMPTS // PER_UPDATE + 1))
+
+
+def test_every_prompt_trains_exactly_once_over_both_attempts(story):
+    assert len(_trained(story.progress)) == story.saved.update * PER_UPDATE
+    end = story.finished.progress(PROMPTS // PER_UPDATE)
+    assert (end["position"], end["pending"]) == (PROMPTS, [])
+
+
+def test_prompts_are_generated_again_only_if_they_were_on_their_way_at_the_stop(story):
+    order = PromptOrder(PROMPTS)
+    text = [f"{order.prompt_index(position)}=" for position in range(PROMPTS)]
+    trained = _trained(story.progress)
+    before, after = Counter(story.scored_first), Counter(story.scored_last)
+    assert all(before[text[position]] == GROUP for position in trained)
+    assert after == {text[position]: GROUP for position in set(range(PROMPTS)) - trained}
+
+
+def test_the_bound_holds_after_a_resume_and_versions_go_on(story):
+    updates = story.finished.of(UpdateRecord)
+    assert [record.version for record in updates] == [record.update - 1 for record in updates]
+    assert max(record.lag_max for record in updates) <= 2
+
+
+def test_time_goes_on_where_the_checkpoint_was_saved(story):
+    times = [record.time for record in story.finished.of(UpdateRecord)]
+    assert all(earlier < later for earlier, later in pairwise(times))
+    assert story.finished.summary["outcome"] == "Succeeded"
+
+
+def test_sigterm_while_the_model_loads_saves_what_was_restored(story):
+    torch = pytest.importorskip("torch")
+    assert story.branched.code == 0, story.branched.err
+    again = story.branched.of(CheckpointRecord)[-1]
+    assert again.update == story.saved.update
+    assert story.branched.progress(again.update) == story.branched.progress(again.update) | {
+        name: story.progress[name] for name in ("update", "batch")
+    }
+    ours, theirs = (_state(Path(path)) for path in (again.path, story.kept))
+    assert ours.keys() == theirs.keys()
+    assert any("optimizer" in name for name in ours)
+    different = [name for name, value in ours.items() if not torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[name]))]
+    assert different == []
+
+
+def test_a_restored_run_holds_back_no_prompt(story):
+    """Saved before a single update, the prompts on their way are those of the checkpoint, and a few more."""
+    again = story.branched.progress(story.saved.update)
+    assert _trained(again) == _trained(story.progress)
+
+
+def _state(checkpoint: Path) -> dict[str, object]:
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    import torch
+
+    whole = checkpoint.parent / f"{checkpoint.name}.pt"
+    dcp_to_torch_save(checkpoint / "state", whole)
+    try:
+        flat: dict[str, object] = {}
+        _flatten("", torch.load(whole, weights_only=False), flat)
+        return flat
+    finally:
+        whole.unlink()
+
+
+def _flatten(path: str, value: object, into: dict[str, object]) -> None:
+    if isinstance(value, dict):
+        for name, inside in value.items():
+            _flatten(f"{path}/{name}", inside, into)
+    elif isinstance(value, (int, float)) or hasattr(value, "shape"):
+        into[path] = value
+
+
+def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_path):
+    changes = {"data.validation": [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]}
+    file = write(tmp_path, changes, reward=HANGING)
+    running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
+    running.wait_for("update=1/")
+    running.signal(signal.SIGINT)
+    running.wait_for("phase=stopping after this update")
+    running.signal(signal.SIGTERM)
+    ended = running.end(seconds=15)
+    assert ended.code == 130
+    assert ended.err.strip().endswith("ended by a second signal; nothing since the last checkpoint was kept")
+    assert not list((tmp_path / "out").glob("checkpoints/.*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_training_began_writes_nothing(command, write, tmp_path, number):
+    running = command.start("run", write(tmp_path), output=tmp_path / "out")
+    running.wait_for("phase=starting Ray")
+    os.kill(running.process.pid, number)
+    ended = running.end(seconds=60)
+    assert ended.code == 130
+    assert ended.err == "ended by a signal before the training began; nothing was written\n"
+    assert not (tmp_path / "out").exists()
