@@ -15,7 +15,7 @@ import json
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -68,8 +68,8 @@ def _rounds(part: Part, rounds: int) -> list[Round]:
                 folder.mkdir()
                 results[-1][variant] = measured = measure(variant, part, folder)
                 print(
-                    f"{part.name} round {number}/{rounds} {variant}: {measured.samplesPerSecond:.0f} samples/s, "
-                    f"{measured.othersCores:.2f} cores taken by others",
+                    f"{part.name} round {number}/{rounds} {variant}: {measured.samples_per_second:.0f} samples/s, "
+                    f"{measured.others_cores:.2f} cores taken by others",
                     file=sys.stderr,
                 )
         return results
@@ -85,18 +85,25 @@ def _report(results: dict[str, list[Round]], parts: Sequence[Part]) -> dict[str,
 
 
 def _part(part: Part, rounds: Sequence[Round]) -> dict[str, Any]:
-    names = [name for name in asdict(rounds[0]["async"])]
+    names = [field.name for field in fields(Measured)]
     return {
-        "job": asdict(part) | {"promptsPerUpdate": PROMPTS, "samplesPerPrompt": SAMPLES},
+        "job": {_camel(name): value for name, value in asdict(part).items()}
+        | {"promptsPerUpdate": PROMPTS, "samplesPerPrompt": SAMPLES},
         "ratios": {
-            f"{over}/{under}": _spread([r[over].samplesPerSecond / r[under].samplesPerSecond for r in rounds])
+            f"{over}/{under}": _spread([r[over].samples_per_second / r[under].samples_per_second for r in rounds])
             for over, under in RATIOS
         },
         "variants": {
-            variant: {name: _spread([getattr(r[variant], name) for r in rounds]) for name in names}
+            variant: {_camel(name): _spread([getattr(r[variant], name) for r in rounds]) for name in names}
             for variant in VARIANTS
         },
     }
+
+
+def _camel(name: str) -> str:
+    """A field's name as the JSON spells it, like the manifest does."""
+    first, *rest = name.split("_")
+    return first + "".join("MiB" if word == "mib" else word.capitalize() for word in rest)
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any]:

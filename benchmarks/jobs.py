@@ -67,7 +67,7 @@ class Part:
 PARTS: dict[PartName, Part] = {
     "short": Part(
         name="short",
-        updates=300,
+        updates=200,
         characters="0123456789>=",
         response_tokens=3,
         learning_rate=1.5e-3,
@@ -78,14 +78,14 @@ PARTS: dict[PartName, Part] = {
     ),
     "longTail": Part(
         name="longTail",
-        updates=15,
+        updates=12,
         characters="0123456789>=abcdefghijklmnopqrstuvwxyz+-*/,.:;?",  # with 3 special tokens, 50
         response_tokens=512,
         learning_rate=1e-60,
         evaluate_every=0,
-        max_tokens=4096,
+        max_tokens=2048,
         trl_threads=2,
-        trl_micro_batch=32,
+        trl_micro_batch=64,
     ),
 }
 

@@ -17,8 +17,9 @@ from typing import Literal
 
 from jobs import DATA, GOAL, PROMPTS, SAMPLES, Mode, Part, write_manifest
 from peers.trl_grpo import Settings
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, read_records
 from watch import Seen, run
+
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, read_records
 
 type Variant = Literal["async", "sync", "trl"]
 
@@ -46,27 +47,30 @@ class Update:
 class Measured:
     """What one run of a variant gave. docs/benchmarks.md explains each number."""
 
-    samplesPerSecond: float  # noqa: N815  # these names are the JSON's
-    generatedTokensPerSecond: float  # noqa: N815
-    trainedTokensPerSecond: float  # noqa: N815
-    secondsPerUpdate: float  # noqa: N815
-    firstUpdateSeconds: float  # noqa: N815
-    goalSeconds: float | None  # noqa: N815
-    finalAccuracy: float | None  # noqa: N815
-    responseTokensMean: float  # noqa: N815
-    rolloutIdle: float  # noqa: N815
-    trainerIdle: float  # noqa: N815
-    peakRssMiB: float  # noqa: N815
-    peakPssMiB: float  # noqa: N815
-    othersCores: float  # noqa: N815
-    coresBusyBefore: float  # noqa: N815
+    samples_per_second: float
+    generated_tokens_per_second: float
+    trained_tokens_per_second: float
+    seconds_per_update: float
+    first_update_seconds: float
+    goal_seconds: float | None
+    final_accuracy: float | None
+    response_tokens_mean: float
+    rollout_idle: float
+    trainer_idle: float
+    peak_rss_mib: float
+    peak_pss_mib: float
+    others_cores: float
+    cores_busy_before: float
 
 
 def measure(variant: Variant, part: Part, folder: Path) -> Measured:
     """One run, from process start to process end. `folder` holds the model in `model`; the run's files go there too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
+    # A thread that spins at a barrier wastes a core that others want, and the peer's two threads then wait for each
+    # other. Ours sets this itself.
+    environment["OMP_WAIT_POLICY"] = "PASSIVE"
     # Ray starts its workers at a lower priority: on a shared machine others would take from our runs only.
-    environment |= {"RAY_worker_niceness": "0"}
+    environment["RAY_worker_niceness"] = "0"
     updates, accuracies, seen = (_trl if variant == "trl" else _ours)(variant, part, folder, environment)
     return _summary(part, updates, accuracies, seen)
 
@@ -131,9 +135,7 @@ def _trl(variant: Variant, part: Part, folder: Path, environment: dict[str, str]
     return updates, [(row["time"], row["accuracy"]) for row in rows if "accuracy" in row], seen
 
 
-def _summary(
-    part: Part, updates: Sequence[Update], accuracies: Sequence[tuple[float, float]], seen: Seen
-) -> Measured:
+def _summary(part: Part, updates: Sequence[Update], accuracies: Sequence[tuple[float, float]], seen: Seen) -> Measured:
     first, window = updates[part.skipped - 1], updates[part.skipped : -LAST]
     seconds = window[-1].time - first.time
     lengths = [after.time - before.time for before, after in zip((first, *window[:-1]), window, strict=True)]
@@ -143,18 +145,18 @@ def _summary(
 
     samples = PROMPTS * SAMPLES
     return Measured(
-        samplesPerSecond=samples * len(window) / seconds,
-        generatedTokensPerSecond=sum(update.generated for update in window) / seconds,
-        trainedTokensPerSecond=sum(update.trained for update in window) / seconds,
-        secondsPerUpdate=seconds / len(window),
-        firstUpdateSeconds=updates[0].time,
-        goalSeconds=next((time for time, accuracy in accuracies if accuracy >= GOAL), None),
-        finalAccuracy=accuracies[-1][1] if accuracies else None,
-        responseTokensMean=fmean(update.trained for update in window) / samples,
-        rolloutIdle=share(lambda update: update.rollout_idle),
-        trainerIdle=share(lambda update: update.trainer_idle),
-        peakRssMiB=seen.peak_rss_mib,
-        peakPssMiB=seen.peak_pss_mib,
-        othersCores=seen.others_cores,
-        coresBusyBefore=seen.load_before,
+        samples_per_second=samples * len(window) / seconds,
+        generated_tokens_per_second=sum(update.generated for update in window) / seconds,
+        trained_tokens_per_second=sum(update.trained for update in window) / seconds,
+        seconds_per_update=seconds / len(window),
+        first_update_seconds=updates[0].time,
+        goal_seconds=next((time for time, accuracy in accuracies if accuracy >= GOAL), None),
+        final_accuracy=accuracies[-1][1] if accuracies else None,
+        response_tokens_mean=fmean(update.trained for update in window) / samples,
+        rollout_idle=share(lambda update: update.rollout_idle),
+        trainer_idle=share(lambda update: update.trainer_idle),
+        peak_rss_mib=seen.peak_rss_mib,
+        peak_pss_mib=seen.peak_pss_mib,
+        others_cores=seen.others_cores,
+        cores_busy_before=seen.busy_before,
     )

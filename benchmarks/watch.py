@@ -28,7 +28,7 @@ class Seen:
     """Shared pages count once."""
     others_cores: float
     """Mean number of cores that were busy with anything else, steal by the hypervisor included."""
-    load_before: float
+    busy_before: float
     """Cores that were busy before the run started."""
 
 
@@ -39,7 +39,8 @@ class RunFailedError(RuntimeError):
 def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Seen:
     """Run `command` to its end, with all cores, when the machine is quiet. Raises RunFailedError with the end of its log."""
     before = wait_until_quiet()
-    started, busy, used = time.monotonic(), _busy_seconds(), {}
+    started, busy = time.monotonic(), _busy_seconds()
+    used: dict[int, float] = {}
     rss = pss = 0
     with log.open("w") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)

@@ -1,5 +1,71 @@
+"""What tests of several packages share: a tiny Qwen3.5 straight from the transformers library, the reference."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # A busy machine is no failure of the property.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
+
+VOCABULARY = 23
+SHAPE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "full_attention_interval": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 256,
+}
+
+
+@pytest.fixture
+def make_model() -> Callable[..., Any]:
+    """make_model(experts=4, seed=1): random float32 weights that remember some hundred positions."""
+    # Seconds to import, and most tests need none of it.
+    import torch
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+
+    def make(*, experts: int = 0, seed: int = 0) -> Any:
+        torch.manual_seed(seed)
+        if experts:
+            config = Qwen3_5MoeTextConfig(
+                num_experts=experts,
+                num_experts_per_tok=2,
+                moe_intermediate_size=24,
+                shared_expert_intermediate_size=24,
+                **SHAPE,
+            )
+            model = Qwen3_5MoeForCausalLM(config)
+        else:
+            model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(intermediate_size=48, **SHAPE))
+        for layer in model.model.layers:
+            if hasattr(layer, "linear_attn"):
+                # Fresh weights forget within a few positions, which would hide a state that leaks or gets lost.
+                layer.linear_attn.A_log.data.fill_(-4.0)
+        return model.eval()
+
+    return make
+
+
+@pytest.fixture
+def tokens() -> Callable[..., "Tensor"]:
+    """tokens(2, 65): random ids, (2, 65) int64, the same for the same arguments."""
+    import torch
+
+    def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+        return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+    return draw

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,10 @@ class Trace:
 
 
 def accuracy(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, str]], tokens: int
+    model: Any,  # noqa: ANN401  # `generate` is declared as a tensor of the module
+    tokenizer: PreTrainedTokenizerBase,
+    rows: list[dict[str, str]],
+    tokens: int,
 ) -> float:
     """Share of prompts whose greedy answer is right and nothing else."""
     import torch
@@ -111,7 +114,7 @@ def accuracy(
 
 def config(settings: Settings) -> Any:  # noqa: ANN401  # TRL's configuration is untyped
     """Our manifest in TRL's words; whatever costs time and trains nothing is off."""
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     return GRPOConfig(
         output_dir=str(Path(settings.trace).with_suffix(".output")),
@@ -153,23 +156,25 @@ def train(settings: Settings) -> None:
     import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-    from trl import GRPOTrainer
+    from trl.trainer.grpo_trainer import GRPOTrainer
 
     torch.set_num_threads(settings.threads)
     trace = Trace(Path(settings.trace))
     digit = re.compile(settings.extract)
     held_out = _rows(settings.validation)
 
-    def reward(completions: list[str], answer: list[str], completion_ids: list[list[int]], **_: object) -> list[float]:
+    def reward(
+        completions: list[str], answer: list[str], completion_ids: list[list[int]], **_: object
+    ) -> list[float | None]:
         found = (digit.search(text) for text in completions)
         values = [
             0.8 * (match is not None and match.group() == right) + 0.2 * (text.strip() == right)
             for match, text, right in zip(found, completions, answer, strict=True)
         ]
         trace.generated(sum(map(len, completion_ids)), sum(values) / len(values))
-        return values
+        return [*values]
 
-    class Record(TrainerCallback):  # type: ignore[misc]  # transformers is untyped
+    class Record(TrainerCallback):
         def on_train_begin(self, *_: object, **__: object) -> None:
             trace.start()
 

@@ -1,4 +1,4 @@
-"""Writes the prompts of tiny-grpo.yaml: find the digit behind the mark.
+"""Writes the prompts of tiny-grpo.yaml and tiny-sft.yaml: find the digit behind the mark.
 
     3>81047=   →   8
 

@@ -37,7 +37,9 @@ def test_gradients_are_those_of_the_library(make_model, tokens, experts, length)
         F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
     for (name, own), expected in zip(adapted.named_parameters(), model.parameters(), strict=True):
         assert own.grad is not None, name
-        torch.testing.assert_close(own.grad, expected.grad, atol=1e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            own.grad, expected.grad, atol=1e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}"
+        )
 
 
 @pytest.mark.parametrize("experts", EXPERTS)

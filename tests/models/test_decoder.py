@@ -27,7 +27,10 @@ def test_every_position_of_ragged_sequences_has_the_logits_of_a_whole_forward(ma
     expected = references(model, sequences)
     decoder = Decoder(model, slots=4, max_length=TOTAL + 1)
     prompts = [sequence[:length].tolist() for sequence, length in zip(sequences, PROMPTS, strict=True)]
-    close(decoder.prefill(prompts, [[0], [1], [2]]), torch.stack([e[n - 1] for e, n in zip(expected, PROMPTS, strict=True)]))
+    close(
+        decoder.prefill(prompts, [[0], [1], [2]]),
+        torch.stack([e[n - 1] for e, n in zip(expected, PROMPTS, strict=True)]),
+    )
     for step in range(TOTAL - max(PROMPTS)):
         at = [length + step for length in PROMPTS]
         logits = decoder.step(torch.stack([s[i] for s, i in zip(sequences, at, strict=True)]))
@@ -64,8 +67,12 @@ def test_a_moved_sequence_goes_on_as_if_it_had_stayed(make_model, tokens):
     decoder = Decoder(model, slots=4, max_length=48)
     decoder.prefill([s[:n].tolist() for s, n in zip(sequences, (5, 30, 8, 17), strict=True)], [[0], [1], [2], [3]])
     decoder.move(torch.tensor([3, 2]), torch.tensor([0, 1]))  # sequences 0 and 1 have ended
-    close(decoder.step(torch.stack((sequences[3][17], sequences[2][8]))), torch.stack((expected[3][17], expected[2][8])))
-    close(decoder.step(torch.stack((sequences[3][18], sequences[2][9]))), torch.stack((expected[3][18], expected[2][9])))
+    close(
+        decoder.step(torch.stack((sequences[3][17], sequences[2][8]))), torch.stack((expected[3][17], expected[2][8]))
+    )
+    close(
+        decoder.step(torch.stack((sequences[3][18], sequences[2][9]))), torch.stack((expected[3][18], expected[2][9]))
+    )
 
 
 def test_a_slot_used_again_remembers_nothing_of_its_former_sequence(make_model, tokens):

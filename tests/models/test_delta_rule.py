@@ -30,7 +30,9 @@ def initial_state() -> Tensor:
     return torch.randn(B, H, K, V, generator=torch.Generator().manual_seed(9))
 
 
-def reference(rule: Callable[..., tuple[Tensor, Tensor]], given: list[Tensor], state: Tensor | None) -> tuple[Tensor, Tensor]:
+def reference(
+    rule: Callable[..., tuple[Tensor, Tensor]], given: list[Tensor], state: Tensor | None
+) -> tuple[Tensor, Tensor]:
     query, key, value, log_decay, beta = given
     return rule(
         query,

@@ -1,9 +1,9 @@
 """The buffer among replicas that start late, finish in any order, and get their weights one by one.
 
-    dispatch ─► waiting ─(a replica takes it: its weights' version)─► running ─► finished
-                              └─ birth is told to the buffer some time before the finish, not at once
-    take ─► train ─► publication begins ─► each replica loads, at its own time ─► publication ends
-                └── the next batch may leave and train before that; the next publication begins after it
+dispatch ─► waiting ─(a replica takes it: its weights' version)─► running ─► finished
+                          └─ birth is told to the buffer some time before the finish, not at once
+take ─► train ─► publication begins ─► each replica loads, at its own time ─► publication ends
+            └── the next batch may leave and train before that; the next publication begins after it
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,8 @@ class Group:
 
     replica: int
     dispatched: int
+    slow: bool
+    """Finishes only when it is waited for, or late by chance."""
     born: int | None = None
     told: bool = False
     finished: bool = False
@@ -36,8 +38,9 @@ class Replicas(RuleBasedStateMachine):
         replicas=st.integers(1, 3),
         policy=st.sampled_from(OnMissedDeadline),
         start=st.integers(0, 8),
+        slow_every=st.integers(1, 4),
     )
-    def begin(self, groups, batches, lag, share, replicas, policy, start):
+    def begin(self, groups, batches, lag, share, replicas, policy, start, slow_every):
         self.window = Window(groups, batches, share * lag, lag)
         self.policy = policy
         self.buffer = Buffer(self.window, policy)
@@ -50,6 +53,8 @@ class Replicas(RuleBasedStateMachine):
         self.trained_at: list[int] = [batch for batch in range(start) for _ in range(groups)]
         self.dispatched = 0
         self.left: list[int] = []
+        self.slow_every = slow_every
+        self.dispatch(self.window.limit)
 
     # The rollout pool.
 
@@ -58,7 +63,7 @@ class Replicas(RuleBasedStateMachine):
         for _ in range(min(most, self.buffer.room)):
             group, self.dispatched = self.dispatched, self.dispatched + 1
             self.buffer.dispatch(group, self.published)
-            self.held[group] = Group(group % len(self.loaded), self.published)
+            self.held[group] = Group(group % len(self.loaded), self.published, slow=group % self.slow_every == 0)
 
     @rule(count=st.integers(1, 6), newest=st.booleans())
     def start(self, count, newest):
@@ -72,10 +77,10 @@ class Replicas(RuleBasedStateMachine):
         for number in silent[:count]:
             self.tell(number)
 
-    @rule(count=st.integers(1, 6), newest=st.booleans(), skipped=st.integers(0, 2))
-    def finish(self, count, newest, skipped):
-        running = [number for number, group in self.held.items() if group.born is not None and not group.finished]
-        for number in (running[::-1] if newest else running)[skipped : skipped + count]:
+    @rule(count=st.integers(1, 6), newest=st.booleans(), slow=st.booleans())
+    def finish(self, count, newest, slow):
+        running = [number for number in self.running if self.held[number].slow == slow]
+        for number in (running[::-1] if newest else running)[:count]:
             self.finish_one(number)
 
     # The train pool.
@@ -83,11 +88,11 @@ class Replicas(RuleBasedStateMachine):
     @precondition(lambda self: not self.training)
     @rule()
     def take(self):
-        match self.buffer.take():
-            case Batch() as batch:
-                self.leave(batch)
-            case Blocked() as blocked:
-                self.blocked(blocked)
+        taken = self.buffer.take()
+        if isinstance(taken, Batch):
+            self.leave(taken)
+        else:
+            self.blocked(taken)
 
     @precondition(lambda self: self.training)
     @rule()
@@ -110,23 +115,41 @@ class Replicas(RuleBasedStateMachine):
             self.loaded = [self.travelling] * len(self.loaded)
             self.published, self.travelling = self.travelling, None
             self.buffer.publish(self.published)
+            self.dispatch(self.window.limit)
+
+    # All of it at once, so that every history gets as far as deadlines.
+
+    @precondition(lambda self: not self.training)
+    @rule(newest=st.booleans(), unborn=st.integers(0, 3), patient=st.booleans())
+    def train_what_is_quick(self, newest, unborn, patient):
+        waiting = sum(group.born is None for group in self.held.values())
+        self.start(max(0, waiting - unborn), newest)
+        self.finish(self.window.limit, newest, slow=False)
+        self.take()
+        while not self.training and patient and self.running:
+            self.finish(1, newest, slow=True)
+            self.take()
+        if self.training:
+            self.train()
 
     # What must come true.
 
-    @precondition(lambda self: not self.training)
-    @rule()
-    def everything_running_finishes_so_a_batch_leaves(self):
-        self.end_publication()
-        self.dispatch(self.window.limit)
-        for number, group in self.held.items():
-            if group.born is None:
-                group.born = self.loaded[group.replica]
-            if not group.finished:
+    def teardown(self):
+        """However a history ended: whenever everything that runs finishes, a batch leaves."""
+        if not hasattr(self, "buffer"):
+            return
+        if self.training:
+            self.train()
+        for _ in range(2 * self.window.batches_per_version):
+            self.end_publication()
+            self.dispatch(self.window.limit)
+            self.start(len(self.held), newest=False)
+            for number in self.running:
                 self.finish_one(number)
-        assert len(self.held) >= self.window.groups_per_batch
-        batch = self.buffer.take()
-        assert isinstance(batch, Batch), f"{len(self.held)} finished groups, and yet {batch}"
-        self.leave(batch)
+            batch = self.buffer.take()
+            assert isinstance(batch, Batch), f"{len(self.held)} finished groups, and yet {batch}"
+            self.leave(batch)
+            self.train()
 
     @invariant()
     def the_count_is_within_the_limit(self):
@@ -173,6 +196,10 @@ class Replicas(RuleBasedStateMachine):
             assert not blocked.due
 
     @property
+    def running(self) -> list[int]:
+        return [number for number, group in self.held.items() if group.born is not None and not group.finished]
+
+    @property
     def limit(self) -> int:
         return self.window.max_version_lag
 
@@ -192,5 +219,5 @@ class Replicas(RuleBasedStateMachine):
         self.held[number].finished = True
 
 
-Replicas.TestCase.settings = settings(max_examples=200, stateful_step_count=80, deadline=None)
+Replicas.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 test_among_replicas_the_bound_the_count_and_progress_hold = Replicas.TestCase

@@ -31,7 +31,9 @@ def test_a_batch_trains_the_version_of_its_publication_interval():
     assert [window.version_of(batch) for batch in range(7)] == [0, 0, 0, 1, 1, 1, 2]
 
 
-@pytest.mark.parametrize(("batches", "lag", "born", "deadline"), [(1, 0, 0, 0), (1, 4, 3, 7), (2, 1, 0, 3), (3, 2, 5, 23)])
+@pytest.mark.parametrize(
+    ("batches", "lag", "born", "deadline"), [(1, 0, 0, 0), (1, 4, 3, 7), (2, 1, 0, 3), (3, 2, 5, 23)]
+)
 def test_the_deadline_is_the_last_batch_within_the_lag(batches, lag, born, deadline):
     assert Window(8, batches, 0.0, lag).deadline(born) == deadline
 

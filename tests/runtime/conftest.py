@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import psutil
 import pytest
@@ -21,6 +20,7 @@ from qwen35_trainer.progress.records import Record, read_records
 LIMIT_SECONDS = 150.0
 """Deadline of every wait for a run: many times what one takes."""
 
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 REMOVED = object()
 SMALL: dict[str, Any] = {
     "mode": "FullyAsync",
@@ -75,19 +75,29 @@ class Ended:
 class Running:
     """A command under way, the first of a process group of its own, as a shell starts it."""
 
-    process: subprocess.Popen[bytes]
     folder: Path
-    out: Path
-    err: Path
-    mark: str
+    home: Path
+    """The folder that it was started in, and all its processes with it."""
+    process: subprocess.Popen[bytes] = field(init=False)
 
-    def wait_for(self, text: str, of: str = "out") -> None:
+    @property
+    def out(self) -> Path:
+        return self.home / "out"
+
+    @property
+    def err(self) -> Path:
+        return self.home / "err"
+
+    def wait_for(self, text: str) -> None:
         """Until the command printed `text`."""
-        file = self.out if of == "out" else self.err
+        self.wait_until(lambda: text in self.out.read_text(), text)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS
-        while text not in file.read_text():
-            assert self.process.poll() is None, f"ended before {text!r}:\n{file.read_text()}\n{self.err.read_text()}"
-            assert time.monotonic() < deadline, f"no {text!r} in:\n{file.read_text()}"
+        while not condition():
+            said = f"{self.out.read_text()}\n{self.err.read_text()}"
+            assert self.process.poll() is None, f"ended before {what}:\n{said}"
+            assert time.monotonic() < deadline, f"no {what}:\n{said}"
             time.sleep(0.02)
 
     def signal(self, number: int, *, group: bool = False) -> None:
@@ -99,8 +109,9 @@ class Running:
         found = []
         for process in psutil.process_iter():
             try:
-                marked = process.environ().get("QWEN35_TEST_RUN") == self.mark
-                if marked and process.status() != psutil.STATUS_ZOMBIE and title in " ".join(process.cmdline()):
+                # By folder, not by environment: Ray's workers write their titles over theirs.
+                ours = process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.home)
+                if ours and title in " ".join(process.cmdline()):
                     found.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
@@ -133,22 +144,22 @@ class Command:
 
     room: Path
     started: list[Running] = field(default_factory=list)
-    quiet: ClassVar[dict[str, str]] = {"OMP_NUM_THREADS": "1", "RAY_DEDUP_LOGS": "0", "COLUMNS": "200"}
 
     def start(self, *arguments: object, output: Path) -> Running:
-        mark = uuid.uuid4().hex
-        out, err = self.room / f"{mark}.out", self.room / f"{mark}.err"
-        with out.open("wb") as to_out, err.open("wb") as to_err:
-            process = subprocess.Popen(
+        running = Running(home=self.room / str(len(self.started)), folder=output)
+        running.home.mkdir()
+        with running.out.open("wb") as out, running.err.open("wb") as err:
+            running.process = subprocess.Popen(
                 [sys.executable, "-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)],
-                stdout=to_out,
-                stderr=to_err,
+                stdout=out,
+                stderr=err,
                 stdin=subprocess.DEVNULL,
-                env=os.environ | self.quiet | {"QWEN35_TEST_RUN": mark},
+                cwd=running.home,
+                env=os.environ | ENVIRONMENT,
                 start_new_session=True,
             )
-        self.started.append(Running(process, output, out, err, mark))
-        return self.started[-1]
+        self.started.append(running)
+        return running
 
     def run(self, file: Path, *arguments: object, output: Path | None = None) -> Ended:
         """`qwen35 run FILE …` to its end; the output is a folder beside the manifest unless given."""
@@ -168,7 +179,12 @@ def write() -> Write:
     """write(folder, {"train.updates": 5}, prompts=20) is a small manifest in `folder`, with its data."""
 
     def manifest(
-        folder: Path, changes: Changes | None = None, *, prompts: int = 64, reward: str | None = None, name: str = "tiny"
+        folder: Path,
+        changes: Changes | None = None,
+        *,
+        prompts: int = 64,
+        reward: str | None = None,
+        name: str = "tiny",
     ) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         spec = copy.deepcopy(SMALL)
@@ -181,7 +197,9 @@ def write() -> Write:
         file = folder / f"{name}.yaml"
         file.write_text(yaml.safe_dump(document | {"spec": spec}))
         for part, first in (("train", 0), ("validation", 100_000)):
-            lines = (json.dumps({"prompt": f"{first + number}=", "answer": str(number % 10)}) for number in range(prompts))
+            lines = (
+                json.dumps({"prompt": f"{first + number}=", "answer": str(number % 10)}) for number in range(prompts)
+            )
             (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
         return file
 

@@ -95,7 +95,16 @@ def test_a_call_that_hangs_ends_at_its_time_out_and_is_counted(wide):
 
 def test_a_run_leaves_every_file_that_it_promises(wide):
     names = {path.name for path in wide.folder.iterdir()}
-    assert names == {"run.yaml", "run.id", "metrics.jsonl", "checkpoints", "tensorboard", "logs", "summary.json", "report.html"}
+    assert names == {
+        "run.yaml",
+        "run.id",
+        "metrics.jsonl",
+        "checkpoints",
+        "tensorboard",
+        "logs",
+        "summary.json",
+        "report.html",
+    }
     assert any((wide.folder / "tensorboard").glob("events*"))
 
 
@@ -124,7 +133,12 @@ def test_colocated_tokens_are_never_old(turns):
 
 
 def test_an_evaluation_is_of_the_weights_whose_update_it_names(turns):
-    assert [(record.update, record.version) for record in turns.of(EvaluationRecord)] == [(0, 0), (2, 1), (4, 2), (6, 3)]
+    assert [(record.update, record.version) for record in turns.of(EvaluationRecord)] == [
+        (0, 0),
+        (2, 1),
+        (4, 2),
+        (6, 3),
+    ]
 
 
 def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
@@ -132,7 +146,7 @@ def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
     assert turns.summary["rewardErrors"] > 0
     assert turns.summary["rewardErrors"] % 4 == 0
     assert "ValueError: no score for" in (turns.folder / "logs" / "driver.log").read_text()
-    assert f"reward errors" in turns.out
+    assert "reward errors" in turns.out
 
 
 @pytest.fixture(scope="module")

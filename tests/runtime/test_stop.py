@@ -127,7 +127,9 @@ def test_sigterm_while_the_model_loads_saves_what_was_restored(story):
     ours, theirs = (_state(Path(path)) for path in (again.path, story.kept))
     assert ours.keys() == theirs.keys()
     assert any("optimizer" in name for name in ours)
-    different = [name for name, value in ours.items() if not torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[name]))]
+    different = [
+        name for name, value in ours.items() if not torch.equal(torch.as_tensor(value), torch.as_tensor(theirs[name]))
+    ]
     assert different == []
 
 
@@ -138,9 +140,8 @@ def test_a_restored_run_holds_back_no_prompt(story):
 
 
 def _state(checkpoint: Path) -> dict[str, object]:
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
     import torch
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     whole = checkpoint.parent / f"{checkpoint.name}.pt"
     dcp_to_torch_save(checkpoint / "state", whole)

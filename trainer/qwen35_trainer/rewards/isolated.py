@@ -13,7 +13,7 @@ caller               the thread                                     calls before
 load                 the worker, or its death (the socket closes)   LOAD_SECONDS
 call                 the same                                       timeout_seconds
 worker: next call    the caller, or its death (the socket closes)   none: it is idle then
-worker: its call     the function                                   the kernel's timer, if nobody kills it earlier
+worker: its call     the function, or the caller's death (Linux)    the kernel's timer, if nobody kills it earlier
 
 The worker is started as a command, not by `multiprocessing`: that would fork a process full of threads (Ray), or import
 the caller's main script, and torch with it, a second time. Replies are JSON: nothing that user code made is unpickled
@@ -23,6 +23,7 @@ here.
 import asyncio
 import atexit
 import contextlib
+import ctypes
 import importlib
 import inspect
 import json
@@ -46,6 +47,7 @@ logger = logging.getLogger(__name__)
 LOAD_SECONDS = 120.0
 _REAP_SECONDS = 10.0
 _ENDED_BY_TIMER = "signal SIGALRM"
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _LONGEST_REQUEST = 64 * 2**20
 _LONGEST_REPLY = 2**20
 _LONGEST_TEXT = 16_000
@@ -205,6 +207,7 @@ class IsolatedFunction:
 def serve(descriptor: int) -> None:
     """The worker: load, then answer calls until the caller's end of the socket closes."""
     os.set_inheritable(descriptor, False)
+    _end_with_caller()
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError, OSError):
         loader, arguments, timeout_seconds = pickle.loads(connection.recv_bytes())  # noqa: S301  # from our caller
@@ -221,6 +224,12 @@ def serve(descriptor: int) -> None:
     sys.stdout.flush()
     # Not `sys.exit`: threads that the function left running would keep the process alive.
     os._exit(0)
+
+
+def _end_with_caller() -> None:
+    """Have Linux kill this process when the caller's thread ends, even by SIGKILL and in the middle of a call."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 def _load(loader: str, arguments: tuple[object, ...]) -> tuple[Callable[..., object] | None, dict[str, object]]:

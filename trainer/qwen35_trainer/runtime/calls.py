@@ -34,7 +34,14 @@ async def answers(calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, sec
     except RayActorError as error:
         raise WorkerLost(f"{of} was lost during {act}: {_reason(error)}") from error
     except RayTaskError as error:
-        raise error.cause if isinstance(error.cause, Exception) else error from error
+        raise _cause(error) from error
+
+
+def _cause(error: RayTaskError) -> Exception:
+    """What the call raised. torch's CheckpointException, which is no Exception, by the last line of its trace."""
+    if isinstance(error.cause, Exception):
+        return error.cause
+    return RuntimeError(str(error).strip().splitlines()[-1].strip())
 
 
 def _reason(error: RayActorError) -> str:

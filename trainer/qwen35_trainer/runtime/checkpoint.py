@@ -103,7 +103,7 @@ def load(path: Path) -> Checkpoint:
     try:
         contents = json.loads((path / CONTENTS).read_text())
         progress = json.loads((path / PROGRESS).read_text())
-        damaged = [name for name, size in contents.items() if _size(path / name) != size]
+        damaged = [name for name in {**contents, PROGRESS: 0} if _size(path / name) != contents.get(name)]
         if not damaged:
             return Checkpoint(path, Progress(**{**progress, "pending": tuple(progress["pending"])}))
         reason = f"{', '.join(damaged[:3])} missing or of another size"

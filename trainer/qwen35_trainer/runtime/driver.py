@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,7 +28,8 @@ from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.rewards.build import build_scorer
 from qwen35_trainer.rewards.scorer import Scorer
-from qwen35_trainer.runtime.calls import answers
+from qwen35_trainer.runtime.calls import Stalled, WorkerLost, answers
+from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.generation import Generation, Parts
 from qwen35_trainer.runtime.job import Data, Job
@@ -229,10 +231,22 @@ class Driver(Process):
         """Trainer at the checkpoint's weights, if there is one, and every replica at the trainer's."""
         if (checkpoint := self._job.resume) is not None:
             self._phase = "restoring the checkpoint"
-            await train.restore(checkpoint.path)
+            await _restore(train, checkpoint.path)
             loop.buffer.start_at(checkpoint.progress.batch)
         if loop.generation is not None:
             await loop.generation.parts.pool.publish(await train.publication(loop.version))
+
+
+async def _restore(train: TrainPool, path: Path) -> None:
+    try:
+        await train.restore(path)
+    except (Stalled, WorkerLost):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"checkpoint {path} does not fit this model: {_message(error)}. Resume with the model that wrote it, or name "
+            "another checkpoint"
+        ) from error
 
 
 def _actor(worker: type[Process]) -> Any:  # noqa: ANN401  # Ray's actor classes are untyped

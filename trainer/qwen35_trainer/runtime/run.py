@@ -120,6 +120,7 @@ def _local_ray(threads: int) -> Iterator[None]:
         "OMP_NUM_THREADS": str(threads),
         "OMP_WAIT_POLICY": "PASSIVE",  # a thread that spins while it waits takes the other pool's core
         "HF_HUB_OFFLINE": "1",
+        "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on a shared machine go first
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }

@@ -69,7 +69,9 @@ def unpack(manifest: WeightManifest, buckets: Sequence[NDArray[np.uint8]]) -> di
                 f"weights of version {manifest.version}: checksum of {entry.name} differs; the transfer damaged it"
             )
         # Copied, because shared buckets are read-only and torch knows no read-only tensors.
-        weights[entry.name] = torch.from_numpy(data.copy()).view(getattr(torch, entry.dtype)).reshape(entry.shape)
+        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        np.copyto(_bytes(tensor), data)
+        weights[entry.name] = tensor
     return weights
 
 
@@ -88,5 +90,6 @@ def _bucketed(weights: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]
 
 
 def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+    """The tensor's bytes in order: its own memory where that is contiguous and on the host, else a copy."""
     flat: NDArray[np.uint8] = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
     return flat

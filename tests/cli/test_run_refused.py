@@ -1,0 +1,148 @@
+"""What `qwen35 run` refuses before it starts anything: exit code 2, all that is wrong, and nothing written."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from qwen35_trainer.cli import app
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@dataclass(frozen=True)
+class Refused:
+    code: int
+    text: str
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    """The tiny example, in a folder of its own."""
+    shutil.copytree(EXAMPLES / "tiny", tmp_path / "tiny")
+    return Path(shutil.copy(EXAMPLES / "tiny-grpo.yaml", tmp_path))
+
+
+@pytest.fixture
+def run(manifest) -> Callable[..., Refused]:
+    """run("--set", "…") is what `qwen35 run` says; the output folder must not come into being by it."""
+
+    def invoke(*arguments: object, file: Path | None = None, output: Path | None = None) -> Refused:
+        folder = output or manifest.parent / "out"
+        before = _content(folder)
+        result = CliRunner().invoke(app, ["run", str(file or manifest), "--output", str(folder), *map(str, arguments)])
+        assert _content(folder) == before
+        assert "Traceback" not in result.stderr
+        return Refused(result.exit_code, result.stderr)
+
+    return invoke
+
+
+def _content(folder: Path) -> dict[str, bytes | None] | bytes | None:
+    if folder.is_file():
+        return folder.read_bytes()
+    if not folder.exists():
+        return None
+    return {str(path): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+def test_a_manifest_that_is_missing_is_answered_with_near_names(run, manifest):
+    refused = run(file=manifest.with_name("tiny-grop.yaml"))
+    assert refused.code == 2
+    assert "tiny-grop.yaml: 1 problem" in refused.text
+    assert "there is no such file." in refused.text
+    assert "Did you mean " in refused.text
+    assert "tiny-grpo.yaml" in refused.text
+
+
+def test_yaml_that_does_not_parse_is_named_with_its_line(run, manifest):
+    manifest.write_text(manifest.read_text().replace("  mode: FullyAsync", "  mode: {FullyAsync"))
+    refused = run()
+    assert refused.code == 2
+    assert "line " in refused.text
+
+
+def test_an_unknown_field_and_a_wrong_type_are_told_at_once(run):
+    refused = run("--set", "train.updatez=3", "--set", "rollout.nodes=two")
+    assert refused.code == 2
+    assert "2 problems" in refused.text
+    assert "updatez" in refused.text
+    assert "Did you mean updates?" in refused.text
+    assert "spec.rollout.nodes" in refused.text
+
+
+def test_broken_arithmetic_names_the_numbers_and_a_way_out(run):
+    refused = run("--set", "train.nodes=3")
+    assert refused.code == 2
+    assert "promptsPerUpdate 16 × groupSize 16 = 256 does not divide over 3 data-parallel ranks" in refused.text
+    assert "Use promptsPerUpdate" in refused.text
+
+
+def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest):
+    document = yaml.safe_load(manifest.read_text())
+    spec = document["spec"]
+    spec["accelerator"] = {"profile": "nvidia", "perNode": 8}
+    spec["rollout"] = {"engine": "VLLM", "nodes": 1}
+    spec["train"] |= {"engine": "Megatron", "batch": {"promptsPerUpdate": 16}}
+    spec["checkpoint"]["storage"] = {"persistentVolumeClaim": {"claimName": "ckpt"}}
+    spec["model"] = {"name": "Qwen/Qwen3.5-35B-A3B", "source": {"persistentVolumeClaim": {"claimName": "models"}}}
+    manifest.write_text(yaml.safe_dump(document))
+    refused = run()
+    assert refused.code == 2
+    assert "5 problems" in refused.text
+    for place in ("accelerator.profile", "model.source", "checkpoint.storage", "rollout.engine", "train.engine"):
+        assert f"spec.{place}" in refused.text
+    assert "kubectl apply the manifest" in refused.text
+
+
+def test_an_output_that_is_a_file_is_left_alone(run, tmp_path):
+    (tmp_path / "out").write_text("mine")
+    refused = run()
+    assert (refused.code, refused.text) == (2, f"--output {tmp_path / 'out'} is a file; name a folder\n")
+
+
+def test_an_output_with_other_files_is_left_alone(run, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    for arguments in ((), ("--resume", "auto")):
+        refused = run(*arguments)
+        assert refused.code == 2
+        assert "holds files that are no run's; name a new or empty folder" in refused.text
+
+
+def test_a_checkpoint_that_does_not_exist_is_named(run, tmp_path):
+    refused = run("--resume", tmp_path / "nowhere" / "update-000020")
+    assert refused.code == 2
+    assert f"checkpoint {tmp_path / 'nowhere' / 'update-000020'}: there is no such folder" in refused.text
+
+
+@pytest.mark.parametrize("arguments", [("--resume", "auto"), ("--resume", "DIR")])
+@pytest.mark.parametrize("damage", ["truncated", "missing", "garbage"])
+def test_a_damaged_checkpoint_is_never_resumed_from(run, tmp_path, damage, arguments):
+    checkpoint = tmp_path / "saved" / "update-000020"
+    (checkpoint / "state").mkdir(parents=True)
+    progress = '{"update": 20, "batch": 20, "position": 320, "pending": [], "elapsed": 1.0}'
+    (checkpoint / "progress.json").write_text("\x00" * len(progress) if damage == "garbage" else progress)
+    (checkpoint / "contents.json").write_text(f'{{"progress.json": {len(progress)}, "state/0": 8}}')
+    if damage != "missing":
+        (checkpoint / "state" / "0").write_bytes(b"four" if damage == "truncated" else b"all eight"[:8])
+    given = [str(checkpoint) if argument == "DIR" else argument for argument in arguments]
+    refused = run(*given, "--set", f"checkpoint.storage.path={tmp_path / 'saved'}")
+    assert refused.code == 2
+    assert f"checkpoint {checkpoint} cannot be read: " in refused.text
+    assert "Delete that folder to resume from the one before it, or name another with --resume DIR" in refused.text
+
+
+def test_checkpoints_of_another_run_are_not_written_over(run, tmp_path):
+    (tmp_path / "saved" / "update-000020").mkdir(parents=True)
+    refused = run("--set", f"checkpoint.storage.path={tmp_path / 'saved'}")
+    assert refused.code == 2
+    assert "holds checkpoints of an earlier run. Continue it with --resume auto" in refused.text
+
+
+def test_an_option_without_its_value_is_a_usage_error(run):
+    assert run("--resume").code == 2

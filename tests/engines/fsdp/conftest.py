@@ -1,0 +1,98 @@
+"""A process group of one, a small spec, and batches of random samples."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.spec import TrainingSpec, parse_spec
+
+LIMIT = 12
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[None]:
+    """This process is the whole group."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def make_spec() -> Callable[..., TrainingSpec]:
+    """make_spec({"algorithm.kl.placement": "Loss"}): a small spec with fields changed by path."""
+
+    def make(changes: dict[str, Any] | None = None) -> TrainingSpec:
+        document: dict[str, Any] = {
+            "accelerator": {"profile": "cpu", "perNode": 1},
+            "model": {"name": "tiny", "precision": "FP32", "source": {"random": {}}},
+            "data": {"train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}], "maxResponseTokens": LIMIT},
+            "rewards": [{"type": "ExactMatch"}],
+            "algorithm": {"groupSize": 4, "correction": {"type": "None"}},
+            "rollout": {"engine": "Torch"},
+            "train": {
+                "batch": {"promptsPerUpdate": 3, "microBatchPerDevice": 12},
+                "optimizer": {"learningRate": 1e-3, "weightDecay": 0.0, "gradientClip": 1000.0},
+            },
+        }
+        for path, value in (changes or {}).items():
+            *parents, last = path.split(".")
+            section = document
+            for name in parents:
+                section = section.setdefault(name, {})
+            if value is None:
+                section.pop(last, None)
+            else:
+                section[last] = value
+        spec, problems = parse_spec(document)
+        assert spec is not None, problems
+        assert not problems
+        return spec
+
+    return make
+
+
+@pytest.fixture
+def make_batch(make_model) -> Callable[..., TrainBatch]:
+    """make_batch(groups=3, samples=4): random prompts and responses, with log-probs near the model's own."""
+
+    def make(groups: int = 3, samples: int = 4, *, seed: int = 0, updates: int = 1) -> TrainBatch:
+        random = np.random.default_rng(seed)
+        count = groups * samples
+        prompts = [random.integers(3, 20, random.integers(1, 9)) for _ in range(groups)]
+        responses = [random.integers(3, 20, random.integers(1, LIMIT + 1)) for _ in range(count)]
+        return TrainBatch(
+            prompts=np.concatenate([prompts[i // samples] for i in range(count)]).astype(np.int32),
+            prompt_lengths=np.array([len(prompts[i // samples]) for i in range(count)]),
+            responses=np.concatenate(responses).astype(np.int32),
+            response_lengths=np.array([len(response) for response in responses]),
+            trainable=random.random(sum(map(len, responses))) < 0.9,
+            log_probs=random.normal(-3.0, 0.3, sum(map(len, responses))).astype(np.float32),
+            rewards=random.normal(size=count).astype(np.float32),
+            group=np.repeat(np.arange(groups), samples),
+            updates=updates,
+        )
+
+    return make
+
+
+@pytest.fixture
+def log_probs_of(make_model) -> Callable[..., list[torch.Tensor]]:
+    """Log-probs (T,) of each response under the library's model, one sample at a time, with gradient."""
+
+    def compute(model: Any, batch: TrainBatch) -> list[torch.Tensor]:
+        found, p, r = [], 0, 0
+        for prompt_length, length in zip(batch.prompt_lengths, batch.response_lengths, strict=True):
+            ids = torch.from_numpy(
+                np.concatenate([batch.prompts[p : p + prompt_length], batch.responses[r : r + length]]).astype(np.int64)
+            )
+            logits = model(input_ids=ids[None], use_cache=False).logits[0, prompt_length - 1 : -1]
+            found.append(logits.log_softmax(-1).gather(1, ids[prompt_length:, None]).squeeze(1))
+            p, r = p + prompt_length, r + length
+        return found
+
+    return compute

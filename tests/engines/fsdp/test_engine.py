@@ -1,0 +1,178 @@
+"""One rank of FSDP2 training against the library's model and the formula, written out here."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+
+pytestmark = pytest.mark.usefixtures("alone")
+CPU = torch.device("cpu")
+
+
+def group_advantages(batch) -> list[float]:
+    advantages = []
+    for sample, group in enumerate(batch.group):
+        rewards = batch.rewards[batch.group == group].astype(np.float64)
+        advantages.append((batch.rewards[sample] - rewards.mean()) / (rewards.std(ddof=1) + 1e-6))
+    return advantages
+
+
+def split(batch, values) -> list[torch.Tensor]:
+    return [torch.from_numpy(part) for part in np.split(values, np.cumsum(batch.response_lengths)[:-1])]
+
+
+def gradient_norm(model) -> float:
+    return float(torch.sqrt(sum((p.grad.double() ** 2).sum() for p in model.parameters() if p.grad is not None)))
+
+
+def clipped_policy_loss(model, batch, log_probs_of) -> torch.Tensor:
+    """PPO with dual clip against the behaviour policy, mean over trained tokens."""
+    total = torch.zeros(())
+    parts = zip(
+        log_probs_of(model, batch), split(batch, batch.log_probs), split(batch, batch.trainable), group_advantages(batch),
+        strict=True,
+    )  # fmt: skip
+    for new, old, mask, advantage in parts:
+        ratio = (new - old).exp()
+        surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
+        if advantage < 0:
+            surrogate = torch.maximum(surrogate, torch.tensor(3.0 * advantage))
+        total = total - surrogate[mask].sum()
+    return total / int(batch.trainable.sum())
+
+
+@pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
+def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log_probs_of, experts) -> None:
+    batch, reference = make_batch(), make_model(experts=experts).train()
+    loss = clipped_policy_loss(reference, batch, log_probs_of)
+    loss.backward()
+    engine = FSDPEngine(adapt(make_model(experts=experts)), make_spec(), CPU)
+    [metrics] = engine.train(batch, [1e-3])
+    assert metrics.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics.gradient_norm == pytest.approx(gradient_norm(reference), rel=1e-5)
+    assert metrics.tokens == batch.trainable.sum()
+    torch.optim.AdamW(reference.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
+    trained = engine.weights()
+    for name, expected in reference.state_dict().items():
+        # Adam divides by the gradient's size: where that is near zero, rounding decides the sign of a step of 1e-3.
+        near = (trained[name] - expected).abs() <= 1e-5
+        assert near.float().mean() > 0.98, name
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        pytest.param({"train.batch.microBatchPerDevice": 1}, id="one sample at a time"),
+        pytest.param({"train.batch.microBatchPerDevice": 4}, id="four at a time"),
+        pytest.param(
+            {"train.batch.dynamic": True, "train.batch.maxTokensPerDevice": 40, "data.maxPromptTokens": 8},
+            id="forty tokens at a time",
+        ),
+        pytest.param({"train.activationCheckpointing": True}, id="recomputed activations"),
+    ],
+)
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        pytest.param({}, id="ppo"),
+        pytest.param({"algorithm.loss.type": "GSPO", "algorithm.correction.type": "TokenTIS"}, id="gspo"),
+        pytest.param({"algorithm.loss.aggregation": "SequenceMeanTokenMean"}, id="mean of means"),
+        pytest.param({"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5}, id="kl in the loss"),
+        pytest.param({"algorithm.kl.placement": "Reward", "algorithm.kl.coefficient": 0.5}, id="kl in the reward"),
+        pytest.param({"algorithm.entropyCoefficient": 0.3}, id="entropy bonus"),
+    ],
+)
+def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout) -> None:
+    plain, other = (FSDPEngine(adapt(make_model()), make_spec(algorithm | cut), CPU) for cut in ({}, layout))
+    # The second update starts from a model that has left its reference, so that a KL term has something to say. Adam
+    # has amplified the first one's rounding by then.
+    for batch, tolerance in ((make_batch(seed=0), 1e-5), (make_batch(seed=1), 1e-2)):
+        [expected], [actual] = plain.train(batch, [1e-3]), other.train(batch, [1e-3])
+        assert actual.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)
+        assert actual.gradient_norm == pytest.approx(expected.gradient_norm, rel=tolerance)
+        assert actual.tokens == expected.tokens
+
+
+def test_a_batch_of_several_updates_steps_once_for_each_part(make_model, make_spec, make_batch, log_probs_of) -> None:
+    batch = make_batch(groups=4, updates=2)
+    spec = make_spec(
+        {"train.batch.promptsPerUpdate": 2, "train.batch.microBatchPerDevice": 8, "async.requireBatches": 2}
+    )
+    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    metrics = engine.train(batch, [1e-3, 5e-4])
+    assert [step.learning_rate for step in metrics] == [1e-3, 5e-4]
+    assert sum(step.tokens for step in metrics) == batch.trainable.sum()
+
+
+def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec, make_batch) -> None:
+    engine = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    engine.train(make_batch(), [1e-3])  # Adam has momentum now
+    before = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    batch = make_batch(seed=1)
+    [metrics] = engine.train(dataclasses.replace(batch, trainable=np.zeros_like(batch.trainable)), [1e-3])
+    assert (metrics.tokens, metrics.gradient_norm) == (0, 0.0)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.weights().items())
+
+
+def test_equal_rewards_leave_the_weights_alone(make_model, make_spec, make_batch) -> None:
+    engine = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    batch = make_batch()
+    [metrics] = engine.train(dataclasses.replace(batch, rewards=np.ones_like(batch.rewards)), [1e-3])
+    assert metrics.gradient_norm == 0.0
+
+
+def test_samples_that_could_not_be_scored_do_not_count(make_model, make_spec, make_batch, log_probs_of) -> None:
+    """The whole batch with one sample marked equals the batch without it."""
+    batch = make_batch(groups=1, samples=4)
+    valid = np.array([True, True, True, False])
+    mask = batch.trainable & np.repeat(valid, batch.response_lengths)
+    marked = dataclasses.replace(batch, valid=valid, trainable=mask, rewards=np.array([1, 0, 0, 9], dtype=np.float32))
+    kept = slice(0, int(batch.response_lengths[:3].sum()))
+    without = dataclasses.replace(
+        batch,
+        prompts=batch.prompts[: int(batch.prompt_lengths[:3].sum())],
+        prompt_lengths=batch.prompt_lengths[:3],
+        responses=batch.responses[kept],
+        response_lengths=batch.response_lengths[:3],
+        trainable=batch.trainable[kept],
+        log_probs=batch.log_probs[kept],
+        rewards=np.array([1, 0, 0], dtype=np.float32),
+        group=batch.group[:3],
+    )
+    results = [FSDPEngine(adapt(make_model()), make_spec(), CPU).train(each, [1e-3])[0] for each in (marked, without)]
+    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5, abs=1e-7)
+    assert results[0].gradient_norm == pytest.approx(results[1].gradient_norm, rel=1e-4)
+
+
+def test_supervised_loss_is_the_mean_negative_log_likelihood(make_model, make_spec, make_batch, log_probs_of) -> None:
+    spec = make_spec({"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchPerDevice": 3})
+    batch = dataclasses.replace(make_batch(), log_probs=None, rewards=None, group=None)
+    reference = make_model()
+    chosen = torch.cat(
+        [new[mask] for new, mask in zip(log_probs_of(reference, batch), split(batch, batch.trainable), strict=True)]
+    )
+    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    assert engine.negative_log_likelihood(batch) == pytest.approx(-chosen.mean().item(), rel=1e-5)
+    [metrics] = engine.train(batch, [1e-2])
+    assert metrics.loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
+    assert engine.negative_log_likelihood(batch) < metrics.loss
+
+
+def test_a_restored_engine_makes_the_update_that_the_saved_one_would(
+    make_model, make_spec, make_batch, tmp_path
+) -> None:
+    saved = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    saved.train(make_batch(), [1e-3])
+    saved.save(tmp_path)
+    random = torch.rand(3)
+    restored = FSDPEngine(adapt(make_model(seed=9)), make_spec(), CPU)
+    restored.restore(tmp_path)
+    assert torch.equal(torch.rand(3), random)
+    [expected], [actual] = saved.train(make_batch(seed=2), [1e-3]), restored.train(make_batch(seed=2), [1e-3])
+    assert actual == expected
+    weights = saved.weights()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in restored.weights().items())

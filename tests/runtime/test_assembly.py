@@ -1,0 +1,90 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.rollout.base import Completed
+from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
+
+
+def sequence(*versions: int) -> Completed:
+    length = len(versions)
+    return Completed(
+        np.arange(length, dtype=np.int32),
+        np.full(length, -0.5, dtype=np.float32),
+        np.array(versions, dtype=np.int32),
+        truncated=False,
+    )
+
+
+def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:
+    return ScoredGroup(number, (7, 8), sequences, rewards or (1.0,) * len(sequences))
+
+
+def test_samples_of_a_group_stand_together_with_their_prompt_before_each():
+    batch, _ = assemble(
+        [group(4, sequence(0), sequence(0, 0)), group(2, sequence(0))], version=0, max_lag=0, mask_old=False, updates=1
+    )
+    assert batch.group.tolist() == [4, 4, 2]
+    assert batch.prompts.tolist() == [7, 8, 7, 8, 7, 8]
+    assert batch.response_lengths.tolist() == [1, 2, 1]
+
+
+def test_lags_are_counted_by_trained_token():
+    _, age = assemble([group(0, sequence(1, 2, 3), sequence(3))], version=3, max_lag=2, mask_old=False, updates=1)
+    assert age.histogram == {0: 2, 1: 1, 2: 1}
+    assert age.masked == 0
+
+
+def test_a_token_beyond_the_bound_is_never_trained_unless_masked():
+    with pytest.raises(BoundBroken, match="lag 3 in a batch of version 4; the bound is 2"):
+        assemble([group(0, sequence(1, 4))], version=4, max_lag=2, mask_old=False, updates=1)
+
+
+def test_masking_leaves_out_the_old_tokens_alone():
+    batch, age = assemble([group(0, sequence(1, 3, 4))], version=4, max_lag=2, mask_old=True, updates=1)
+    assert batch.trainable.tolist() == [False, True, True]
+    assert (age.histogram, age.masked) == ({0: 1, 1: 1}, 1)
+
+
+def test_a_sample_without_a_score_trains_nothing_and_is_no_zero():
+    batch, age = assemble(
+        [group(0, sequence(0, 0), sequence(0), rewards=(None, 0.5))], version=0, max_lag=0, mask_old=False, updates=1
+    )
+    assert batch.trainable.tolist() == [False, False, True]
+    assert batch.valid.tolist() == [False, True]
+    assert batch.rewards.tolist() == [0.0, 0.5]
+    assert age.histogram == {0: 1}
+
+
+@given(
+    versions=st.lists(st.lists(st.integers(0, 6), min_size=1, max_size=5).map(sorted), min_size=1, max_size=5),
+    bound=st.integers(0, 6),
+)
+def test_every_token_is_either_trained_within_the_bound_or_counted_as_masked(versions, bound):
+    batch, age = assemble(
+        [group(0, *(sequence(*born) for born in versions))], version=6, max_lag=bound, mask_old=True, updates=1
+    )
+    assert sum(age.histogram.values()) == batch.trainable.sum()
+    assert sum(age.histogram.values()) + age.masked == batch.responses.size
+    assert all(lag <= bound for lag in age.histogram)
+
+
+def test_a_supervised_example_splits_before_its_first_target():
+    prompt = Prompt("s/0", "s", "question", "answer")
+    batch = assemble_supervised(
+        [
+            SupervisedExample(prompt, (5, 6, 7, 8), (False, False, True, True)),
+            SupervisedExample(prompt, (5, 6, 7), (False, True, False)),
+        ],
+        updates=1,
+    )
+    assert (batch.prompts.tolist(), batch.responses.tolist()) == ([5, 6, 5], [7, 8, 6, 7])
+    assert batch.trainable.tolist() == [True, True, True, False]
+
+
+def test_a_first_token_that_is_a_target_has_nothing_before_it_and_is_left_to_the_prompt():
+    batch = assemble_supervised([SupervisedExample(Prompt("s/0", "s", "q"), (5, 6), (True, True))], updates=1)
+    assert (batch.prompts.tolist(), batch.responses.tolist(), batch.trainable.tolist()) == ([5], [6], [True])

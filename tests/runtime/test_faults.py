@@ -1,0 +1,164 @@
+"""What breaks while a run is under way: it ends with a message and exit code 1, and loses nothing that was saved."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.runtime.checkpoint import CheckpointStore
+
+BROKEN = """
+def score(prompt, response, answer, metadata):
+    if prompt == "5=":
+        raise ValueError("the judge is ill")
+    return float(len(response))
+"""
+STUCK = """
+import time
+from pathlib import Path
+
+calls = 0
+
+def score(prompt, response, answer, metadata):
+    global calls
+    calls += 1
+    if calls > 100:
+        Path(__file__).with_name("stuck").touch()
+        time.sleep(3600)
+    return float(len(response))
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """disk("64k") is the folder of an empty file system of that size."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small file system")
+    mounted: list[Path] = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk-{size}"
+        folder.mkdir()
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def test_data_that_cannot_be_used_are_refused_all_at_once_and_write_nothing(command, write, tmp_path):
+    sources = [{"name": name, "files": {"paths": [f"{name}.jsonl"]}} for name in ("gone", "empty")]
+    (tmp_path / "empty.jsonl").touch()
+    ended = command.run(write(tmp_path, {"data.train": sources}))
+    assert ended.code == 2
+    assert "2 problems in the data" in ended.err
+    assert "source gone: " in ended.err
+    assert "gone.jsonl does not exist" in ended.err
+    assert "empty.jsonl: no rows. Add at least one, or remove the source." in ended.err
+    assert not ended.folder.exists()
+
+
+def test_a_reward_that_may_not_fail_ends_the_run_with_its_name_and_the_prompt(command, write, tmp_path):
+    file = write(tmp_path, {"data.shuffle": False}, reward=BROKEN)
+    ended = command.run(file, "--set", "rewards[0].onError=Fail")
+    assert ended.code == 1
+    assert "reward judge, onError Fail, prompt train/5: ValueError: the judge is ill" in ended.err
+    assert f"Logs: {ended.folder / 'logs'}" in ended.err
+    assert ended.summary["outcome"] == "Failed"
+    assert "the judge is ill" in (ended.folder / "report.html").read_text()
+    assert "Traceback" not in ended.err
+
+
+def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(command, write, tmp_path):
+    ended = command.run(write(tmp_path, reward="import not_there\n"))
+    assert ended.code == 1
+    assert (
+        "reward judge: judge:score: importing judge failed: ModuleNotFoundError: No module named 'not_there'"
+        in ended.err
+    )
+    assert ended.summary["updates"] == 0
+
+
+def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(command, write, tmp_path, disk):
+    storage = disk("1400k")
+    changes = {"train.updates": 50, "checkpoint": {"everyUpdates": 1, "keep": 9, "storage": {"path": str(storage)}}}
+    ended = command.run(write(tmp_path, changes))
+    assert ended.code == 1
+    saved = ended.of(CheckpointRecord)
+    assert saved
+    lost = saved[-1].update + 1
+    assert f"checkpoint {storage / f'update-{lost:06d}'} was not saved: " in ended.err
+    assert "No space left on device" in ended.err
+    assert "earlier checkpoints are untouched. Free space or point spec.checkpoint.storage elsewhere" in ended.err
+    assert len(ended.err.splitlines()) == 2
+    whole = CheckpointStore(storage, 9).latest()
+    assert whole is not None
+    assert whole.progress.update == saved[-1].update
+    assert not list(storage.glob(".*"))
+    assert ended.of(FinishRecord)[-1].outcome == "Failed"
+
+
+def test_a_full_disk_under_the_metrics_ends_the_run_and_tears_no_line(command, write, tmp_path, disk):
+    folder = disk("64k")
+    changes = {"train.updates": 200, "checkpoint": {"everyUpdates": 1000, "storage": {"path": str(tmp_path / "ckpt")}}}
+    ended = command.run(write(tmp_path, changes, prompts=900), output=folder / "out")
+    assert ended.code == 1
+    metrics = folder / "out" / "metrics.jsonl"
+    assert f"{metrics}: cannot write to the metrics file: No space left on device" in ended.err
+    assert "Free space or choose another run folder, then resume" in ended.err
+    assert "Traceback" not in ended.err
+    assert metrics.read_bytes().endswith(b"\n")
+    assert ended.records
+
+
+@pytest.mark.parametrize(
+    ("title", "message"),
+    [("ray::RolloutWorker", "rollout-0 was lost during"), ("ray::Driver", "the driver was lost")],
+)
+def test_a_process_that_is_killed_ends_the_run_by_name(command, write, tmp_path, title, message):
+    """In the middle of a reward that hangs, which must not outlive the run either."""
+    file = write(tmp_path, {"train.updates": 500, "checkpoint.everyUpdates": 2}, prompts=2100, reward=STUCK)
+    running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
+    running.wait_until((tmp_path / "stuck").exists, "call that hangs")
+    (victim,) = running.processes(title)
+    victim.kill()
+    ended = running.end()
+    assert ended.code == 1
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.of(FinishRecord)[-1].outcome == "Failed"
+    assert CheckpointStore(ended.folder / "checkpoints", 3).latest() is not None
+
+
+@pytest.fixture(scope="module")
+def finished(command, write, tmp_path_factory):
+    """A run of two updates. It was told to resume, and there was nothing: it started from scratch."""
+    file = write(tmp_path_factory.mktemp("finished"), {"train.updates": 2})
+    return command.run(file, "--resume", "auto")
+
+
+def test_resuming_a_finished_run_has_nothing_left_to_do(command, finished):
+    again = command.run(finished.folder.parent / "tiny.yaml", "--resume", "auto")
+    assert (finished.code, again.code) == (0, 0)
+    assert finished.summary["updates"] == 2
+    assert len(again.of(UpdateRecord)) == 2
+    assert again.summary["outcome"] == "Succeeded"
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(command, write, tmp_path, finished):
+    file = write(tmp_path, {"train.updates": 4, "model.source.random.hiddenSize": 48})
+    ended = command.run(file, "--resume", finished.of(CheckpointRecord)[-1].path)
+    assert ended.code == 1
+    assert f"checkpoint {finished.folder / 'checkpoints' / 'update-000002'} does not fit this model" in ended.err
+    assert "torch.Size([15, 32])" in ended.err
+    assert len(ended.err.splitlines()) < 8

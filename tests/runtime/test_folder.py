@@ -1,0 +1,127 @@
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
+from qwen35_trainer.spec import Manifest, load_manifest
+
+
+@pytest.fixture
+def manifest(write, tmp_path) -> Manifest:
+    return load_manifest(write(tmp_path / "manifest"))
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    return RunFolder(tmp_path / "out")
+
+
+def test_a_folder_that_does_not_exist_is_fine_and_stays_absent(folder, manifest):
+    folder.check(manifest, resume=False)
+    assert not folder.root.exists()
+
+
+def test_a_claimed_folder_says_whose_it_is(folder, manifest):
+    folder.claim(manifest)
+    assert load_manifest(folder.manifest) == manifest
+    assert folder.identity.startswith("tiny-")
+
+
+def test_a_run_keeps_its_identity_when_it_is_resumed(folder, manifest):
+    folder.claim(manifest)
+    before = folder.identity
+    folder.check(manifest, resume=True)
+    folder.claim(manifest)
+    assert folder.identity == before
+
+
+def test_a_file_is_no_folder(folder, manifest):
+    folder.root.write_text("mine")
+    with pytest.raises(FolderRefused, match="out is a file; name a folder"):
+        folder.check(manifest, resume=False)
+    assert folder.root.read_text() == "mine"
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_folder_with_other_files_is_left_alone(folder, manifest, resume):
+    folder.root.mkdir()
+    (folder.root / "thesis.tex").touch()
+    with pytest.raises(FolderRefused, match="holds files that are no run's; name a new or empty folder"):
+        folder.check(manifest, resume=resume)
+    assert [path.name for path in folder.root.iterdir()] == ["thesis.tex"]
+
+
+def test_an_earlier_run_is_continued_or_left_alone(folder, manifest):
+    folder.claim(manifest)
+    with pytest.raises(FolderRefused, match="holds an earlier run; continue it with --resume auto, or name another"):
+        folder.check(manifest, resume=False)
+
+
+def test_a_run_with_another_model_or_other_data_is_not_continued(folder, manifest, write, tmp_path):
+    folder.claim(manifest)
+    other = load_manifest(
+        write(tmp_path / "other", {"model.source.random.layers": 4, "data.shuffle": False, "seed": 3})
+    )
+    with pytest.raises(
+        FolderRefused, match=r"another spec.seed and spec.model and spec.data \(.*run.yaml\); restore it"
+    ):
+        folder.check(other, resume=True)
+
+
+def test_a_run_may_go_on_longer_and_with_another_rate(folder, manifest, write, tmp_path):
+    folder.claim(manifest)
+    longer = write(tmp_path / "longer", {"train.updates": 9, "train.optimizer": {"learningRate": 0.1}})
+    folder.check(load_manifest(longer), resume=True)
+
+
+@pytest.mark.parametrize("content", ["", "[1, 2]", "spec: 3", "kind: Other", "a: [", "spec: {", "\x00"])
+def test_a_damaged_owner_file_is_named(folder, manifest, content):
+    folder.root.mkdir()
+    folder.manifest.write_text(content)
+    with pytest.raises(
+        FolderRefused, match=r"run.yaml does not say whose folder this is .*; restore it, or name another"
+    ):
+        folder.check(manifest, resume=True)
+
+
+@pytest.fixture
+def read_only(tmp_path):
+    """A folder that cannot be written, for root too."""
+    place = tmp_path / "read-only"
+    place.mkdir()
+    if os.geteuid() != 0:
+        place.chmod(0o500)
+        yield place
+        place.chmod(0o700)
+        return
+    if shutil.which("mount") is None:
+        pytest.skip("root may write everywhere, and nothing can be mounted here")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", place], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"root may write everywhere, and nothing can be mounted here: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def test_a_place_that_cannot_be_written_is_refused_by_name(manifest, read_only):
+    with pytest.raises(FolderRefused, match=f"{read_only} cannot be written; name another folder"):
+        RunFolder(read_only / "a" / "b").check(manifest, resume=False)
+
+
+def test_a_claim_that_fails_leaves_nothing(manifest, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FolderRefused, match="cannot be written: Not a directory"):
+        RunFolder(tmp_path / "file" / "out").claim(manifest)
+    full = Path("/dev/full")
+    if full.exists():
+        folder = RunFolder(tmp_path / "out")
+        folder.root.mkdir()
+        (folder.root / ".run.yaml.partial").symlink_to(full)
+        with pytest.raises(FolderRefused, match="No space left on device"):
+            folder.claim(manifest)
+        assert not folder.root.exists()

@@ -1,0 +1,64 @@
+"""What each process must not import: the core stays light, and the driver leaves torch to its workers."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import qwen35_trainer
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.weights.publication import Publication, TensorEntry, WeightManifest
+
+PACKAGES = Path(qwen35_trainer.__file__).parent
+CORE = [name for name in ("spec", "pipeline", "catalog", "simulate") if (PACKAGES / name / "__init__.py").is_file()]
+
+
+def imported_by(code: str, *watched: str, stdin: bytes = b"") -> set[str]:
+    """Which of `watched` a new interpreter has imported after `code`."""
+    script = f"{code}\nimport sys\nprint(*sorted(set({list(watched)!r}) & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", script], input=stdin, capture_output=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    return set(done.stdout.decode().split())
+
+
+@pytest.mark.parametrize("package", CORE)
+def test_the_core_imports_without_frameworks(package):
+    walk = (
+        f"import pkgutil, importlib, qwen35_trainer.{package} as package\n"
+        "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'): importlib.import_module(module.name)"
+    )
+    assert imported_by(walk, "torch", "ray", "vllm", "kubernetes", "transformers", "numpy") == set()
+
+
+def test_the_driver_imports_without_torch():
+    assert imported_by("import qwen35_trainer.runtime.driver", "torch", "vllm", "transformers") == set()
+
+
+def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp_path):
+    from qwen35_trainer.runtime.folder import RunFolder
+    from qwen35_trainer.runtime.prepare import prepare
+    from qwen35_trainer.spec import load_manifest
+
+    manifest = load_manifest(write(tmp_path))
+    job, _ = prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
+    entry = TensorEntry("weight", (2, 2), "float32", 0, 0, 16, 0)
+    lengths, tokens = np.ones(1, dtype=np.int64), np.ones(1, dtype=np.int32)
+    sent = [
+        job,
+        Publication(WeightManifest(1, (entry,), (16,)), ()),
+        TrainBatch(tokens, lengths, tokens, lengths, np.ones(1, dtype=np.bool_)),
+    ]
+    code = "import pickle, sys, qwen35_trainer.runtime.driver\nassert len(pickle.load(sys.stdin.buffer)) == 3"
+    assert imported_by(code, "torch", "vllm", stdin=pickle.dumps(sent)) == set()
+
+
+def test_checking_a_manifest_imports_no_framework():
+    code = (
+        "import qwen35_trainer.cli\n"
+        "from typer.testing import CliRunner\n"
+        "assert CliRunner().invoke(qwen35_trainer.cli.app, ['validate', 'nowhere.yaml']).exit_code == 2"
+    )
+    assert imported_by(code, "torch", "ray", "transformers", "kubernetes") == set()

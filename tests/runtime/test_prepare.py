@@ -1,0 +1,85 @@
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.runtime.checkpoint import CheckpointError
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.spec import load_manifest
+
+HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
+
+
+@pytest.fixture
+def prepared(write, tmp_path):
+    """prepared({...}) is the job and the data of a small manifest."""
+
+    def build(changes=None, **options):
+        manifest = load_manifest(write(tmp_path, changes, **options))
+        return prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
+
+    return build
+
+
+def test_updates_follow_from_the_epochs(prepared, removed):
+    job, data = prepared({"train.updates": removed, "data.epochs": 3}, prompts=10)
+    assert len(data.prompts) == 10
+    assert job.updates_total == 7  # 30 prompts, 4 an update
+
+
+def test_only_whole_batches_train(prepared):
+    job, _ = prepared({"train.updates": 7, "async": {"requireBatches": 3}})
+    assert job.updates_total == 6
+
+
+def test_data_that_fill_no_batch_are_refused_with_three_ways_out(prepared, removed):
+    with pytest.raises(
+        DataError, match=r"3 prompts × 1 epochs do not fill one batch of 4. Lower train.batch.promptsPerU"
+    ):
+        prepared({"train.updates": removed}, prompts=3)
+
+
+def test_no_validation_source_is_no_error(prepared):
+    assert prepared()[1].validation == []
+
+
+def test_problems_of_reading_are_listed_for_both_parts(prepared, tmp_path):
+    missing = [{"name": "train", "files": {"paths": ["nowhere.jsonl"]}}]
+    empty = [{"name": "held-out", "files": {"paths": ["empty.jsonl"]}}]
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError) as raised:
+        prepared({"data.train": missing, "data.validation": empty})
+    assert len(raised.value.problems) == 2
+    assert "nowhere.jsonl does not exist" in raised.value.problems[0]
+    assert "empty.jsonl: no rows" in raised.value.problems[1]
+
+
+def test_prompts_that_are_too_long_are_listed_for_both_parts(prepared):
+    with pytest.raises(DataError) as raised:
+        prepared({"data.maxPromptTokens": 2, "data.validation": HELD_OUT})
+    assert [problem.partition(" longer than ")[0] for problem in raised.value.problems] == ["54", "64"]
+    assert "data.maxPromptTokens 2: train/10 (3 tokens)" in raised.value.problems[0]
+    assert "Raise data.maxPromptTokens to 7" in raised.value.problems[1]
+
+
+def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):
+    changes = {"mode": "SFT", "rollout": removed, "rewards": removed, "async": removed, "data.validation": HELD_OUT}
+    _, data = prepared(changes | {"train.batch.microBatchPerDevice": 4})
+    assert (len(data.examples), len(data.held_out)) == (64, 64)
+    assert (len(data.prompts), len(data.validation)) == (0, 0)
+
+
+def test_a_new_run_does_not_delete_the_checkpoints_of_another(write, tmp_path):
+    storage = tmp_path / "shared"
+    (storage / "update-000020").mkdir(parents=True)
+    spec = load_manifest(write(tmp_path, {"checkpoint": {"storage": {"path": "shared"}}})).spec
+    with pytest.raises(
+        CheckpointError, match=r"shared holds checkpoints of an earlier run. Continue it with --resume auto"
+    ):
+        find_checkpoint(None, RunFolder(tmp_path / "out"), spec, tmp_path)
+
+
+def test_auto_without_a_checkpoint_is_a_new_run(write, tmp_path):
+    spec = load_manifest(write(tmp_path)).spec
+    assert find_checkpoint("auto", RunFolder(Path(tmp_path / "out")), spec, tmp_path) is None

@@ -1,0 +1,57 @@
+import pytest
+
+from qwen35_trainer.runtime.support import unsupported
+from qwen35_trainer.spec import load_manifest
+
+CLUSTER = {
+    "accelerator": {"profile": "nvidia", "perNode": 2},
+    "model.source": {"persistentVolumeClaim": {"claimName": "models"}},
+    "data.train.0.files.volume": {"persistentVolumeClaim": {"claimName": "prompts"}},
+    "rollout": {
+        "engine": "VLLM",
+        "nodes": 3,
+        "tensorParallel": 2,
+        "lane": {"nodes": 2, "tensorParallel": 4, "afterTokens": 9},
+    },
+    "train": {
+        "engine": "Megatron",
+        "updates": 3,
+        "parallelism": {"tensor": 2},
+        "batch": {"promptsPerUpdate": 4, "removePadding": True},
+    },
+    "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "ckpt"}}},
+    "algorithm": {"groupSize": 4, "advantage": "GAE"},
+    "suspend": True,
+}
+PLACES = {
+    "spec.suspend",
+    "spec.accelerator.profile",
+    "spec.model.source.persistentVolumeClaim",
+    "spec.checkpoint.storage.persistentVolumeClaim",
+    "spec.data.train[0].files.volume",
+    "spec.rollout.engine",
+    "spec.rollout.tensorParallel",
+    "spec.rollout.lane",
+    "spec.train.engine",
+    "spec.train.parallelism",
+    "spec.train.batch.removePadding",
+    "spec.algorithm.advantage",
+}
+
+
+def test_all_that_needs_a_cluster_is_listed_at_once(write, tmp_path):
+    problems = unsupported(load_manifest(write(tmp_path, CLUSTER)))
+    assert {problem.path for problem in problems} == PLACES
+    assert all(problem.message and problem.fix for problem in problems)
+
+
+def test_what_runs_anywhere_is_not_refused(write, tmp_path):
+    assert unsupported(load_manifest(write(tmp_path))) == []
+
+
+@pytest.mark.parametrize("mode", ["Colocated", "SFT"])
+def test_every_mode_runs_here(write, tmp_path, removed, mode):
+    changes = {"mode": mode, "async": {}}
+    if mode == "SFT":
+        changes |= {"rollout": removed, "rewards": removed, "train.batch.microBatchPerDevice": 4}
+    assert unsupported(load_manifest(write(tmp_path, changes))) == []
