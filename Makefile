@@ -54,6 +54,8 @@ lint: setup
 	ruff check .
 	ruff format --check .
 	mypy
+	mypy tools examples
+	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
 	lint-imports --no-cache
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }

@@ -67,7 +67,7 @@ class Part:
 PARTS: dict[PartName, Part] = {
     "short": Part(
         name="short",
-        updates=200,
+        updates=300,
         characters="0123456789>=",
         response_tokens=3,
         learning_rate=1.5e-3,

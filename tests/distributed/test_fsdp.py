@@ -31,12 +31,16 @@ def batch_of(samples: int, seed: int) -> TrainBatch:
     )
 
 
-def spec_of(ranks: int, kl: str, **changes: object) -> dict[str, object]:
+def spec_of(ranks: int, kl: str, layout: dict[str, object], **changes: object) -> dict[str, object]:
     random = {"hiddenSize": 32, "intermediateSize": 48, "headDim": 8, "linearHeadDim": 8, "initializerRange": 0.2}
     return {
         "accelerator": {"profile": "cpu", "perNode": ranks},
         "model": {"name": "tiny", "precision": "FP32", "source": {"random": random | dict(changes)}},
-        "data": {"train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}], "maxResponseTokens": 12},
+        "data": {
+            "train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}],
+            "maxPromptTokens": 8,
+            "maxResponseTokens": 12,
+        },
         "rewards": [{"type": "ExactMatch"}],
         "algorithm": {
             "groupSize": 4,
@@ -44,7 +48,10 @@ def spec_of(ranks: int, kl: str, **changes: object) -> dict[str, object]:
             "kl": {"placement": kl, "coefficient": 0.1},
         },
         "rollout": {"engine": "Torch"},
-        "train": {"batch": {"promptsPerUpdate": 2}, "optimizer": {"weightDecay": 0.0, "gradientClip": 1000.0}},
+        "train": {
+            "batch": {"promptsPerUpdate": 2} | layout,
+            "optimizer": {"weightDecay": 0.0, "gradientClip": 1000.0},
+        },
     }
 
 
@@ -57,13 +64,15 @@ def train(
     save: Path | None = None,
     seed=0,
     kl="None",
+    layout=None,
     **changes,
 ):
     """Metrics of each update and the final weights."""
     folder.mkdir()
     if save is not None:
         save.mkdir()
-    job = {"spec": spec_of(ranks, kl, **changes), "seed": seed, "batches": batches, "restore": restore, "save": save}
+    spec = spec_of(ranks, kl, layout or {}, **changes)
+    job = {"spec": spec, "seed": seed, "batches": batches, "restore": restore, "save": save}
     (folder / "job.pickle").write_bytes(pickle.dumps(job))
     command = [sys.executable, str(RANK)]
     processes = [
@@ -84,11 +93,18 @@ def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
-@pytest.mark.parametrize(("experts", "samples"), [(0, 8), (4, 8), (0, 1)], ids=["dense", "experts", "an idle rank"])
-def test_two_ranks_make_the_update_that_one_makes(tmp_path: Path, experts: int, samples: int) -> None:
+LAYOUTS = {"three at a time": {"microBatchPerDevice": 3}, "by tokens": {"dynamic": True, "maxTokensPerDevice": 40}}
+
+
+@pytest.mark.parametrize(
+    ("experts", "samples", "layout"),
+    [(0, 8, None), (4, 8, None), (0, 1, None), *((0, 8, layout) for layout in LAYOUTS.values())],
+    ids=["dense", "experts", "an idle rank", *LAYOUTS],
+)
+def test_two_ranks_make_the_update_that_one_makes(tmp_path: Path, experts: int, samples: int, layout) -> None:
     batches = [batch_of(samples, seed) for seed in (0, 1)]
     alone, _ = train(tmp_path / "one", 1, batches, kl="Reward", experts=experts)
-    together, _ = train(tmp_path / "two", 2, batches, kl="Reward", experts=experts)
+    together, _ = train(tmp_path / "two", 2, batches, kl="Reward", layout=layout, experts=experts)
     for expected, actual, tolerance in zip(alone, together, (1e-5, 1e-2), strict=True):
         assert actual.tokens == expected.tokens
         assert actual.loss == pytest.approx(expected.loss, rel=tolerance, abs=tolerance)

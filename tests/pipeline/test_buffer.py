@@ -124,6 +124,20 @@ def test_discard_keeps_a_late_group_until_its_last_legal_batch():
     assert buffer.take() == Batch((0,))
 
 
+def test_discard_also_gives_back_finished_groups_that_no_batch_has_room_for():
+    """Four groups of version 0 run through batch 1, of which two should have left with it: batch 2 holds only two."""
+    buffer = buffer_of(groups=2, threshold=2.0, lag=2, policy="Discard")
+    dispatch(buffer, *range(6))
+    finish(buffer, 0, 1)
+    assert buffer.take() == Batch((0, 1))
+    buffer.publish(1)
+    dispatch(buffer, 6, 7, version=1)
+    finish(buffer, 6, 7)
+    assert buffer.take() == Batch((6, 7))
+    finish(buffer, 5, 4, 3, 2)
+    assert buffer.take() == Batch((5, 4), discarded=(2, 3))
+
+
 def test_discarded_groups_make_room():
     buffer = at_its_deadline("Discard")
     finish(buffer, 3)

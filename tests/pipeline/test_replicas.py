@@ -219,5 +219,5 @@ class Replicas(RuleBasedStateMachine):
         self.held[number].finished = True
 
 
-Replicas.TestCase.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+Replicas.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
 test_among_replicas_the_bound_the_count_and_progress_hold = Replicas.TestCase

@@ -125,6 +125,15 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_
     assert engine.version == 0
 
 
+def test_a_tensor_of_another_shape_is_refused_even_where_a_copy_would_stretch_it(make_model) -> None:
+    engine = engine_of(make_model())
+    weights = dict(make_model(seed=1).state_dict())
+    weights["model.norm.weight"] = weights["model.norm.weight"][:1]
+    with pytest.raises(ValueError, match=r"of another shape \['model.norm.weight'\]"):
+        engine.load(weights, version=3)
+    assert engine.version == 0
+
+
 def test_a_request_that_does_not_fit_names_the_field_to_lower(make_model) -> None:
     with pytest.raises(ValueError, match=r"group 7: prompt 3 \+ response 94 tokens exceed the engine's 96"):
         engine_of(make_model()).submit([GroupRequest(7, (3, 4, 5), 1, 94)])

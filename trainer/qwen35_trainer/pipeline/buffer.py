@@ -24,7 +24,8 @@ class OnMissedDeadline(StrEnum):
     MASK_TOKENS = "MaskTokens"
     """The batch goes without it; when it trains later, its tokens older than the bound are left out of the loss."""
     DISCARD = "Discard"
-    """It leaves unfinished and its prompt is dispatched again: biased against long answers, for comparison only."""
+    """The batch goes without it. What cannot train by its deadline leaves, finished or not, and its prompt is dispatched
+    again: biased against long answers, for comparison only."""
 
 
 @dataclass(frozen=True)

@@ -78,12 +78,14 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy `weights` over the model's. Raises ValueError naming missing and unexpected tensors."""
+        """Copy `weights` over the model's. Raises ValueError naming missing, unexpected and misshapen tensors."""
         own = self._model.state_dict()
-        if own.keys() != weights.keys():
+        # Compared, because a copy would stretch a smaller tensor over a larger one.
+        misshapen = sorted(name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape)
+        if misshapen or own.keys() != weights.keys():
             raise ValueError(
                 f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - weights.keys())}, "
-                f"unexpected {sorted(weights.keys() - own.keys())}"
+                f"unexpected {sorted(weights.keys() - own.keys())}, of another shape {misshapen}"
             )
         for name, tensor in own.items():
             tensor.copy_(weights[name])

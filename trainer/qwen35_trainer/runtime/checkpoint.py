@@ -8,6 +8,7 @@ A crash or a full disk leaves at most a `.partial` folder, which is never read a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -56,18 +57,14 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             await write(partial)
-            (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
-            _seal(partial)
-            _remove(final)  # of an attempt that came this far and was resumed from earlier
-            partial.rename(final)
-            _sync(self._folder)
+            await asyncio.to_thread(self._complete_one, partial, final, progress)  # flushing to disk takes a while
         except Exception as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint {final} was not saved: {_reason(error)}; earlier checkpoints are untouched. "
                 "Free space or point spec.checkpoint.storage elsewhere, then continue with --resume auto"
             ) from error
-        self._forget(final)
+        await asyncio.to_thread(self._forget, final)
         return final
 
     def latest(self) -> Checkpoint | None:
@@ -77,6 +74,13 @@ class CheckpointStore:
 
     def __len__(self) -> int:
         return len(self._complete())
+
+    def _complete_one(self, partial: Path, final: Path, progress: Progress) -> None:
+        (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
+        _seal(partial)
+        _remove(final)  # of an attempt that came this far and was resumed from earlier
+        partial.rename(final)
+        _sync(self._folder)
 
     def _forget(self, newest: Path) -> None:
         """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""

@@ -1,0 +1,61 @@
+"""What a checkpoint must not change, and what it must bring back."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.spec import Model, ModelSource, RandomModel
+
+pytestmark = pytest.mark.usefixtures("alone")
+CPU = torch.device("cpu")
+
+
+def same(left: FSDPEngine, right: FSDPEngine) -> bool:
+    first, second = left.weights(), right.weights()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_checkpoint_before_the_first_update_changes_no_update(make_model, make_spec, make_batch, tmp_path) -> None:
+    plain, saved, restored = (FSDPEngine(adapt(make_model()), make_spec(), CPU) for _ in range(3))
+    saved.save(tmp_path)
+    restored.restore(tmp_path)
+    for seed in (0, 1):
+        expected = plain.train(make_batch(seed=seed), [1e-3])
+        assert saved.train(make_batch(seed=seed), [1e-3]) == expected
+        assert restored.train(make_batch(seed=seed), [1e-3]) == expected
+    assert same(saved, plain)
+    assert same(restored, plain)
+
+
+def test_a_restore_after_an_evaluation_leaves_nothing_of_the_evaluated_weights(
+    make_model, make_spec, make_batch, tmp_path
+) -> None:
+    """A forward pass alone may leave gathered parameters behind, which a restore must replace too."""
+    engine, batch = FSDPEngine(adapt(make_model()), make_spec(), CPU), make_batch()
+    engine.save(tmp_path)
+    before = engine.negative_log_likelihood(batch)
+    engine.train(batch, [1e-2])
+    assert engine.negative_log_likelihood(batch) != before
+    engine.restore(tmp_path)
+    assert engine.negative_log_likelihood(batch) == before
+
+
+def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_spec, make_batch, tmp_path) -> None:
+    shape = RandomModel(hiddenSize=32, intermediateSize=48, tieEmbeddings=True)
+    model = Model(name="tied", source=ModelSource(random=shape))
+    saved, restored = (
+        FSDPEngine(build(model, seed=seed, vocabulary=23, max_length=64, base=Path()), make_spec(), CPU)
+        for seed in (0, 1)
+    )
+    saved.train(make_batch(), [1e-2])
+    saved.save(tmp_path)
+    restored.restore(tmp_path)
+    assert restored.train(make_batch(seed=1), [1e-3]) == saved.train(make_batch(seed=1), [1e-3])
+    published = saved.weights()
+    assert torch.equal(published["lm_head.weight"], published["model.embed_tokens.weight"])
+    rollout = build(model, seed=2, vocabulary=23, max_length=64, base=Path())
+    assert published.keys() == rollout.state_dict().keys()

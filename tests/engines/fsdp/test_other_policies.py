@@ -1,0 +1,137 @@
+"""Updates that look at a second policy: the reference model, or the weights at the batch's start.
+
+Each is compared after the weights have left that policy, with the formula on the library's model.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+
+pytestmark = pytest.mark.usefixtures("alone")
+CPU = torch.device("cpu")
+
+
+def by_sample(batch: TrainBatch, values: Any) -> list[Tensor]:
+    return [torch.from_numpy(part) for part in np.split(values, np.cumsum(batch.response_lengths)[:-1])]
+
+
+def advantages(scores: np.ndarray, group: np.ndarray) -> list[float]:
+    found = []
+    for score, own in zip(scores, group, strict=True):
+        members = scores[group == own].astype(np.float64)
+        found.append(float((score - members.mean()) / (members.std(ddof=1) + 1e-6)))
+    return found
+
+
+def k3(new: Tensor, reference: Tensor) -> Tensor:
+    return (reference - new).exp() - 1 - (reference - new)
+
+
+def clipped(ratio: Tensor, advantage: float) -> Tensor:
+    """The loss of each token: PPO, with the dual clip at 3."""
+    loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.28))
+    return loss.clamp(max=-advantage * 3.0) if advantage < 0 else loss
+
+
+def moved(make_model, engine: FSDPEngine) -> Any:
+    """The library's model with the engine's weights."""
+    model = make_model()
+    model.load_state_dict(engine.weights())
+    return model
+
+
+def agree(metrics, loss: Tensor, model) -> None:
+    loss.backward()
+    norm = torch.sqrt(sum(p.grad.double().square().sum() for p in model.parameters() if p.grad is not None))
+    assert metrics.loss == pytest.approx(loss.item(), rel=1e-5)
+    # The exponentials of ratio and divergence amplify the rounding of log-probabilities.
+    assert metrics.gradient_norm == pytest.approx(norm.item(), rel=1e-4)
+
+
+def fixed(log_probs: list[Tensor]) -> list[Tensor]:
+    return [each.detach() for each in log_probs]
+
+
+def test_kl_in_the_loss_pulls_back_to_the_initial_model(make_model, make_spec, make_batch, log_probs_of) -> None:
+    spec = make_spec({"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5})
+    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    engine.train(make_batch(seed=0), [5e-3])
+    batch, current = make_batch(seed=1), moved(make_model, engine)
+    [metrics] = engine.train(batch, [1e-3])
+
+    total = torch.zeros(())
+    for new, reference, old, mask, advantage in zip(
+        log_probs_of(current, batch),
+        fixed(log_probs_of(make_model(), batch)),
+        by_sample(batch, batch.log_probs),
+        by_sample(batch, batch.trainable),
+        advantages(batch.rewards, batch.group),
+        strict=True,
+    ):
+        total = total + (clipped((new - old).exp(), advantage) + 0.5 * k3(new, reference))[mask].sum()
+    agree(metrics, total / int(batch.trainable.sum()), current)
+
+
+def test_kl_in_the_reward_is_that_of_the_policy_that_generated(make_model, make_spec, make_batch, log_probs_of) -> None:
+    spec = make_spec({"algorithm.kl.placement": "Reward", "algorithm.kl.coefficient": 0.5})
+    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    engine.train(make_batch(seed=0), [5e-3])
+    batch, current = make_batch(seed=1), moved(make_model, engine)
+    [metrics] = engine.train(batch, [1e-3])
+
+    olds, masks = by_sample(batch, batch.log_probs), by_sample(batch, batch.trainable)
+    references = fixed(log_probs_of(make_model(), batch))
+    penalties = [
+        float(k3(old, reference).clamp(max=10.0)[mask].sum())
+        for old, reference, mask in zip(olds, references, masks, strict=True)
+    ]
+    scores = batch.rewards - 0.5 * np.array(penalties, dtype=np.float32)
+    total = torch.zeros(())
+    for new, old, mask, advantage in zip(
+        log_probs_of(current, batch), olds, masks, advantages(scores, batch.group), strict=True
+    ):
+        total = total + clipped((new - old).exp(), advantage)[mask].sum()
+    agree(metrics, total / int(batch.trainable.sum()), current)
+
+
+def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start(
+    make_model, make_spec, make_batch, log_probs_of
+) -> None:
+    spec = make_spec(
+        {
+            "algorithm.correction.type": "DecoupledPPO",
+            "train.batch.promptsPerUpdate": 2,
+            "train.batch.microBatchPerDevice": 8,
+            "async.requireBatches": 2,
+        }
+    )
+    batch = make_batch(groups=4, updates=2)
+    halfway, engine = (FSDPEngine(adapt(make_model()), spec, CPU) for _ in range(2))
+    halfway.train(batch, [5e-3, 0.0])  # the weights after the first update
+    [_, metrics] = engine.train(batch, [5e-3, 1e-3])
+
+    current = moved(make_model, halfway)
+    total, tokens = torch.zeros(()), 0
+    rows = list(
+        zip(
+            log_probs_of(current, batch),
+            fixed(log_probs_of(make_model(), batch)),
+            by_sample(batch, batch.log_probs),
+            by_sample(batch, batch.trainable),
+            advantages(batch.rewards, batch.group),
+            strict=True,
+        )
+    )
+    for new, proximal, old, mask, advantage in rows[8:]:
+        weight = (proximal - old).exp().clamp(max=2.0)
+        total = total + (weight * clipped((new - proximal).exp(), advantage))[mask].sum()
+        tokens += int(mask.sum())
+    agree(metrics, total / tokens, current)
+    assert metrics.tokens == tokens
