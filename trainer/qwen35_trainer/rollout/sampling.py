@@ -21,7 +21,8 @@ def sample(
         scaled = _truncate(scaled, top_p.masked_fill(greedy, 1.0), top_k.masked_fill(greedy, 0))
     log_probs = scaled.log_softmax(-1)
     # Gumbel-max: one pass, no cumulative sums, and exact in distribution.
-    noise = torch.empty_like(log_probs).exponential_(generator=generator).log_()
+    # Kept above 0: an exponential draw of exactly 0, which some platforms make, would win against every likelihood.
+    noise = torch.empty_like(log_probs).exponential_(generator=generator).clamp_(min=2**-25).log_()
     tokens = torch.where(greedy, logits.argmax(-1), (log_probs - noise).argmax(-1))
     return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
 
