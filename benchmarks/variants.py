@@ -66,9 +66,6 @@ class Measured:
 def measure(variant: Variant, part: Part, folder: Path) -> Measured:
     """One run, from process start to process end. `folder` holds the model in `model`; the run's files go there too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    # A thread that spins at a barrier wastes a core that others want, and the peer's two threads then wait for each
-    # other. Ours sets this itself.
-    environment["OMP_WAIT_POLICY"] = "PASSIVE"
     # Ray starts its workers at a lower priority: on a shared machine others would take from our runs only.
     environment["RAY_worker_niceness"] = "0"
     updates, accuracies, seen = (_trl if variant == "trl" else _ours)(variant, part, folder, environment)

@@ -117,9 +117,12 @@ def _updates(spec: TrainingSpec, examples: int) -> int:
 
 
 def threads(spec: TrainingSpec) -> int:
-    """Threads of each worker: pools that work at the same time share the cores, pools that take turns do not."""
-    cores = len(os.sched_getaffinity(0))
-    working = spec.world_size + spec.rollout_replicas
-    if spec.mode != "FullyAsync":
-        working = max(spec.world_size, spec.rollout_replicas)
-    return max(1, cores // working)
+    """Threads of each worker: those that work at the same time share the cores."""
+    return max(1, len(os.sched_getaffinity(0)) // workers_at_a_time(spec))
+
+
+def workers_at_a_time(spec: TrainingSpec) -> int:
+    """Workers that compute side by side: in FullyAsync those of both pools, else those of the larger one."""
+    if spec.mode == "FullyAsync":
+        return spec.world_size + spec.rollout_replicas
+    return max(spec.world_size, spec.rollout_replicas)

@@ -35,7 +35,7 @@ from qwen35_trainer.runtime.driver import Driver, News
 from qwen35_trainer.runtime.folder import RunFolder, write_whole
 from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.memory import MemoryWatch
-from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads
+from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads, workers_at_a_time
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
 
@@ -85,7 +85,7 @@ def run(
         # Beside each other, because both take seconds.
         with ThreadPoolExecutor(1) as aside:
             preparing = aside.submit(prepare, manifest, base=base, folder=folder, resume=checkpoint, started=started)
-            with _local_ray(threads(manifest.spec)):
+            with _local_ray(threads(manifest.spec), shared=workers_at_a_time(manifest.spec) > 1):
                 signals.catch()  # again: Ray has put its own handler of SIGTERM there
                 job, data = preparing.result()
                 if signals.count:
@@ -112,18 +112,19 @@ def _report(
 
 
 @contextmanager
-def _local_ray(threads: int) -> Iterator[None]:
-    """A Ray of this process's own, on ports that are free, gone at the end."""
+def _local_ray(threads: int, *, shared: bool) -> Iterator[None]:
+    """A Ray of this process's own, on ports that are free, gone at the end. shared: workers compute side by side."""
     # Inherited by every process of the run, where a runtime environment would start each worker anew.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
     os.environ |= {
         "OMP_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "PASSIVE",  # a thread that spins while it waits takes the other pool's core
         "HF_HUB_OFFLINE": "1",
         "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on a shared machine go first
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
     }
+    if shared:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another worker's core
     try:
         ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     except SystemExit:  # Ray's own answer to SIGTERM, after it has ended its processes
