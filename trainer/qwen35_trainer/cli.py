@@ -46,6 +46,7 @@ def run(
     console = Console()
     from qwen35_trainer.data.errors import DataError
     from qwen35_trainer.runtime.checkpoint import CheckpointError
+    from qwen35_trainer.runtime.ending import print_end
     from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.run import Interrupted, ReportFailed
     from qwen35_trainer.runtime.run import run as run_manifest
@@ -62,7 +63,7 @@ def run(
         _fail(str(error), FAILED)
     if finished.finish.outcome == "Failed":
         _fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
-    _print_end(console, finished)
+    print_end(console, finished)
 
 
 @app.command()
@@ -104,14 +105,6 @@ def version() -> None:
 def _fail(text: str, code: int) -> NoReturn:
     sys.stderr.write(f"{text}\n")
     raise typer.Exit(code)
-
-
-def _print_end(console: Console, finished: object) -> None:
-    from qwen35_trainer.runtime.ending import print_end
-    from qwen35_trainer.runtime.run import Finished
-
-    assert isinstance(finished, Finished)
-    print_end(console, finished)
 
 
 def main() -> None:

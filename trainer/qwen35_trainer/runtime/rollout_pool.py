@@ -21,7 +21,6 @@ class _Replica:
     actor: Any
     name: str
     groups: dict[int, int] = field(default_factory=dict)  # group → its sequences
-    cursor: int = 0
 
     @property
     def load(self) -> int:
