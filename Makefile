@@ -9,21 +9,23 @@ PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SYSTEM_PACKAGES := libnuma1 chromium
+SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2
 # What the commands below install and run comes from the virtual environment, uv too.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system demo test lint generate picture benchmark clean
+.PHONY: help setup system testbed demo test lint generate picture benchmark benchmark-operator clean
 
 help:
 	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
 	@echo "make test       lint, then all tests"
+	@echo "make testbed    build the Kubernetes control plane that tests start; needs Go, minutes the first time"
 	@echo "make lint       style, types, import rules, generated files and locks are current"
 	@echo "make generate   write crds/, docs/reference/ and requirements/ anew"
 	@echo "make picture    run the demo and take the README's picture of its report"
 	@echo "make benchmark  the embedded engine against its own synchronous run and TRL; prints JSON"
+	@echo "make benchmark-operator  the operator with 100, 1,000 and 5,000 trainings; prints JSON, needs an idle machine"
 
 setup: $(READY)
 
@@ -44,10 +46,13 @@ system:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${missing[*]} >/dev/null; \
 	else echo "please install: $${missing[*]} (tests that need them are skipped)"; fi
 
+testbed: setup
+	python -m tests.testbed build
+
 demo: setup
 	qwen35 run examples/tiny-grpo.yaml --output "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
-test: setup system lint
+test: setup system lint testbed
 	python -m pytest
 
 lint: setup
@@ -56,14 +61,17 @@ lint: setup
 	mypy
 	mypy tools examples
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
+	mypy --explicit-package-bases benchmarks/operator_scale.py
 	lint-imports --no-cache
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
+	python -m qwen35_operator.status.reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
 	tools/lock.sh --check
 
 generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml
 	python -m qwen35_operator.api.reference > docs/reference/api.md
+	python -m qwen35_operator.status.reference > docs/reference/conditions.md
 	python examples/tiny/generate.py
 	tools/lock.sh
 
@@ -73,6 +81,9 @@ picture: setup system
 
 benchmark: setup
 	python benchmarks/embedded.py
+
+benchmark-operator: testbed
+	python -m benchmarks.operator_scale
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

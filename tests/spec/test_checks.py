@@ -101,6 +101,26 @@ CASES = {
         "spec.rollout.lane.nodes",
         {"rollout": {"nodes": 2, "lane": LANE}},
     ),
+    "a variable of nothing": (
+        {"pods": {"environment": [{"name": "KEY"}]}},
+        "spec.pods.environment[0]",
+        {"pods": {"environment": [{"name": "KEY", "value": "a"}]}},
+    ),
+    "a variable of two": (
+        {"pods": {"environment": [{"name": "KEY", "value": "a", "secret": {"name": "s", "key": "k"}}]}},
+        "spec.pods.environment[0]",
+        {"pods": {"environment": [{"name": "KEY", "secret": {"name": "s", "key": "k"}}]}},
+    ),
+    "a variable of the operator": (
+        {"pods": {"environment": [{"name": "QWEN35_POOL", "value": "a"}]}},
+        "spec.pods.environment[0].name",
+        {"pods": {"environment": [{"name": "MY_POOL", "value": "a"}]}},
+    ),
+    "autoscaling shared nodes": (
+        {"mode": "Colocated", "rollout.autoscale": {}},
+        "spec.rollout.autoscale",
+        {"mode": "FullyAsync", "rollout.autoscale": {}},
+    ),
     "fewest nodes": ({"rollout.minNodes": 2}, "spec.rollout.minNodes", {"rollout.minNodes": 1}),
     "most nodes": (
         {"rollout": {"nodes": 3, "maxNodes": 2}},

@@ -38,6 +38,12 @@ def run(
         str | None,
         typer.Option(metavar="auto|DIR", help="Go on from the newest checkpoint of the output folder, or from DIR."),
     ] = None,
+    link: Annotated[
+        str | None,
+        typer.Option(
+            metavar="cluster|DIR", help="Report to an operator and obey it: by its ConfigMaps, or files in DIR."
+        ),
+    ] = None,
 ) -> None:
     """Run a training on this machine."""
     from qwen35_trainer.runtime.prepare import started_at
@@ -48,18 +54,30 @@ def run(
     from qwen35_trainer.runtime.checkpoint import CheckpointError
     from qwen35_trainer.runtime.ending import print_end
     from qwen35_trainer.runtime.folder import FolderRefused
-    from qwen35_trainer.runtime.run import Interrupted, ReportFailed
+    from qwen35_trainer.runtime.interrupted import Interrupted
+    from qwen35_trainer.runtime.link.base import LinkRefused
+    from qwen35_trainer.runtime.link.reporter import OperatorNotTold, reporting
+    from qwen35_trainer.runtime.run import ReportFailed
     from qwen35_trainer.runtime.run import run as run_manifest
     from qwen35_trainer.spec import ManifestError, load_manifest
 
     try:
-        manifest = load_manifest(file, changes or ())
-        finished = run_manifest(manifest, file=file, output=output, resume=resume, console=console, started=started)
-    except (ManifestError, DataError, FolderRefused, CheckpointError) as error:
+        with reporting(link) as reporter:
+            manifest = load_manifest(file, changes or ())
+            finished = run_manifest(
+                manifest,
+                file=file,
+                output=output,
+                resume=resume,
+                console=console,
+                started=started,
+                reporter=reporter,
+            )
+    except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
         _fail(str(error), REFUSED)
     except Interrupted as interrupted:
         _fail(str(interrupted), INTERRUPTED)
-    except ReportFailed as error:
+    except (ReportFailed, OperatorNotTold) as error:
         _fail(str(error), FAILED)
     if finished.finish.outcome == "Failed":
         _fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
@@ -84,6 +102,66 @@ def validate(
             sys.stdout.write(f"{file}: valid\n")
     if wrong:
         raise typer.Exit(REFUSED)
+
+
+@app.command()
+def render(
+    file: FileArgument,
+    namespace: Annotated[
+        str | None,
+        typer.Option(metavar="NS", help="Namespace. [default: the manifest's, else default]", show_default=False),
+    ] = None,
+) -> None:
+    """Print the objects that the operator would create, as YAML."""
+    from qwen35_operator.render import objects, text
+    from qwen35_trainer.spec import ManifestError, load_manifest
+
+    try:
+        manifests = objects(load_manifest(file), namespace=namespace, file=file)
+    except ManifestError as error:
+        _fail(str(error), REFUSED)
+    sys.stdout.write(text(manifests))
+
+
+@app.command()
+def operator(
+    namespace: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NS", help="Serve this namespace only. May be repeated. [default: all]"),
+    ] = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option(metavar="FILE", help="[default: the pod's own, else KUBECONFIG]", show_default=False)
+    ] = None,
+    lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Where the Lease of the leader is.")] = "default",
+    lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of that Lease.")] = "qwen35-operator",
+    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics; 0 for none.")] = 8080,
+    health_port: Annotated[int, typer.Option(help="Probes /healthz and /readyz; 0 for none.")] = 8081,
+    workers: Annotated[int, typer.Option(min=1, help="Reconciles at a time.")] = 8,
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PROFILE=IMAGE", help="Trainer image of nvidia, ascend or cpu. May be repeated."),
+    ] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Log every step.")] = False,
+) -> None:
+    """Run the operator, until SIGTERM."""
+    from qwen35_operator.main import run as run_operator
+    from qwen35_operator.settings import Settings as OperatorSettings
+    from qwen35_operator.settings import SettingsRefused, images, own_identity
+
+    try:
+        settings = OperatorSettings(
+            namespaces=tuple(namespace or ()),
+            images=images(image or ()),
+            lease_namespace=lease_namespace,
+            lease_name=lease_name,
+            identity=own_identity(),
+            metrics_port=metrics_port,
+            health_port=health_port,
+            workers=workers,
+        )
+        run_operator(settings, kubeconfig, verbose=verbose)
+    except (SettingsRefused, OSError) as error:
+        _fail(str(error), REFUSED)
 
 
 @app.command()

@@ -128,6 +128,9 @@ def _structural_of(model: type[BaseModel], description: str) -> Schema:
 def _structural(found: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
     """One node of pydantic's JSON schema as Kubernetes wants it."""
     node, nullable = _resolved(found, defs)
+    if "x-kubernetes-preserve-unknown-fields" in node:
+        kept = {key: node[key] for key in ("description", "maxProperties") if key in node}
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **kept}
     if "anyOf" in node:
         # A union of scalars has no structural form; the operator's own check refuses other values.
         return {"x-kubernetes-preserve-unknown-fields": True, "description": node.get("description", FREE_VALUE)}

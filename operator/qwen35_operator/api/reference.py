@@ -74,6 +74,8 @@ def _type(node: Mapping[str, Any], path: str) -> str:
         return f"list of {_type(node['items'], f'{path}[]')}, at most {node['maxItems']}"
     if "properties" in node:
         return f"[{path.rsplit('.', 1)[-1]}](#{''.join(sign for sign in path.lower() if sign.isalnum())})"
+    if "x-kubernetes-preserve-unknown-fields" in node and "type" in node:
+        return "map"
     if "additionalProperties" in node:
         return f"map, at most {node['maxProperties']}"
     words = {"string": "text", "boolean": "true, false"}

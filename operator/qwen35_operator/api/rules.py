@@ -84,6 +84,21 @@ def _fixed(what: str) -> Rule:
     return Rule("self == oldSelf", message, reason="FieldValueForbidden")
 
 
+def _suspended(section: str, *fields: str) -> Rule:
+    """What a running attempt cannot take over; `fields` of an optional section, or all of one that is always there."""
+    pairs = [f"self.{section}.{field} == oldSelf.{section}.{field}" for field in fields]
+    same = f"self.{section} == oldSelf.{section}"
+    if fields:
+        same = f"!has(self.{section}) || !has(oldSelf.{section}) || ({' && '.join(pairs)})"
+    what = f"{', '.join(fields)} of {section}" if fields else section
+    return Rule(
+        f"self.suspend || oldSelf.suspend || {same}",
+        f"{what} can change only while the training is suspended. Set suspend: true, change it, then set suspend: false.",
+        field=f".{section}",
+        reason="FieldValueForbidden",
+    )
+
+
 def _needs_window(field: str, neutral: str) -> Rule:
     return Rule(
         f"self.mode == 'FullyAsync' || !has(self.async.{field}) || self.async.{field} == {neutral}",
@@ -125,6 +140,11 @@ MODES = (
         "self.mode != 'Colocated' || !has(self.rollout) || self.rollout.nodes == self.train.nodes",
         "In mode Colocated the pools share their nodes: rollout.nodes must be train.nodes.",
         field=".rollout.nodes",
+    ),
+    Rule(
+        "self.mode != 'Colocated' || !has(self.rollout) || !has(self.rollout.autoscale)",
+        "In mode Colocated the pools share their nodes: there is nothing to autoscale. Remove autoscale.",
+        field=".rollout.autoscale",
     ),
 )
 
@@ -176,14 +196,44 @@ VALUES = (
     ),
 )
 
+# What stands in no rule below is live: suspend, checkpoint but for its storage, evaluation, failurePolicy, the two
+# deadlines, and of rollout its sizes and autoscale.
+WHILE_SUSPENDED = (
+    *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "weights", "tracking", "pods")),
+    _suspended("rollout", "engine", "tensorParallel", "memoryFraction", "maxSequences", "temperature", "topP", "topK"),
+    Rule(
+        "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
+        "(has(self.rollout.lane) == has(oldSelf.rollout.lane) && "
+        "(!has(self.rollout.lane) || self.rollout.lane == oldSelf.rollout.lane))",
+        "rollout.lane can change only while the training is suspended. Set suspend: true, change it, then set suspend: "
+        "false.",
+        field=".rollout.lane",
+        reason="FieldValueForbidden",
+    ),
+    Rule(
+        "has(self.checkpoint.storage) == has(oldSelf.checkpoint.storage) && "
+        "(!has(self.checkpoint.storage) || self.checkpoint.storage == oldSelf.checkpoint.storage)",
+        "checkpoint.storage cannot change during a training. Create a new Qwen35Training instead.",
+        field=".checkpoint.storage",
+        reason="FieldValueForbidden",
+    ),
+    Rule(
+        "has(self.recipe) == has(oldSelf.recipe) && (!has(self.recipe) || self.recipe == oldSelf.recipe)",
+        "recipe cannot change during a training. Create a new Qwen35Training instead.",
+        field=".recipe",
+        reason="FieldValueForbidden",
+    ),
+)
+
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "": (
         Rule(
-            "size(self.metadata.name) <= 40 && !self.metadata.name.contains('.')",
-            "metadata.name must have at most 40 characters and no dot: names of child objects are made of it.",
+            "size(self.metadata.name) <= 40 && self.metadata.name.matches('^[a-z][-a-z0-9]*$')",
+            "metadata.name must start with a letter and have at most 40 letters, digits and dashes: names of child "
+            "objects are made of it.",
         ),
     ),
-    "spec": (*MODES, *LAYOUT, *LANE, *VALUES),
+    "spec": (*MODES, *LAYOUT, *LANE, *VALUES, *WHILE_SUSPENDED),
     "spec.mode": (_fixed("mode"),),
     "spec.seed": (_fixed("seed"),),
     "spec.accelerator.profile": (_fixed("accelerator.profile"),),
@@ -207,6 +257,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "spec.data": (
+        _fixed("data"),
         Rule(
             "self.train.all(one, !self.validation.exists(other, one.name == other.name))",
             "A source of train and one of validation have the same name. Rename one.",
@@ -233,6 +284,14 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "spec.algorithm.groupSize": (_fixed("algorithm.groupSize"),),
+    "spec.pods.environment[]": (
+        _one_of("value", "secret"),
+        Rule(
+            "!self.name.startsWith('QWEN35_')",
+            "Variables that start with QWEN35_ are the operator's to set. Remove it.",
+            field=".name",
+        ),
+    ),
     "spec.rollout": (
         Rule(
             "!has(self.minNodes) || self.minNodes <= self.nodes",

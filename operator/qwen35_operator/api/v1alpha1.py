@@ -90,6 +90,25 @@ class LastCheckpoint(Section):
     time: Time = Field(description="When it was published, in RFC 3339.")
 
 
+class Fault(Section):
+    """What went wrong with a pod, kept because the pod is soon replaced."""
+
+    pool: Literal["head", "rollout", "train"] = Field(description="Pool of the pod.")
+    pod: str = Field(min_length=1, max_length=253, description="Name of the pod.")
+    reason: str = Field(min_length=1, max_length=128, description="OOMKilled, Evicted, Preempted, NodeLost or Error.")
+    exitCode: int | None = Field(None, description="Exit code of its Ray container, if it ended.")
+    message: str = Field("", max_length=1024, description="What the cluster says about it.")
+    time: Time = Field(description="When it was seen, in RFC 3339.")
+
+
+class AutoscaleStatus(Section):
+    """The size that autoscaling has chosen for the rollout pool."""
+
+    nodes: Count = Field(description="Nodes that the pool is to have.")
+    reason: str = Field(max_length=1024, description="Why, with the idle shares that it was chosen by.")
+    time: Time = Field(description="When, in RFC 3339.")
+
+
 class Attempt(Section):
     """One RayJob of the training."""
 
@@ -101,6 +120,7 @@ class Attempt(Section):
     message: str | None = Field(None, max_length=4096, description="Why it ended, for people.")
     startTime: Time | None = Field(None, description="When it was created, in RFC 3339.")
     endTime: Time | None = Field(None, description="When it ended, in RFC 3339.")
+    fault: Fault | None = Field(None, description="The latest fault of one of its pods.")
 
 
 class TrainingStatus(Section):
@@ -125,6 +145,9 @@ class TrainingStatus(Section):
         json_schema_extra={"x-kubernetes-list-map-keys": ["number"]},
         description="RayJobs so far, oldest first; the oldest are dropped beyond 64.",
     )
+    restarts: Count = Field(0, description="Attempts that used up one of failurePolicy.maxRestarts.")
+    activeSeconds: Count = Field(0, description="Seconds that ended attempts took, for activeDeadlineSeconds.")
+    autoscale: AutoscaleStatus | None = Field(None, description="What rollout.autoscale has decided last.")
     rolloutNodes: Count | None = Field(
         None, description="Nodes of the rollout pool that exist, for the scale subresource."
     )
@@ -142,7 +165,9 @@ __all__ = [
     "SINGULAR",
     "VERSION",
     "Attempt",
+    "AutoscaleStatus",
     "Condition",
+    "Fault",
     "LastCheckpoint",
     "PoolStatus",
     "Progress",

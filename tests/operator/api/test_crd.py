@@ -15,6 +15,8 @@ SCHEMA = crd.schema()
 NODES = dict(crd.fields(SCHEMA))
 # gym.config is the one place where values of several types are let through, for the operator's own check.
 UNTYPED = {"spec.data.train[].gym.config{}", "spec.data.validation[].gym.config{}"}
+# Parts of pod templates: the API server checks them when the RayJob is made from them.
+TEMPLATES = {f"spec.pods.{pool}" for pool in ("head", "rollout", "train")}
 BY_MODE = {
     f"spec.async.{name}" for name in ("stalenessThreshold", "maxVersionLag", "onMissedDeadline", "partialRollout")
 }
@@ -80,6 +82,9 @@ def test_every_node_is_structural_and_bounded(path, node):
     if path in UNTYPED:
         assert node["x-kubernetes-preserve-unknown-fields"] is True
         return
+    if path in TEMPLATES:
+        assert (node["type"], node["x-kubernetes-preserve-unknown-fields"]) == ("object", True)
+        return
     assert "x-kubernetes-preserve-unknown-fields" not in node
     assert node["type"] in {"object", "array", "string", "integer", "number", "boolean"}
     match node["type"]:
@@ -107,6 +112,7 @@ def test_items_with_names_are_keyed_by_them():
         "spec.data.train": ["name"],
         "spec.data.validation": ["name"],
         "spec.failurePolicy.rules": ["name"],
+        "spec.pods.environment": ["name"],
         "status.conditions": ["type"],
         "status.pools": ["name"],
         "status.attempts": ["number"],

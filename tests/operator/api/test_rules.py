@@ -16,6 +16,20 @@ FIXED = {
     "spec.train.engine",
     "spec.train.parallelism",
     "spec.algorithm.groupSize",
+    "spec.data",
+}
+ALSO_FIXED = {".checkpoint.storage", ".recipe"}
+WHILE_SUSPENDED = {
+    ".accelerator",
+    ".rewards",
+    ".algorithm",
+    ".train",
+    ".async",
+    ".weights",
+    ".tracking",
+    ".pods",
+    ".rollout",
+    ".rollout.lane",
 }
 
 
@@ -73,5 +87,25 @@ def test_optional_fields_are_asked_for_before_they_are_read(place, rule):
 
 
 def test_what_a_checkpoint_depends_on_cannot_change():
-    assert {place for place, rule in ALL if rule.rule == "self == oldSelf"} == FIXED
-    assert all("Create a new Qwen35Training" in rule.message for _, rule in ALL if "oldSelf" in rule.rule)
+    final = [(place, rule) for place, rule in ALL if "oldSelf" in rule.rule and "oldSelf.suspend" not in rule.rule]
+    assert {place for place, rule in final if rule.rule == "self == oldSelf"} == FIXED
+    assert {rule.field for _, rule in final if rule.rule != "self == oldSelf"} == ALSO_FIXED
+    assert all("Create a new Qwen35Training" in rule.message for _, rule in final)
+
+
+def test_what_a_running_attempt_cannot_take_over_changes_only_while_suspended():
+    rules = [rule for _, rule in ALL if "oldSelf.suspend" in rule.rule]
+    assert {rule.field for rule in rules} == WHILE_SUSPENDED
+    assert all("suspend: true" in rule.message for rule in rules)
+
+
+def test_every_section_is_fixed_or_changes_while_suspended_or_is_live():
+    live = {"suspend", "evaluation", "checkpoint", "failurePolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds"}
+    ruled = {place.removeprefix("spec.") for place in FIXED} | {field[1:] for field in ALSO_FIXED | WHILE_SUSPENDED}
+    assert set(NODES["spec"]["properties"]) - live <= ruled
+
+
+def test_every_field_of_the_rollout_pool_is_ruled_or_is_its_size():
+    (rule,) = (rule for _, rule in ALL if rule.field == ".rollout" and "oldSelf.suspend" in rule.rule)
+    ruled = {name for name in NODES["spec.rollout"]["properties"] if f"self.rollout.{name} ==" in rule.rule} | {"lane"}
+    assert set(NODES["spec.rollout"]["properties"]) - ruled == {"nodes", "minNodes", "maxNodes", "autoscale"}

@@ -114,6 +114,8 @@ class SpanRecord:
     start: float
     end: float
     label: str = ""
+    version: int | None = None
+    """What a publication brought to the replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +140,8 @@ class FinishRecord:
     outcome: Outcome
     message: str
     time: float
+    reason: str = ""
+    """Why it failed, as one word: the class of the error."""
 
 
 type Record = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | FinishRecord

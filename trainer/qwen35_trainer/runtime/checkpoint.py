@@ -44,15 +44,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run. Keeps the newest `keep`."""
+    """The checkpoints of one run. Keeps the newest `keep`, which may change from one save to the next."""
 
     def __init__(self, folder: Path, keep: int) -> None:
-        self._folder, self._keep = folder, keep
+        self.folder, self.keep = folder, keep
 
     async def save(self, progress: Progress, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save what `write` puts into the folder that it is given. Raises CheckpointError; earlier ones stay whole."""
-        final = self._folder / f"update-{progress.update:06d}"
-        partial = self._folder / f".{final.name}.partial"
+        final = self.folder / f"update-{progress.update:06d}"
+        partial = self.folder / f".{final.name}.partial"
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
@@ -80,20 +80,20 @@ class CheckpointStore:
         _seal(partial)
         _remove(final)  # of an attempt that came this far and was resumed from earlier
         partial.rename(final)
-        _sync(self._folder)
+        _sync(self.folder)
 
     def _forget(self, newest: Path) -> None:
         """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""
         complete = self._complete()
-        kept = complete[: complete.index(newest) + 1][-self._keep :]
+        kept = complete[: complete.index(newest) + 1][-self.keep :]
         for path in complete:
             if path not in kept:
                 _remove(path)
-        for left in self._folder.glob(".update-*"):
+        for left in self.folder.glob(".update-*"):
             shutil.rmtree(left, ignore_errors=True)
 
     def _complete(self) -> list[Path]:
-        found = [path for path in self._folder.glob("update-*") if path.is_dir() and _number(path) is not None]
+        found = [path for path in self.folder.glob("update-*") if path.is_dir() and _number(path) is not None]
         return sorted(found, key=lambda path: _number(path) or 0)
 
 

@@ -19,3 +19,7 @@ class Clock:
     def at(self, wall: float) -> float:
         """Training time of a wall-clock second."""
         return wall - self.started + self.earlier
+
+    def wall(self, at: float) -> float:
+        """Wall-clock second of a training time."""
+        return at + self.started - self.earlier

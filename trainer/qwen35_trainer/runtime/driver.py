@@ -13,17 +13,17 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from qwen35_trainer.contract import Control
 from qwen35_trainer.data.prompts import PromptOrder
 from qwen35_trainer.pipeline.buffer import Buffer, OnMissedDeadline
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import FinishRecord, Outcome, Record
+from qwen35_trainer.progress.records import FinishRecord, Outcome
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.rewards.build import build_scorer
@@ -33,7 +33,9 @@ from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.generation import Generation, Parts
 from qwen35_trainer.runtime.job import Data, Job
+from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.loop import TrainingLoop
+from qwen35_trainer.runtime.news import Broadcast, News
 from qwen35_trainer.runtime.process import Process
 from qwen35_trainer.runtime.prompt_feed import PromptFeed
 from qwen35_trainer.runtime.rollout_pool import RolloutPool
@@ -51,46 +53,18 @@ START_SECONDS = 600.0
 """Deadline of starting a pool: processes, imports, model load."""
 
 
-@dataclass(frozen=True)
-class News:
-    """What a follower has not seen yet."""
-
-    records: tuple[Record, ...]
-    phase: str
-    over: bool
-
-
-class _Broadcast:
-    """A sink that keeps records until the follower has them."""
-
-    def __init__(self) -> None:
-        self._records: list[Record] = []
-        self._forgotten = 0
-        self.changed = asyncio.Event()
-
-    def write(self, record: Record) -> None:
-        self._records.append(record)
-        self.changed.set()
-
-    def after(self, seen: int) -> tuple[Record, ...]:
-        """Records after the first `seen`, which the follower has and which are dropped."""
-        del self._records[: seen - self._forgotten]
-        self._forgotten = seen
-        return tuple(self._records)
-
-    def close(self) -> None:
-        self.changed.set()
-
-
 class Driver(Process):
-    """Ray actor. `run` once; `follow` and `stop` at any time beside it."""
+    """Ray actor. `run` once; `follow`, `obey` and `stop` at any time beside it."""
 
     def __init__(self, job: Job, data: Sequence[ray.ObjectRef[Data]]) -> None:
         super().__init__("driver", job.folder.logs)
         self._job = job
         (self._data,) = data  # in a sequence, because Ray would fetch a bare reference before this starts
         self._stop = asyncio.Event()
-        self._broadcast = _Broadcast()
+        self._live = LiveFields.of(job.spec)
+        self._leaving: frozenset[str] = frozenset()
+        self._pool: RolloutPool | None = None
+        self._broadcast = Broadcast()
         self._phase = "starting"
         self._over = False
 
@@ -138,7 +112,16 @@ class Driver(Process):
         if not self._over:
             await asyncio.sleep(GATHER_SECONDS)
         over = self._over  # before the records: what comes after it would be lost
-        return News(self._broadcast.after(seen), self._phase, over)
+        return News(self._broadcast.after(seen), self._phase, over, {} if self._pool is None else self._pool.hosts)
+
+    def obey(self, control: Control) -> None:
+        """Take over what the operator asks: live fields at the next update, leaving pods at the next group. `stop` is a
+        call of its own, since signals ask for it too.
+        """
+        self._live.now = control.live or LiveFields.of(self._job.spec).now
+        self._leaving = frozenset(control.leaving)
+        if self._pool is not None:
+            self._pool.leaving = self._leaving
 
     def stop(self) -> None:
         """Finish the current update, save, and end."""
@@ -151,13 +134,13 @@ class Driver(Process):
         train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
         self._phase = "loading the model"
         loading = asyncio.gather(
-            train.start(START_SECONDS),
             answers(
                 [actor.ready.remote() for actor in rollout_actors],
                 of="the rollout pool",
                 act="loading the model",
                 seconds=START_SECONDS,
             ),
+            train.start(START_SECONDS),
         )
         spec = self._job.spec
         sources = [*spec.data.train, *spec.data.validation]
@@ -165,11 +148,32 @@ class Driver(Process):
         data: Data = await asyncio.to_thread(ray.get, self._data)
         scorer = await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base)
         with scorer:
-            await loading
-            loop = self._loop(recorder, clock, train, rollout_actors, data, scorer)
+            if not await self._loaded(loading):
+                return "Stopped"
+            hosts, _ = loading.result()
+            loop = self._loop(recorder, clock, train, rollout_actors, hosts, data, scorer)
             await self._begin(loop, train)
-            self._phase = "generating the first batch" if rollout_actors else "training"
+            if not self._stop.is_set():
+                self._phase = "generating the first batch" if rollout_actors else "training"
             return await loop.run()
+
+    async def _loaded(self, loading: asyncio.Future[Any]) -> bool:
+        """Wait for the workers. False when told to stop meanwhile: nothing is trained, so nothing is lost.
+
+        A run that continues a checkpoint of another folder goes on until it has saved one in its own.
+        """
+        resume = self._job.resume
+        if resume is not None and resume.path.parent != self._job.checkpoints.folder:
+            await loading
+            return True
+        told = asyncio.ensure_future(self._stop.wait())
+        await asyncio.wait({loading, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self._stop.is_set():
+            loading.cancel()
+            return False
+        await loading
+        return True
 
     def _start_workers(self) -> tuple[list[Any], list[Any]]:
         job, spec = self._job, self._job.spec
@@ -187,6 +191,7 @@ class Driver(Process):
         clock: Clock,
         train: TrainPool,
         rollout_actors: Sequence[Any],
+        hosts: Sequence[str],
         data: Data,
         scorer: Scorer,
     ) -> TrainingLoop:
@@ -205,9 +210,13 @@ class Driver(Process):
             )
         else:
             feed = PromptFeed(prompts, progress.position, progress.pending) if progress else PromptFeed(prompts)
-            pool = RolloutPool(
-                rollout_actors, call_seconds=spec.async_.stallSeconds, publish_seconds=spec.weights.timeoutSeconds
+            self._pool = pool = RolloutPool(
+                rollout_actors,
+                hosts,
+                call_seconds=spec.async_.stallSeconds,
+                publish_seconds=spec.weights.timeoutSeconds,
             )
+            pool.leaving = self._leaving
             generation = Generation(
                 Parts(spec, data.tokenizer, data.prompts, order, feed, buffer, pool, scorer, recorder, clock)
             )
@@ -224,13 +233,15 @@ class Driver(Process):
             supervised=supervised,
             validation=data.validation,
             stop=self._stop,
+            live=self._live,
             update=progress.update if progress else 0,
         )
 
     async def _begin(self, loop: TrainingLoop, train: TrainPool) -> None:
         """Trainer at the checkpoint's weights, if there is one, and every replica at the trainer's."""
         if (checkpoint := self._job.resume) is not None:
-            self._phase = "restoring the checkpoint"
+            if not self._stop.is_set():
+                self._phase = "restoring the checkpoint"
             await _restore(train, checkpoint.path)
             loop.buffer.start_at(checkpoint.progress.batch)
         if loop.generation is not None:
@@ -264,4 +275,9 @@ def _message(error: BaseException) -> str:
 
 
 def _failed(error: BaseException, clock: Clock) -> FinishRecord:
-    return FinishRecord(outcome="Failed", message=_message(error), time=clock.now())
+    return FinishRecord(outcome="Failed", message=_message(error), time=clock.now(), reason=_reason(error))
+
+
+def _reason(error: BaseException) -> str:
+    """The error's class; of a group, the first one's."""
+    return _reason(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else type(error).__name__

@@ -17,7 +17,9 @@ def print_end(console: Console, finished: Finished) -> None:
     console.print(f"\n{finished.finish.outcome}: {summary['updates']} updates in {summary['seconds']:.0f} s")
     console.print(table)
     if finished.finish.outcome == "Stopped":
-        console.print(f"Saved to {summary['checkpoint']}; go on with --resume auto", soft_wrap=True)
+        saved = summary["checkpoint"]
+        said = f"Saved to {saved}" if saved else "Nothing was trained yet"
+        console.print(f"{said}; go on with --resume auto", soft_wrap=True)
     console.print(f"Report: {folder.root / 'report.html'}", soft_wrap=True)
 
 

@@ -30,12 +30,13 @@ from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.pipeline.buffer import Blocked, Buffer
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import CheckpointRecord, Outcome, SpanRecord
+from qwen35_trainer.progress.records import CheckpointRecord, Outcome, SpanKind, SpanRecord
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge, assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.generation import Generation
+from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.measures import UpdateTimes, evaluation_record, supervised_evaluation_record, update_record
 from qwen35_trainer.runtime.meter import PoolMeter
 from qwen35_trainer.runtime.schedule import learning_rate
@@ -70,6 +71,7 @@ class TrainingLoop:
     supervised: Supervised | None
     validation: Sequence[EncodedPrompt]
     stop: asyncio.Event
+    live: LiveFields
     update: int = 0
     _times: UpdateTimes = field(default_factory=UpdateTimes)
     _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
@@ -98,7 +100,7 @@ class TrainingLoop:
                 pool = self.generation.parts.pool
                 collectors = [tasks.create_task(self.generation.collect(replica)) for replica in range(len(pool))]
                 await self.generation.dispatch()
-            if self.update == 0 and self.spec.evaluation.atStart:
+            if self.update == 0 and self.spec.evaluation.atStart and not self.stop.is_set():
                 self._publishing = tasks.create_task(self._evaluate(0))
                 if self.generation is None:
                     await self._publication_done()  # the train pool would take the first batch before it
@@ -224,7 +226,7 @@ class TrainingLoop:
             if not self.spec.effective_async.partialRollout:
                 await self._generation_rests()  # every sequence comes from one version
             await generation.parts.pool.publish(weights)
-            self._span("publish", "publish", started, time.time(), f"version {version}")
+            self._span("publish", "publish", started, time.time(), f"version {version}", version)
             self._times.published(time.time() - started)
             self.buffer.publish(version)
             await generation.dispatch()
@@ -257,7 +259,7 @@ class TrainingLoop:
         return True
 
     def _evaluation_due(self) -> bool:
-        every = self.spec.evaluation.everyUpdates
+        every = self.live.now.evaluationEveryUpdates
         step = self.spec.async_.requireBatches * self.spec.async_.updatesPerSync
         return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
 
@@ -278,8 +280,8 @@ class TrainingLoop:
         self._span("evaluate", "evaluate", started, time.time(), f"update {update}")
 
     def _checkpoint_due(self) -> bool:
-        every = self.spec.checkpoint.everyUpdates
-        return self.update >= self.updates_total or bool(every and self.update // every > self._saved_at // every)
+        every = self.live.now.checkpointEveryUpdates
+        return self.update >= self.updates_total or self.update // every > self._saved_at // every
 
     async def _save(self) -> None:
         """Checkpoint what is trained, and which prompts are on their way."""
@@ -292,6 +294,7 @@ class TrainingLoop:
             pending=() if generation is None else generation.pending_positions,
             elapsed=self.clock.now(),
         )
+        self.checkpoints.keep = self.live.now.checkpointKeep
         path = await self.checkpoints.save(progress, self.train.save)
         self._saved_at = self.update
         self._span("train-0", "checkpoint", started, time.time())
@@ -305,6 +308,10 @@ class TrainingLoop:
             )
         )
 
-    def _span(self, lane: str, kind: str, start: float, end: float, label: str = "") -> None:
+    def _span(
+        self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
+    ) -> None:
         at = self.clock.at
-        self.recorder.append(SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label))  # type: ignore[arg-type]
+        self.recorder.append(
+            SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
+        )

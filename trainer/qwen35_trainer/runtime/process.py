@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from pathlib import Path
 
 
@@ -21,5 +22,5 @@ class Process:
             torch.set_num_threads(threads)
 
     def ready(self) -> str:
-        """Answers once construction is over."""
-        return self.name
+        """The host that it runs on, in a cluster the pod's name. Answers once construction is over."""
+        return socket.gethostname()

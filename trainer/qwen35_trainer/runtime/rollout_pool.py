@@ -20,6 +20,7 @@ COLLECT_SECONDS = 1.0
 class _Replica:
     actor: Any
     name: str
+    host: str
     groups: dict[int, int] = field(default_factory=dict)  # group → its sequences
 
     @property
@@ -28,22 +29,35 @@ class _Replica:
 
 
 class RolloutPool:
-    """Sends each group to the replica with the fewest sequences."""
+    """Sends each group to the replica with the fewest sequences. `hosts` are where the actors run, in their order."""
 
-    def __init__(self, actors: Sequence[Any], *, call_seconds: float, publish_seconds: float) -> None:
-        self._replicas = [_Replica(actor, f"rollout-{index}") for index, actor in enumerate(actors)]
+    def __init__(
+        self, actors: Sequence[Any], hosts: Sequence[str], *, call_seconds: float, publish_seconds: float
+    ) -> None:
+        self._replicas = [
+            _Replica(actor, f"rollout-{index}", host)
+            for index, (actor, host) in enumerate(zip(actors, hosts, strict=True))
+        ]
         self._call_seconds, self._publish_seconds = call_seconds, publish_seconds
         self.version = 0
         """Every replica has at least these weights."""
+        self.leaving: frozenset[str] = frozenset()
+        """Hosts whose replicas get no more groups, as long as there is another; what they hold they finish."""
 
     def __len__(self) -> int:
         return len(self._replicas)
 
+    @property
+    def hosts(self) -> dict[str, str]:
+        """Replica → host."""
+        return {replica.name: replica.host for replica in self._replicas}
+
     async def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Hand out groups."""
         shares: dict[int, list[GroupRequest]] = {}
+        staying = [index for index, replica in enumerate(self._replicas) if replica.host not in self.leaving]
         for request in requests:
-            index = min(range(len(self._replicas)), key=lambda i: self._replicas[i].load)
+            index = min(staying or range(len(self._replicas)), key=lambda i: self._replicas[i].load)
             self._replicas[index].groups[request.group] = request.samples
             shares.setdefault(index, []).append(request)
         await asyncio.gather(

@@ -3,7 +3,8 @@
     manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
 
 The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once. Before the driver
-is there, the first one ends the command: nothing is written yet.
+is there, the first one ends the command: nothing is written yet. With --link, an operator's order to stop does what the
+first signal does.
 """
 
 from __future__ import annotations
@@ -26,15 +27,19 @@ import ray
 from ray.exceptions import RayActorError
 from rich.console import Console
 
+from qwen35_trainer.contract import Control
 from qwen35_trainer.progress.live import View, make_view
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import FinishRecord, read_records
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
-from qwen35_trainer.runtime.driver import Driver, News
+from qwen35_trainer.runtime.driver import Driver
 from qwen35_trainer.runtime.folder import RunFolder, write_whole
+from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.job import Data, Job
+from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.memory import MemoryWatch
+from qwen35_trainer.runtime.news import News
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads, workers_at_a_time
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
@@ -43,10 +48,7 @@ FOLLOW_SECONDS = 1.0
 """Longest wait for the driver's news: signals are looked at this often."""
 
 TOO_EARLY = "ended by a signal before the training began; nothing was written"
-
-
-class Interrupted(Exception):
-    """A signal ended the run without a last checkpoint; says what is left."""
+ORDERED_EARLY = "stopped by the operator before the training began; nothing was written"
 
 
 class ReportFailed(RuntimeError):
@@ -63,10 +65,19 @@ class Finished:
 
 
 def run(
-    manifest: Manifest, *, file: Path, output: Path | None, resume: str | None, console: Console, started: float
+    manifest: Manifest,
+    *,
+    file: Path,
+    output: Path | None,
+    resume: str | None,
+    console: Console,
+    started: float,
+    reporter: Reporter,
 ) -> Finished:
-    """Train. Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then;
-    Interrupted for a signal that leaves no time to save, and ReportFailed.
+    """Train, and tell `reporter` how it goes.
+
+    Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then; Interrupted for an
+    end that leaves no time to save, and ReportFailed.
     """
     if problems := unsupported(manifest):
         raise ManifestError(file, problems)
@@ -74,6 +85,7 @@ def run(
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
     folder.check(manifest, resume=resume is not None)
     checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
+    reporter.begin(metrics=folder.metrics, checkpoint=checkpoint, started=started)
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name
     memory = MemoryWatch()
@@ -81,7 +93,8 @@ def run(
         make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view,
         _Signals() as signals,
     ):
-        view.phase("starting Ray, reading the data")
+        follower = _Follower(view, reporter, signals)
+        follower.phase("starting Ray, reading the data")
         # Beside each other, because both take seconds.
         with ThreadPoolExecutor(1) as aside:
             preparing = aside.submit(prepare, manifest, base=base, folder=folder, resume=checkpoint, started=started)
@@ -90,9 +103,12 @@ def run(
                 job, data = preparing.result()
                 if signals.count:
                     raise Interrupted(TOO_EARLY)
+                if reporter.stop_ordered:
+                    raise Interrupted(ORDERED_EARLY)
                 folder.claim(manifest)
-                finish = _drive(job, data, view, signals)
-        view.phase("writing the report")
+                reporter.training(job.updates_total)
+                finish = _drive(job, data, follower)
+        follower.phase("writing the report")
         return Finished(finish, _report(manifest, folder, finish, bound, memory.stop()), folder)
 
 
@@ -135,38 +151,68 @@ def _local_ray(threads: int, *, shared: bool) -> Iterator[None]:
         ray.shutdown()
 
 
-def _drive(job: Job, data: Data, view: View, signals: _Signals) -> FinishRecord:
-    """Run the driver, and show what it says. Should its process end, say that in its place."""
+def _drive(job: Job, data: Data, follower: _Follower) -> FinishRecord:
+    """Run the driver, and pass on what it says. Should its process end, say that in its place."""
     driver = ray.remote(num_cpus=0)(Driver).remote(job, [ray.put(data)])
     try:
-        return _follow(driver, view, signals)
+        return follower.follow(driver)
     except RayActorError as error:
         message = f"the driver was lost: {' '.join(str(error).split())[:400]} Continue with --resume auto"
-        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started)
-        with Recorder(job.folder.metrics, [view]) as recorder:
+        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason="DriverLost")
+        with Recorder(job.folder.metrics, [follower.view, follower.reporter]) as recorder:
             recorder.append(finish)
         return finish
 
 
-def _follow(driver: Any, view: View, signals: _Signals) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
-    result = driver.run.remote()
-    seen, told, phase = 0, False, ""
-    while True:
-        news: News = ray.get(driver.follow.remote(seen, FOLLOW_SECONDS))
-        seen += len(news.records)
+@dataclass
+class _Follower:
+    """Between the driver and everybody else: news to the view and the reporter; signals and orders to the driver."""
+
+    view: View
+    reporter: Reporter
+    signals: _Signals
+    _told: bool = False
+    _obeyed: Control | None = None
+    _phase: str = ""
+
+    def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
+        result = driver.run.remote()
+        seen = 0
+        while True:
+            news: News = ray.get(driver.follow.remote(seen, FOLLOW_SECONDS))
+            seen += len(news.records)
+            self._pass_on(news)
+            self._command(driver)
+            if self.signals.count > 1:
+                raise Interrupted("ended by a second signal; nothing since the last checkpoint was kept")
+            if news.over:
+                finish: FinishRecord = ray.get(result)
+                self.reporter.write(finish)  # again, where the records could not be written
+                return finish
+
+    def phase(self, text: str) -> None:
+        if text != self._phase:
+            self._phase = text
+            self.view.phase(text)
+            self.reporter.phase(text)
+
+    def _pass_on(self, news: News) -> None:
+        self.reporter.hosts(news.hosts)
         for record in news.records:
-            view.write(record)
-        if signals.count and not told:
-            told = True
+            self.view.write(record)
+            self.reporter.write(record)
+        self.phase(news.phase)
+
+    def _command(self, driver: Any) -> None:  # noqa: ANN401  # as above
+        control = self.reporter.control
+        if control is not None and control != self._obeyed:
+            self._obeyed = control
+            ray.get(driver.obey.remote(control))
+        # Acknowledged is acknowledged: an order to stop that is taken back meanwhile is carried out all the same.
+        if (self.signals.count or self.reporter.stop_ordered) and not self._told:
+            self._told = True
+            self.reporter.stopping()
             ray.get(driver.stop.remote())
-        if news.phase != phase:
-            phase = news.phase
-            view.phase(phase)
-        if signals.count > 1:
-            raise Interrupted("ended by a second signal; nothing since the last checkpoint was kept")
-        if news.over:
-            finish: FinishRecord = ray.get(result)
-            return finish
 
 
 class _Signals:

@@ -32,6 +32,13 @@ class Checkpoint(Section):
         le=1000,
         description="Checkpoints that are kept. 3 survives a bad one. verl: trainer.max_actor_ckpt_to_keep.",
     )
+    graceSeconds: int = Field(
+        600,
+        ge=0,
+        le=86_400,
+        description="Seconds that a suspended training has to finish its update and save before its pods are deleted. "
+        "600 fits the update and the save of a large model. verl: none.",
+    )
     storage: CheckpointStorage | None = Field(
         None,
         description="Where they are kept: exactly one of persistentVolumeClaim and path. By default the run's output "

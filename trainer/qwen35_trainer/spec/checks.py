@@ -38,6 +38,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.elasticity, ("rollout",)),
     (contents.lane, ("rollout",)),
     (contents.checkpoint_storage, ("checkpoint",)),
+    (contents.variables, ("pods",)),
     (contents.rule_names, ("failurePolicy",)),
     (contents.rule_patterns, ("failurePolicy",)),
 )

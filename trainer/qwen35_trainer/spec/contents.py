@@ -136,6 +136,18 @@ def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:
         yield from _exactly_one("spec.checkpoint.storage", spec.checkpoint.storage)
 
 
+def variables(spec: TrainingSpec) -> Iterator[Problem]:
+    """A variable is written or read from a Secret, once, and is none that the operator sets."""
+    for index, variable in enumerate(spec.pods.environment):
+        path = f"spec.pods.environment[{index}]"
+        if (variable.value is None) == (variable.secret is None):
+            yield Problem(path, f"{variable.name} needs exactly one of value and secret.", "Write one of the two.")
+        if variable.name.startswith("QWEN35_"):
+            yield Problem(f"{path}.name", f"{variable.name} is the operator's to set.", "Remove it.")
+    names = [(f"spec.pods.environment[{index}]", variable.name) for index, variable in enumerate(spec.pods.environment)]
+    yield from _unique("variable", names)
+
+
 def rule_names(spec: TrainingSpec) -> Iterator[Problem]:
     """A rule that applied is named in status."""
     rules = spec.failurePolicy.rules

@@ -43,8 +43,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Safe YAML that quotes what the loader would take for something else, without anchors."""
+class _Dumper(yaml.CSafeDumper):
+    """Safe YAML that quotes what the loader would take for something else, without anchors.
+
+    libyaml's, which every wheel of PyYAML has: an operator writes thousands of manifests.
+    """
 
     def ignore_aliases(self, data: object) -> bool:
         return True

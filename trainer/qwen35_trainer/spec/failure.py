@@ -54,6 +54,13 @@ class FailurePolicy(Section):
         description="Wait before the next attempt, in seconds, doubled each time. 10 gives a node time to vanish. "
         "verl: none.",
     )
+    stallFactor: float = Field(
+        20.0,
+        ge=2,
+        le=1_000_000,
+        description="Times the median time between versions without a new one after which an attempt counts as stalled, "
+        "a failure with reason Stalled. 20 is beyond any long tail. verl: none.",
+    )
     rules: tuple[FailureRule, ...] = Field(
         (),
         strict=False,

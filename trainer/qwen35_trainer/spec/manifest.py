@@ -18,8 +18,8 @@ class Metadata(Section):
 
     name: str = Field(
         max_length=40,
-        pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-        description="Name of the training: lower-case letters, digits and dashes, at most 40, so that the names of its "
+        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$",
+        description="Name of the training: a letter, then lower-case letters, digits and dashes, at most 40, so that the names of its "
         "child objects fit their limits. No default. verl: trainer.experiment_name.",
     )
     namespace: str | None = Field(

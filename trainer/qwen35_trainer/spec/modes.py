@@ -84,3 +84,6 @@ def colocation(spec: TrainingSpec) -> Iterator[Problem]:
             f"{spec.rollout.nodes} is not train.nodes {spec.train.nodes}: in mode Colocated the pools share their nodes.",
             f"Use {spec.train.nodes} here, or train.nodes {spec.rollout.nodes}.",
         )
+    if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.autoscale is not None:
+        shared = "in mode Colocated the pools share their nodes: there is nothing to autoscale."
+        yield Problem("spec.rollout.autoscale", shared, "Remove it, or use mode FullyAsync.")

@@ -32,6 +32,32 @@ class Lane(Section):
     )
 
 
+class Autoscale(Section):
+    """When the pool grows and shrinks between minNodes and maxNodes, one step at a time."""
+
+    growAbove: float = Field(
+        0.3,
+        gt=0,
+        le=1,
+        description="Idle share of the train pool above which the rollout pool grows. 0.3 is a train pool that waits "
+        "a third of its time. verl: none.",
+    )
+    shrinkAbove: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="Idle share of the rollout pool above which it shrinks. 0.5, above growAbove, so that the two do "
+        "not chase each other. verl: none.",
+    )
+    stabilizationSeconds: int = Field(
+        600,
+        ge=1,
+        le=86_400,
+        description="Seconds after a change in which there is no other. 600 covers the start of a node and some "
+        "updates. verl: none.",
+    )
+
+
 class Rollout(Section):
     """The engines that answer the prompts."""
 
@@ -54,6 +80,11 @@ class Rollout(Section):
     )
     maxNodes: int | None = Field(
         None, ge=1, le=MAX_NODES, description="Most nodes to scale up to. By default nodes. verl: none."
+    )
+    autoscale: Autoscale | None = Field(
+        None,
+        description="Sizes the pool by the idle shares that the training reports; nodes is then its first size. None "
+        "by default: nodes decides. verl: none.",
     )
     tensorParallel: int = Field(
         1,

@@ -13,6 +13,7 @@ from qwen35_trainer.spec.data import Data
 from qwen35_trainer.spec.evaluation import Evaluation
 from qwen35_trainer.spec.failure import FailurePolicy
 from qwen35_trainer.spec.model import Model
+from qwen35_trainer.spec.pods import Pods
 from qwen35_trainer.spec.rewards import Reward
 from qwen35_trainer.spec.rollout import Rollout
 from qwen35_trainer.spec.tracking import Tracking
@@ -91,6 +92,7 @@ class TrainingSpec(Section):
         description="What a resumed run starts from. Every 20 updates by default. verl: trainer.save_freq.",
     )
     tracking: Tracking = Field(Tracking(), description="Metric sinks. TensorBoard by default. verl: trainer.logger.")
+    pods: Pods = Field(Pods(), description="The pods of a cluster. As the profile has them by default. verl: none.")
     failurePolicy: FailurePolicy = Field(
         FailurePolicy(), description="What follows a failed attempt. 5 restarts by default. verl: none."
     )

@@ -1,0 +1,85 @@
+"""Whether parts of a pod template can be merged at all: mappings and lists where they belong, items with their keys.
+
+The API server would say so too, but only when the job is created, and only the first of them.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from qwen35_operator.desired.merge import KEYS, identity
+from qwen35_trainer.spec import Problem
+
+_CONTAINERS: Final = ("containers", "initContainers")
+MAPPINGS: Final = frozenset(
+    {(), ("metadata",), ("metadata", "labels"), ("metadata", "annotations"), ("spec",)}
+    | {("spec", kind, *rest) for kind in _CONTAINERS for rest in (("resources",), ("resources", "limits"))}
+    | {("spec", kind, "resources", "requests") for kind in _CONTAINERS}
+)
+"""Mappings that hold something of ours: null would take that out."""
+REMOVABLE: Final = frozenset(
+    {("spec", name) for name in ("affinity", "nodeSelector", "securityContext", "dnsConfig")}
+    | {("spec", kind, "securityContext") for kind in _CONTAINERS}
+)
+"""Mappings that null may take out."""
+TEXTS: Final = frozenset({("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSelector")})
+"""Mappings from text to text."""
+
+
+def problems(change: object, place: str) -> Iterator[Problem]:
+    """Everything in `change` that has the wrong shape; `place` is where it is in the manifest."""
+    yield from _any(change, (), place)
+
+
+def _any(value: object, path: tuple[str, ...], place: str) -> Iterator[Problem]:
+    if path in MAPPINGS or (path in REMOVABLE and value is not None):
+        if not isinstance(value, Mapping):
+            yield Problem(place, f"{_shown(value)} is no mapping.", "Write key: value pairs here, or leave it out.")
+            return
+    elif path in KEYS or (path == ("spec", "tolerations") and value is not None):
+        if not isinstance(value, list):
+            yield Problem(place, f"{_shown(value)} is no list.", "Write a list here, or leave it out.")
+            return
+        yield from _list(value, path, place)
+        return
+    if isinstance(value, Mapping):
+        yield from _mapping(value, path, place)
+    elif isinstance(value, list):
+        for index, inside in enumerate(value):
+            yield from _any(inside, (*path, "*"), f"{place}[{index}]")
+
+
+def _mapping(value: Mapping[str, Any], path: tuple[str, ...], place: str) -> Iterator[Problem]:
+    for key, inside in value.items():
+        if key.startswith("$"):
+            yield Problem(f"{place}.{key}", "directives are not followed.", "Remove it; null takes a key out.")
+        elif path in TEXTS and not (isinstance(inside, str) or inside is None):
+            yield Problem(f"{place}.{key}", f"{_shown(inside)} is no text.", "Put it in quotes.")
+        else:
+            yield from _any(inside, (*path, key), f"{place}.{key}")
+
+
+def _list(items: list[Any], path: tuple[str, ...], place: str) -> Iterator[Problem]:
+    keys = KEYS.get(path, ())
+    seen = set()
+    for index, item in enumerate(items):
+        here = f"{place}[{index}]"
+        if not isinstance(item, Mapping):
+            yield Problem(here, f"{_shown(item)} is no mapping.", "Write key: value pairs here.")
+            continue
+        wrong = [key for key in keys[:1] if type(item.get(key)) is not (int if key == "containerPort" else str)]
+        for key in wrong:
+            kind = "number" if key == "containerPort" else "text"
+            yield Problem(here, f"has no {key}, which its list is merged by.", f"Add {key}, a {kind}.")
+        if keys and not wrong:
+            if (name := repr(identity(path, item))) in seen:
+                yield Problem(here, f"{item[keys[0]]} is listed twice.", "Keep one.")
+            seen.add(name)
+        # Items stand where their list does: KEYS and MAPPINGS name no positions.
+        yield from _mapping(item, path, here)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "a mapping"
+    return "a list" if isinstance(value, list) else json.dumps(value)

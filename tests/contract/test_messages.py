@@ -1,0 +1,109 @@
+"""What one side writes, the other reads; what is no message is refused with the key's name and the place."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from qwen35_trainer.contract import (
+    CheckpointReport,
+    ContractError,
+    Control,
+    Live,
+    Progress,
+    Replica,
+    Stop,
+    parse_control,
+    parse_progress,
+)
+from qwen35_trainer.contract.document import LONGEST
+
+counts = st.integers(0, 2**63 - 1)
+numbers = st.floats(0, 1e12, allow_nan=False)
+words = st.text(min_size=1, max_size=64)
+controls = st.builds(
+    Control,
+    attempt=st.integers(1, 10_000),
+    stop=st.none() | st.builds(Stop, id=words, reason=words, time=numbers),
+    rolloutNodes=st.integers(0, 1024),
+    leaving=st.lists(words, max_size=4).map(tuple),
+    live=st.none()
+    | st.builds(
+        Live,
+        checkpointEveryUpdates=st.integers(1),
+        checkpointKeep=st.integers(1),
+        evaluationEveryUpdates=st.integers(0),
+    ),
+)
+reports = st.builds(
+    Progress,
+    attempt=st.integers(1, 10_000),
+    state=st.sampled_from(["Running", "Succeeded", "Stopped", "Failed"]),
+    time=numbers,
+    stopAcknowledged=st.none() | words,
+    reason=st.none() | words,
+    message=words,
+    update=counts,
+    updates=st.none() | counts,
+    reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
+    replicas=st.lists(st.builds(Replica, pods=st.tuples(words), idle=st.floats(0, 1)), max_size=3).map(tuple),
+)
+
+
+@given(control=controls)
+def test_an_order_is_read_as_it_was_written(control):
+    assert parse_control(control.text()) == control
+
+
+@given(progress=reports)
+def test_a_report_is_read_as_it_was_written(progress):
+    assert parse_progress(progress.text()) == progress
+
+
+@given(progress=reports, news=st.dictionaries(st.text(min_size=1).map("new-{}".format), st.integers(), max_size=3))
+def test_keys_of_a_newer_writer_are_ignored(progress, news):
+    assert parse_progress(json.dumps(json.loads(progress.text()) | news)) == progress
+
+
+@given(text=st.text() | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
+def test_any_text_that_is_no_message_is_refused(text):
+    with pytest.raises(ContractError, match=r"^control\.json is no Control: "):
+        parse_control(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Invalid JSON"),
+        ("[]", "text: "),
+        ('{"rolloutNodes": 2}', "attempt: Field required"),
+        ('{"attempt": 0}', "attempt: "),
+        ('{"attempt": "1"}', "attempt: "),
+        ('{"attempt": 1, "stop": {"id": "", "reason": "", "time": 0}}', "stop.id: "),
+        ('{"attempt": 1, "live": {"checkpointKeep": 1}}', "live.checkpointEveryUpdates: "),
+    ],
+)
+def test_a_refusal_names_key_and_place(text, said):
+    with pytest.raises(ContractError) as caught:
+        parse_control(text)
+    assert str(caught.value).startswith("control.json is no Control: ")
+    assert said in str(caught.value)
+
+
+def test_a_message_of_absurd_length_is_not_even_parsed():
+    with pytest.raises(ContractError, match=rf"progress.json has {LONGEST + 1} characters; at most {LONGEST} are read"):
+        parse_progress(" " * (LONGEST + 1))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_numbers_that_json_has_no_word_for_are_never_written(value):
+    with pytest.raises(ValidationError):
+        Progress(attempt=1, state="Running", time=0.0, reward=value)
+
+
+def test_what_does_not_exist_is_left_out_of_the_text():
+    written = json.loads(Progress(attempt=1, state="Running", time=0.0).text())
+    assert not {"reward", "checkpoint", "stopAcknowledged", "reason"} & written.keys()

@@ -1,0 +1,99 @@
+"""One control plane for all tests, a namespace for each, and a real Ray in the place of head pods."""
+
+import secrets
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.controlplane import operator_process, scripted_trainer
+from tests.controlplane.in_process import operators
+from tests.controlplane.operator_process import OperatorProcess
+from tests.controlplane.story import Story
+from tests.controlplane.sweep import Sweep
+from tests.controlplane.tales import TALES
+from tests.testbed import binaries
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.control_plane import control_plane as start_control_plane
+from tests.testbed.ray_head import RayHead
+from tests.testbed.ray_head import ray_head as start_ray_head
+
+
+@pytest.fixture(scope="session")
+def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Kubernetes with our definition, KubeRay and six nodes of kwok. What a test takes away, it brings back."""
+    with start_control_plane(binaries.find(), tmp_path_factory.mktemp("control-plane")) as plane:
+        yield plane
+
+
+@pytest.fixture
+def namespace(control_plane: ControlPlane) -> Iterator[str]:
+    """A fresh namespace that takes pods."""
+    name = f"test-{secrets.token_hex(4)}"
+    control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account))
+    yield name
+    control_plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def ray_head(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
+    """A Ray that answers for every head pod, and whose jobs run on this machine."""
+    if control_plane.pods.unreachable:
+        pytest.skip(control_plane.pods.unreachable)
+    with start_ray_head(tmp_path_factory.mktemp("ray-head")) as head:
+        plane = control_plane
+        head.command("qwen35", scripted_trainer.command(sys.executable, plane.server, plane.ca, plane.token))
+        yield head
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """eventually(lambda: ..., "what is waited for", seconds=60): polls until it holds, fails the test when it never does."""
+
+    def wait(holds: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+        until = time.monotonic() + seconds
+        while not holds():
+            if time.monotonic() > until:
+                pytest.fail(f"not within {seconds:.0f} s: {what}")
+            time.sleep(0.1)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def operator_rights(control_plane: ControlPlane) -> Path:
+    """A kubeconfig with what the operator's role grants, everywhere."""
+    return operator_process.user(control_plane, operator_process.rules())
+
+
+@pytest.fixture(scope="module")
+def operator(control_plane: ControlPlane, operator_rights: Path) -> Iterator[OperatorProcess]:
+    """The operator, one per module: other modules run their own, and two would both act."""
+    with operator_process.running(control_plane, operator_rights) as running:
+        yield running
+
+
+@pytest.fixture
+def story(control_plane: ControlPlane, operator: OperatorProcess, namespace: str) -> Story:
+    """A training of a namespace that the operator serves."""
+    return Story(control_plane, namespace)
+
+
+@pytest.fixture(scope="session")
+def endings() -> dict[str, Any]:
+    """How tales end undisturbed, for all modules that disturb them."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def sweep(control_plane: ControlPlane, endings: dict[str, Any]) -> Iterator[Sweep]:
+    """Tells tales to operators that can be disturbed, see proxy.py."""
+    with operators(control_plane) as serving:
+        told = Sweep(control_plane, serving, endings)
+        told.calm(TALES)
+        yield told

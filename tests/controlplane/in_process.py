@@ -1,0 +1,114 @@
+"""Operators by the dozen in this process, each of one namespace, all through the proxy; any of them can die at any write.
+
+    story ─► API server ◄── proxy (a thread) ◄── operator of namespace a (a thread, a loop) ── dead? the next one
+                                             ◄── operator of namespace b …
+
+A process takes seconds to start, and sweeps start hundreds. What dies here is the same: from the moment of its death
+nothing of the operator reaches the API server, not even the release of its Lease, and the next one has new stores, a new
+client and a new queue. Each has a loop of its own because kopf, when it ends, cancels whatever it does not know there.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+
+from qwen35_operator.main import operate
+from qwen35_operator.settings import Settings
+from tests.controlplane.proxy import Line, Proxy, serving
+from tests.testbed.control_plane import ControlPlane
+
+
+class Lives:
+    """The operators of one namespace, one after the other."""
+
+    def __init__(self, namespace: str, line: Line, kubeconfig: str) -> None:
+        self._namespace = namespace
+        self._line = line
+        self._kubeconfig = kubeconfig
+        self._number = 0
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._live, name=f"operators of {namespace}")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._line.die()
+        self._thread.join()
+
+    def _live(self) -> None:
+        while not self._ending.is_set():
+            self._number += 1
+            asyncio.run(self._operate())
+            self._line.revive()
+
+    async def _operate(self) -> None:
+        """One life. Raises when it ends before its death."""
+        loop, death = asyncio.get_running_loop(), asyncio.Event()
+        self._line.on_death = lambda: loop.call_soon_threadsafe(death.set)
+        # The dead do not release their Lease, and to wait for its end is another test's matter.
+        settings = Settings(
+            namespaces=(self._namespace,),
+            lease_namespace=self._namespace,
+            lease_name=f"operator-{self._number}",
+            identity=f"operator-{self._number}",
+            metrics_port=0,
+            health_port=0,
+            workers=2,
+        )
+        alive, dying = asyncio.ensure_future(operate(settings, self._kubeconfig)), asyncio.ensure_future(death.wait())
+        await asyncio.wait({alive, dying}, return_when=asyncio.FIRST_COMPLETED)
+        if not self._line.dead:
+            alive.result()
+            raise RuntimeError(f"the operator of {self._namespace} ended by itself")
+        # What the dead have to say about how they ended interests nobody.
+        loop.set_exception_handler(lambda *_: None)
+        await _cancel_others()
+
+
+@contextmanager
+def operators(plane: ControlPlane) -> Iterator[Callable[[str], AbstractContextManager[Line]]]:
+    """serving(namespace): an operator for it; as often as it dies, another takes its place."""
+    with proxied(plane) as proxy, pytest.MonkeyPatch.context() as patch:
+        kubeconfig = str(plane.kubeconfig_via(proxy.url))
+        patch.setenv("KUBECONFIG", kubeconfig)  # where kopf looks
+
+        @contextmanager
+        def serving(namespace: str) -> Iterator[Line]:
+            line = proxy.line(namespace)
+            lives = Lives(namespace, line, kubeconfig)
+            lives.start()
+            try:
+                yield line
+            finally:
+                lives.end()
+
+        yield serving
+
+
+@contextmanager
+def proxied(plane: ControlPlane) -> Iterator[Proxy]:
+    """A proxy in a thread of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="proxy")
+    thread.start()
+    proxy = serving(plane.server, plane.ca)
+    try:
+        yield asyncio.run_coroutine_threadsafe(proxy.__aenter__(), loop).result()
+    finally:
+        asyncio.run_coroutine_threadsafe(proxy.__aexit__(None, None, None), loop).result()
+        asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)

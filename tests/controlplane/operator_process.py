@@ -1,0 +1,125 @@
+"""`qwen35 operator` as a process of its own, beside a control plane, with the rights of operator_role.yaml and no more."""
+
+import os
+import secrets
+import signal
+import sys
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from tests.testbed.control_plane import ControlPlane
+from tests.testbed.processes import answers, free_ports
+
+USER = "qwen35-operator"
+RBAC = "rbac.authorization.k8s.io"
+ROLE = Path(__file__).with_name("operator_role.yaml")
+LEASE_NAMESPACE = "default"
+
+
+@dataclass(frozen=True)
+class OperatorProcess:
+    """One replica. It survives whatever a test does to the cluster: `pid` stays."""
+
+    plane: ControlPlane
+    name: str
+    command: tuple[str, ...]
+    metrics_port: int
+    health_port: int
+
+    def start(self) -> None:
+        """Returns once its probe answers."""
+        self.plane.processes.start(self.name, self.command, grace=15)
+        self.plane.processes.wait(self.name, answers(f"http://127.0.0.1:{self.health_port}/healthz"))
+
+    def stop(self) -> None:
+        """By SIGTERM, as Kubernetes does."""
+        self.plane.processes.stop(self.name)
+
+    def kill(self) -> None:
+        """As a crash of the node does."""
+        os.kill(self.pid, signal.SIGKILL)
+        self.plane.processes.running[self.name].wait()
+        self.plane.processes.stop(self.name)
+
+    @property
+    def pid(self) -> int:
+        supervisor = psutil.Process(self.plane.processes.running[self.name].pid)
+        (own,) = supervisor.children()
+        return own.pid
+
+    @property
+    def log(self) -> str:
+        return self.plane.processes.log(self.name).read_text()
+
+    def metrics(self) -> dict[str, float]:
+        """Every sample by its name with labels, as Prometheus reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+            lines = answer.read().decode().splitlines()
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+def process(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER) -> OperatorProcess:
+    """An operator that has not been started yet."""
+    metrics, health = free_ports(2)
+    command = (
+        str(Path(sys.executable).with_name("qwen35")),
+        "operator",
+        f"--kubeconfig={kubeconfig}",
+        f"--lease-namespace={LEASE_NAMESPACE}",
+        f"--metrics-port={metrics}",
+        f"--health-port={health}",
+        *options,
+    )
+    return OperatorProcess(plane, name, command, metrics, health)
+
+
+@contextmanager
+def running(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER) -> Iterator[OperatorProcess]:
+    """An operator that is ended by SIGTERM."""
+    operator = process(plane, kubeconfig, *options, name=name)
+    operator.start()
+    try:
+        yield operator
+    finally:
+        operator.stop()
+
+
+def rules(*, without: str | None = None) -> list[dict[str, Any]]:
+    """The rules of the operator's ClusterRole, but for one resource."""
+    role = next(one for one in yaml.safe_load_all(ROLE.read_text()) if one["kind"] == "ClusterRole")
+    return [rule for rule in role["rules"] if without not in rule["resources"]]
+
+
+def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Sequence[str] = ()) -> Path:
+    """A kubeconfig of a fresh user with these rules, everywhere or in the namespaces, and the Lease's Role."""
+    name = f"operator-{secrets.token_hex(4)}"
+    for namespace in namespaces or (None,):
+        grant(plane, name, granted, namespace)
+    lease = next(one for one in yaml.safe_load_all(ROLE.read_text()) if one["kind"] == "Role")
+    grant(plane, f"{name}-lease", lease["rules"], LEASE_NAMESPACE, user=name)
+    return plane.kubeconfig_for(name)
+
+
+def grant(
+    plane: ControlPlane, name: str, granted: Sequence[dict[str, Any]], namespace: str | None, *, user: str | None = None
+) -> None:
+    """A role of this name and its binding, written anew if they exist."""
+    kind = "ClusterRole" if namespace is None else "Role"
+    where = {} if namespace is None else {"namespace": namespace}
+    about = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": name, **where}}
+    subject = {"apiGroup": RBAC, "kind": "User", "name": user or name}
+    binding = {"roleRef": {"apiGroup": RBAC, "kind": kind, "name": name}, "subjects": [subject]}
+    plane.kubectl(
+        "apply",
+        "--filename=-",
+        input=yaml.safe_dump_all(
+            [about | {"kind": kind, "rules": list(granted)}, about | {"kind": f"{kind}Binding"} | binding]
+        ),
+    )

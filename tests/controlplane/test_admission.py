@@ -1,0 +1,310 @@
+"""Nothing is accepted that cannot run, and what may change in a training is what its attempt can take over.
+
+manifest ─► API server ─┬─ refused ──► the models refuse it too
+                        └─ admitted ─► decide ─┬─► Accepted=False, with every reason
+                                               └─► children and pods that the API server admits
+"""
+
+import json
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+
+from qwen35_operator.api.training import Training
+from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired import objects_of
+from qwen35_operator.reconcile.actions import Create, Refused
+from qwen35_operator.reconcile.decide import decide
+from qwen35_operator.reconcile.decision import Decision
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.report import blocked
+from qwen35_operator.settings import Settings
+from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.spec.checks import CHECKS
+from tests.controlplane.manifests import FRAGMENTS, joined, manifests
+from tests.testbed.api import Refused as ApiRefused
+from tests.testbed.control_plane import ControlPlane
+
+Eventually = Callable[..., None]
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+DRY = "?dryRun=All&fieldValidation=Strict"
+KNOWN = {
+    "recipe": "which recipes there are is no arithmetic: the operator's release knows them",
+    "reward_patterns": "CEL cannot tell whether a text is a regular expression",
+    "rule_patterns": "CEL cannot tell whether a text is a regular expression",
+    "random_model": "only for characters that repeat: CEL's budget ends before 512² comparisons",
+}
+"""Checks that the API server does not make, and why."""
+UNTYPED = ".gym.config."
+"""The one place whose values have no type in the definition: structural schemas have no unions."""
+COLLECTIONS = {
+    "Qwen35Training": "apis/rl.qwen35.io/v1alpha1/namespaces/{}/qwen35trainings",
+    "RayJob": "apis/ray.io/v1/namespaces/{}/rayjobs",
+    "ConfigMap": "api/v1/namespaces/{}/configmaps",
+    "Pod": "api/v1/namespaces/{}/pods",
+    "ServiceAccount": "api/v1/namespaces/{}/serviceaccounts",
+    "Role": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
+    "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+}
+# The same manifests in every run: an input that fails once fails until it is mended.
+FIXED = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def collection(kind: str, namespace: str) -> str:
+    return "/" + COLLECTIONS[kind].format(namespace)
+
+
+def created(plane: ControlPlane, namespace: str, manifest: dict[str, Any]) -> dict[str, Any] | None:
+    """The object as it is stored, with its defaults; None when it is refused."""
+    try:
+        return plane.api.post(f"{collection('Qwen35Training', namespace)}?fieldValidation=Strict", manifest)
+    except ApiRefused as refused:
+        if refused.status not in (400, 422):
+            raise
+        return None
+
+
+def deleted(plane: ControlPlane, stored: dict[str, Any]) -> None:
+    metadata = stored["metadata"]
+    path = collection("Qwen35Training", metadata["namespace"])
+    plane.api.request("DELETE", f"{path}/{metadata['name']}")
+
+
+def observed(stored: dict[str, Any]) -> Observed:
+    """What the operator sees of a new object."""
+    metadata, (spec, problems) = stored["metadata"], parse_spec(stored["spec"])
+    who = (metadata["name"], metadata["namespace"], metadata["uid"])
+    training = None
+    if spec is not None and not problems:
+        labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
+        training = Training(*who, metadata["generation"], spec, labels, annotations)
+    return Observed(
+        training=training,
+        name=who[0],
+        namespace=who[1],
+        uid=who[2],
+        generation=metadata["generation"],
+        version=metadata["resourceVersion"],
+        created=NOW,
+        deleting=False,
+        status=TrainingStatus(),
+        problems=tuple(problems),
+    )
+
+
+def condition(status: TrainingStatus, kind: str) -> Any:
+    return next(one for one in status.conditions if one.type == kind)
+
+
+def assert_status_is_admitted(plane: ControlPlane, stored: dict[str, Any], status: TrainingStatus) -> None:
+    path = f"{collection('Qwen35Training', stored['metadata']['namespace'])}/{stored['metadata']['name']}/status"
+    body = {"status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    plane.api.request("PATCH", path + DRY, body, content="application/merge-patch+json")
+
+
+def first_refusal(plane: ControlPlane, decision: Decision) -> Refused | None:
+    """Creates the children in a dry run, as far as the API server goes along."""
+    for action in decision.actions:
+        if isinstance(action, Create):
+            manifest = action.manifest
+            try:
+                plane.api.post(collection(manifest["kind"], manifest["metadata"]["namespace"]) + DRY, manifest)
+            except ApiRefused as refused:
+                return Refused(action, "Rejected", refused.message)
+    return None
+
+
+def job_of(decision: Decision) -> dict[str, Any]:
+    made = [one.manifest for one in decision.actions if isinstance(one, Create)]
+    return next(dict(manifest) for manifest in made if manifest["kind"] == "RayJob")
+
+
+def pods_of(decision: Decision) -> list[dict[str, Any]]:
+    """The pods that KubeRay would make, without what it adds."""
+    job = job_of(decision)
+    cluster = job["spec"]["rayClusterSpec"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    metadata = {"generateName": "pod-", "namespace": job["metadata"]["namespace"]}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": group["template"]["metadata"] | metadata,
+            # The account comes with the children, which a dry run leaves uncreated.
+            "spec": {k: v for k, v in group["template"]["spec"].items() if not k.startswith("serviceAccount")},
+        }
+        for group in groups
+    ]
+
+
+def assert_runs_or_says_why(plane: ControlPlane, stored: dict[str, Any], *, templates: bool) -> None:
+    """`templates`: whether pod templates may be such that only the API server finds the fault."""
+    # One that is created suspended has its say when it is resumed.
+    stored["spec"]["suspend"] = False
+    seen = observed(stored)
+    decision = decide(seen, Settings(), NOW)
+    accepted = condition(decision.status, "Accepted")
+    if accepted.status == "True":
+        if (refused := first_refusal(plane, decision)) is None:
+            assert_status_is_admitted(plane, stored, decision.status)
+            if not templates:
+                for pod in pods_of(decision):
+                    plane.api.post(collection("Pod", seen.namespace) + DRY, pod)
+            return
+        assert templates, refused
+        assert refused.action.manifest["kind"] == "RayJob"
+        status = blocked(seen, decision, [refused], NOW)
+        assert condition(status, "Accepted").status == "False"
+        assert refused.message[:1000] in condition(status, "Accepted").message
+        assert_status_is_admitted(plane, stored, status)
+        return
+    assert not decision.actions
+    assert accepted.reason == "Invalid"
+    problems = seen.problems or objects_of.problems(seen.training, Settings())
+    listed = "; ".join(f"{one.path}: {one.message} {one.fix}" for one in problems)
+    assert problems
+    assert accepted.message == listed[:4096]
+    assert_status_is_admitted(plane, stored, decision.status)
+
+
+def assert_no_arithmetic_is_left(stored: dict[str, Any]) -> None:
+    """What the API server let through, the models refuse for listed reasons only."""
+    spec, problems = parse_spec(stored["spec"])
+    if spec is None:
+        assert all(UNTYPED in problem.path for problem in problems if problem.path), problems
+        return
+    left = {check.__name__: list(check(spec)) for check, _ in CHECKS}
+    unlisted = {name: found for name, found in left.items() if found and name not in KNOWN}
+    assert not unlisted
+    assert all(one.path.endswith(".characters") for one in left["random_model"])
+
+
+def assert_the_models_refuse_it_too(manifest: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError):
+        parse_manifest(json.loads(json.dumps(manifest)))
+
+
+@dataclass
+class Jobs:
+    """RayJobs held back by `suspend`: KubeRay validates them like any other, and makes no pods."""
+
+    plane: ControlPlane
+    namespace: str
+    names: list[str] = field(default_factory=list)
+
+    def add(self, stored: dict[str, Any]) -> None:
+        """The first attempt's, under a name of the same length."""
+        decision = decide(observed(stored), Settings(), NOW)
+        if condition(decision.status, "Accepted").status != "True":
+            return
+        job = deepcopy(job_of(decision))
+        name = job["metadata"]["name"]
+        # Without its owner, which is about to go.
+        del job["metadata"]["ownerReferences"]
+        job["metadata"]["name"] = f"{name[:1]}{len(self.names):04d}{name[5:]}"
+        job["spec"]["suspend"] = True
+        try:
+            self.plane.api.post(collection("RayJob", self.namespace), job)
+        except ApiRefused:
+            return
+        self.names.append(job["metadata"]["name"])
+
+    def states(self) -> dict[str, str]:
+        """Name by deployment state, of those that KubeRay has seen."""
+        jobs = self.plane.api.get(collection("RayJob", self.namespace))["items"]
+        states = {job["metadata"]["name"]: job.get("status", {}).get("jobDeploymentStatus", "") for job in jobs}
+        return {name: state for name, state in states.items() if name in self.names and state}
+
+
+def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually) -> None:
+    assert len(jobs.names) > 50
+    eventually(lambda: len(jobs.states()) == len(jobs.names), "KubeRay has seen every job")
+    assert set(jobs.states().values()) == {"Suspended"}
+
+
+def test_whatever_is_admitted_runs_or_says_why_and_both_refuse_the_same(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually
+):
+    refused, jobs = [], Jobs(control_plane, namespace)
+
+    @settings(FIXED, max_examples=300)
+    @given(manifest=manifests())
+    def check(manifest: dict[str, Any]) -> None:
+        stored = created(control_plane, namespace, manifest)
+        if stored is None:
+            refused.append(manifest)
+            assert_the_models_refuse_it_too(manifest)
+            return
+        try:
+            assert_no_arithmetic_is_left(stored)
+            assert_runs_or_says_why(control_plane, stored, templates=False)
+            jobs.add(stored)
+        finally:
+            deleted(control_plane, stored)
+
+    check()
+    assert len(refused) > 50
+    assert_kuberay_takes_them(jobs, eventually)
+
+
+def test_mad_pod_templates_and_names_run_or_say_why(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually
+):
+    jobs = Jobs(control_plane, namespace)
+
+    @settings(FIXED, max_examples=200)
+    @given(manifest=manifests(mad=True))
+    def check(manifest: dict[str, Any]) -> None:
+        if (stored := created(control_plane, namespace, manifest)) is None:
+            return
+        try:
+            assert_runs_or_says_why(control_plane, stored, templates=True)
+            jobs.add(stored)
+        finally:
+            deleted(control_plane, stored)
+
+    check()
+    assert_kuberay_takes_them(jobs, eventually)
+
+
+@pytest.mark.parametrize("profile", ["nvidia", "ascend", "cpu"])
+def test_kuberay_makes_the_pods_of_every_pool(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually, profile: str
+):
+    """With every fragment in every pool, as far as they go together."""
+    pods: dict[str, Any] = {}
+    for pool, start in (("head", 0), ("rollout", 1), ("train", 2)):
+        pods[pool] = joined(FRAGMENTS[start::3])
+    spec = {
+        "accelerator": {"profile": profile, "perNode": 2},
+        "model": {"name": "tiny", "source": {"random": {}}},
+        "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
+        "rewards": [{"type": "Gym"}],
+        "rollout": {"nodes": 2},
+        "pods": pods,
+    }
+    envelope = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "a" * 40}}
+    stored = control_plane.api.post(collection("Qwen35Training", namespace), envelope | {"spec": spec})
+    for action in decide(observed(stored), Settings(), NOW).actions:
+        if isinstance(action, Create):
+            control_plane.api.post(collection(action.manifest["kind"], namespace), action.manifest)
+
+    def pools() -> list[str]:
+        made = control_plane.api.get(collection("Pod", namespace))["items"]
+        return sorted(pod["metadata"]["labels"]["rl.qwen35.io/pool"] for pod in made)
+
+    eventually(lambda: pools() == ["head", "rollout", "rollout", "train"], "every pool has its pods")
+    (job,) = control_plane.api.get(collection("RayJob", namespace))["items"]
+    assert job["status"]["jobDeploymentStatus"] in ("Initializing", "Running")

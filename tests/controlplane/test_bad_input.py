@@ -1,0 +1,147 @@
+"""What is wrong with a training, or beside it: a condition says so, and all goes on when it is put right.
+
+The same operator process lives through all of it.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.controlplane.operator_process import OperatorProcess
+from tests.controlplane.story import Story
+from tests.testbed.ray_head import RayHead
+
+OURS = {"rl.qwen35.io/training": "demo"}
+FOREIGN: list[tuple[str, str, dict[str, Any]]] = [
+    ("configmaps", "demo-config", {"data": {"training.yaml": "mine"}}),
+    ("configmaps", "demo-progress", {"data": {"progress.json": "mine"}}),
+    ("configmaps", "demo-control", {"data": {"control.json": "mine"}}),
+    ("serviceaccounts", "demo-trainer", {}),
+    ("roles", "demo-trainer", {"rules": []}),
+    (
+        "rolebindings",
+        "demo-trainer",
+        {"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "mine"}},
+    ),
+    ("networkpolicies", "demo", {"spec": {"podSelector": {"matchLabels": {"a": "b"}}}}),
+    (
+        "rayjobs",
+        "demo-1",
+        {
+            "apiVersion": "ray.io/v1",
+            "kind": "RayJob",
+            "spec": {"entrypoint": "mine", "clusterSelector": {"ray.io/cluster": "none"}},
+        },
+    ),
+]
+
+
+@pytest.fixture(autouse=True)
+def _the_operator_survives(operator: OperatorProcess) -> Iterator[None]:
+    before = operator.pid
+    yield
+    assert operator.pid == before
+
+
+@pytest.mark.parametrize("labels", [{}, OURS], ids=["unlabelled", "with our label"])
+@pytest.mark.parametrize(("plural", "name", "body"), FOREIGN, ids=[f"{kind} {name}" for kind, name, _ in FOREIGN])
+def test_a_foreign_object_is_never_adopted(
+    story: Story, plural: str, name: str, body: dict[str, Any], labels: dict[str, str]
+):
+    story.plane.api.post(story.path(plural, None), {"metadata": {"name": name, "labels": labels}} | body)
+    if plural == "rayjobs":
+        story.until(lambda: story.get(plural, name).get("status"), "KubeRay has seen its job")
+    before = spec_of(story.get(plural, name))
+    story.apply()
+    story.until_condition("Accepted", "False", "NameTaken")
+    assert name in story.told("Accepted")["message"]
+    assert story.condition("Stalled") == ("True", "NameTaken")
+    assert spec_of(story.get(plural, name)) == before
+
+    story.plane.api.request("DELETE", story.path(plural, name))
+    story.until_condition("Accepted", "True", "Accepted", seconds=90)
+    story.until(lambda: story.mine("rayjobs"), "it has a job now")
+
+
+def spec_of(manifest: dict[str, Any]) -> str:
+    """All of it, but for what its own controller writes."""
+    about = {
+        key: value for key, value in manifest["metadata"].items() if key not in ("resourceVersion", "managedFields")
+    }
+    status_free = {key: value for key, value in manifest.items() if key != "status"}
+    if manifest.get("kind") != "RayJob":
+        about["resourceVersion"] = manifest["metadata"]["resourceVersion"]
+    return json.dumps(status_free | {"metadata": about}, sort_keys=True)
+
+
+def test_every_problem_of_a_spec_is_told_at_once(story: Story):
+    wrong = {"spec": {"hostNetwork": True, "containers": [{"name": "ray", "image": "mine"}]}}
+    story.apply(pods={"head": wrong})
+    story.until_condition("Accepted", "False", "Invalid")
+    message = story.told("Accepted")["message"]
+    assert "spec.pods.head.spec.hostNetwork" in message
+    assert "image" in message
+    assert story.mine("rayjobs") == []
+    story.edit(suspend=True)
+    story.edit(pods={"head": None})
+    story.edit(suspend=False)
+    story.until_condition("Accepted", "True", "Accepted")
+    story.until_job()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1", '{"attempt": "one"}', "null", "x" * 1_000_000, "\u0000\ud7ff"])
+def test_an_unreadable_report_is_told_and_the_last_numbers_stay(story: Story, text: str):
+    story.apply()
+    story.until_pods("train", 1)
+    story.report(update=5, version=5)
+    story.until_condition("Ready", "True", "Running")
+    story.write(text)
+    if text:
+        story.until_condition("Degraded", "True", "ProgressUnreadable")
+    assert story.status["progress"]["update"] == 5
+    assert story.attempts[0]["outcome"] == "Running"
+    story.report(update=6, version=6)
+    story.until(lambda: story.status["progress"]["update"] == 6, "newer numbers are read")
+    story.until_condition("Ready", "True", "Running")
+    story.until_condition("Degraded", "False", "AsExpected")
+
+
+def test_a_trainer_that_writes_nonsense_can_still_succeed(story: Story, ray_head: RayHead):
+    steps = [{"publish": 1}, {"write": 1_000_000}, {"write": "garbage"}, {"publish": 1}, {"succeed": "all done"}]
+    story.apply(script=[steps])
+    story.until_state("Succeeded")
+    assert story.status["progress"]["update"] == 2
+
+
+@pytest.mark.parametrize("skew", [-3600.0, 3600.0])
+def test_a_clock_that_is_off_is_told_and_corrected(story: Story, skew: float):
+    story.apply(failurePolicy={"stallFactor": 2})
+    story.until_pods("train", 1)
+    clock = time.time() + skew
+    story.report(time=clock, versionTime=clock, versionSeconds=10.0)
+    story.until_condition("Degraded", "True", "ClockSkew")
+    assert "3600 s" in story.told("Degraded")["message"].replace("3599", "3600").replace("3601", "3600")
+    assert story.attempts[0]["outcome"] == "Running"
+    assert story.state == "Running"
+    clock = time.time() + skew
+    story.report(time=clock, versionTime=clock - 61, versionSeconds=1.0)
+    story.until(lambda: story.attempts[0]["outcome"] == "Failed", "a stall is a stall, whatever the clock says")
+    assert story.attempts[0]["reason"] == "Stalled"
+
+
+def test_a_used_up_quota_is_told(story: Story):
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
+    story.plane.api.post(story.path("resourcequotas", None), quota)
+    counted = story.path("resourcequotas", "none")
+    story.until(lambda: "used" in story.plane.api.get(counted).get("status", {}), "the quota is in force")
+    story.apply()
+    story.until_condition("Ready", "False", "QuotaExceeded")
+    assert story.condition("Accepted")[0] == "True"
+    assert "none" in story.told("Ready")["message"]
+    story.plane.api.request("DELETE", counted)
+    story.until_job()
+    story.until(lambda: story.condition("Ready")[1] != "QuotaExceeded", "it goes on")
+    assert [one["number"] for one in story.attempts] == [1]

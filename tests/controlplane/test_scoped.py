@@ -1,0 +1,47 @@
+"""An operator of named namespaces: it serves them with Roles, and needs nothing of the others."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.controlplane import operator_process
+from tests.controlplane.operator_process import OperatorProcess
+from tests.controlplane.story import Story
+from tests.testbed.control_plane import ControlPlane
+
+NAMESPACES = ("scoped-a", "scoped-b")
+OTHER = "scoped-other"
+
+
+@pytest.fixture(scope="module")
+def scoped(control_plane: ControlPlane) -> Iterator[OperatorProcess]:
+    for name in (*NAMESPACES, OTHER):
+        control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
+    kubeconfig = operator_process.user(control_plane, operator_process.rules(), NAMESPACES)
+    options = [f"--namespace={name}" for name in NAMESPACES]
+    with operator_process.running(control_plane, kubeconfig, *options, name="scoped-operator") as running:
+        yield running
+    for name in (*NAMESPACES, OTHER):
+        control_plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
+
+
+def test_each_of_its_namespaces_is_served(control_plane: ControlPlane, scoped: OperatorProcess):
+    stories = [Story(control_plane, namespace).apply() for namespace in NAMESPACES]
+    for story in stories:
+        story.until_condition("Accepted", "True", "Accepted")
+        story.until_job()
+        story.report()
+        story.until_condition("Ready", "True", "Running")
+
+
+def test_other_namespaces_are_left_alone(control_plane: ControlPlane, scoped: OperatorProcess):
+    other = Story(control_plane, OTHER).apply()
+    served = Story(control_plane, NAMESPACES[0], "later").apply()
+    served.until_job()
+    assert "status" not in other.body
+    assert other.mine("rayjobs") == []
+
+
+def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorProcess):
+    assert "at the cluster scope" not in scoped.log
+    assert " cannot " not in scoped.log

@@ -1,0 +1,77 @@
+"""The manifest that the pods read."""
+
+import pytest
+
+from qwen35_operator.desired import config, objects_of
+from qwen35_operator.settings import Settings
+from qwen35_trainer.spec import load_manifest
+
+CLAIM = {"persistentVolumeClaim": {"claimName": "disk", "path": "a/b"}}
+
+
+@pytest.fixture
+def read(tmp_path):
+    """The manifest of a training's -config, loaded as the trainer loads it."""
+
+    def load(training):
+        file = tmp_path / "training.yaml"
+        file.write_text(config.build(training)["data"]["training.yaml"])
+        return load_manifest(file)
+
+    return load
+
+
+def test_the_trainer_reads_the_spec_that_was_asked_for(read, make_training):
+    training = make_training({"train.nodes": 2, "seed": 5})
+    manifest = read(training)
+    assert manifest.metadata.name == "demo"
+    assert manifest.spec == training.spec
+
+
+def test_a_claim_is_the_path_that_it_is_mounted_at(read, make_training):
+    spec = read(make_training({"model.source": CLAIM, "checkpoint.storage": CLAIM})).spec
+    assert spec.model.source.persistentVolumeClaim is None
+    assert spec.model.source.path == "/var/lib/qwen35/model/a/b"
+    assert spec.checkpoint.storage.path == "/var/lib/qwen35/checkpoints"
+
+
+def test_files_of_a_claim_are_named_in_full(read, make_training):
+    files = {"paths": ["x.jsonl", "sub/y.jsonl"], "volume": CLAIM}
+    changes = {"data.train": [{"name": "rows", "files": files}], "rewards": [{"type": "Math"}]}
+    (source,) = read(make_training(changes)).spec.data.train
+    assert source.files.paths == ("/var/lib/qwen35/data/disk/a/b/x.jsonl", "/var/lib/qwen35/data/disk/a/b/sub/y.jsonl")
+    assert source.files.volume is None
+
+
+def test_paths_without_a_claim_stay_as_they_are(read, make_training):
+    files = {"paths": ["tiny/train.jsonl"]}
+    changes = {"data.train": [{"name": "rows", "files": files}], "rewards": [{"type": "Math"}]}
+    spec = read(make_training(changes | {"checkpoint.storage": {"path": "/nfs/ckpt"}})).spec
+    assert spec.data.train[0].files.paths == ("tiny/train.jsonl",)
+    assert spec.checkpoint.storage.path == "/nfs/ckpt"
+
+
+def test_neither_pods_nor_the_names_of_secrets_reach_the_trainer(read, make_training):
+    variable = {"name": "WANDB_API_KEY", "secret": {"name": "vault", "key": "wandb"}}
+    training = make_training({"pods.environment": [variable], "suspend": True})
+    assert "vault" not in config.build(training)["data"]["training.yaml"]
+    assert read(training).spec.suspend is False
+
+
+@pytest.mark.parametrize("path", ["/etc", "../other", "a/../../b"])
+def test_a_path_that_leads_out_of_its_claim_is_a_problem(path, make_training):
+    claim = {"persistentVolumeClaim": {"claimName": "disk", "path": path}}
+    source = {"name": "rows", "files": {"paths": [path], "volume": claim}}
+    changes = {
+        "model.source": claim,
+        "checkpoint.storage": claim,
+        "data.train": [source],
+        "rewards": [{"type": "Math"}],
+    }
+    found = {problem.path for problem in objects_of.problems(make_training(changes), Settings())}
+    assert found == {
+        "spec.model.source.persistentVolumeClaim.path",
+        "spec.checkpoint.storage.persistentVolumeClaim.path",
+        "spec.data.train[0].files.volume.persistentVolumeClaim.path",
+        "spec.data.train[0].files.paths[0]",
+    }

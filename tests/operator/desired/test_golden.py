@@ -1,0 +1,41 @@
+"""The children of whole manifests, as files to read.
+
+After a change that is meant: UPDATE_GOLDEN=1 pytest tests/operator/desired/test_golden.py, and read the difference.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qwen35_operator import render
+from qwen35_trainer import __version__
+from qwen35_trainer.spec import load_manifest
+
+HERE = Path(__file__).parent
+EXAMPLES = sorted((HERE.parents[2] / "examples").glob("*.yaml"))
+MANIFESTS = [*EXAMPLES, *sorted((HERE / "manifests").glob("*.yaml"))]
+
+
+@pytest.mark.parametrize("file", MANIFESTS, ids=lambda file: file.stem)
+def test_the_children_are_those_of_the_golden_file(file):
+    # A release must not touch every file: images are named after it.
+    text = render.text(render.objects(load_manifest(file))).replace(f":{__version__}\n", ":VERSION\n")
+    golden = HERE / "golden" / file.name
+    if os.environ.get("UPDATE_GOLDEN") == "1":
+        golden.write_text(text)
+    assert golden.exists(), "run with UPDATE_GOLDEN=1, and read what it wrote"
+    # The hash in an annotation covers the image too.
+    assert _unhashed(text) == _unhashed(golden.read_text())
+
+
+def test_there_is_no_golden_file_without_its_manifest():
+    assert {file.name for file in (HERE / "golden").iterdir()} == {file.name for file in MANIFESTS}
+
+
+def _unhashed(text: str) -> list[dict]:
+    objects = list(yaml.safe_load_all(text))
+    for one in objects:
+        one["metadata"].get("annotations", {}).pop("rl.qwen35.io/hash", None)
+    return objects

@@ -1,0 +1,120 @@
+"""The RayJob, against the rules of KubeRay's validation that its schema does not have."""
+
+import re
+
+import pytest
+
+from qwen35_operator.desired import names, ray_job
+from qwen35_operator.profiles import PROFILES
+from qwen35_operator.settings import Settings
+
+
+@pytest.fixture
+def build(make_training):
+    def job(changes=None, *, attempt=1, rollout_nodes=2, **fields):
+        training = make_training(changes, **fields)
+        return ray_job.build(training, Settings(), attempt=attempt, rollout_nodes=rollout_nodes)
+
+    return job
+
+
+def groups(job: dict) -> dict[str, dict]:
+    return {group["groupName"]: group for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+
+
+SFT = {"mode": "SFT", "rollout": None, "rewards": [], "train.batch": {"promptsPerUpdate": 8}}
+COLOCATED = {"mode": "Colocated", "train.nodes": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "pools"),
+    [({}, {"rollout": 2, "train": 1}), (SFT, {"train": 1}), (COLOCATED, {"train": 2})],
+    ids=["FullyAsync", "SFT", "Colocated"],
+)
+def test_each_mode_has_its_worker_groups(changes, pools, build):
+    assert {name: group["replicas"] for name, group in groups(build(changes)).items()} == pools
+
+
+def test_the_rollout_pool_starts_with_the_size_it_is_given(build):
+    group = groups(build({"rollout": {"nodes": 4, "minNodes": 2, "maxNodes": 8}}, rollout_nodes=6))["rollout"]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (2, 6, 8)
+
+
+def test_a_size_beyond_the_bounds_widens_them(build):
+    """KubeRay clamps replicas to the bounds without a word."""
+    group = groups(build({"rollout": {"nodes": 4, "minNodes": 3}}, rollout_nodes=9))["rollout"]
+    assert (group["minReplicas"], group["replicas"], group["maxReplicas"]) == (3, 9, 9)
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected"),
+    [
+        ("nvidia", {"CPU": "32", "GPU": "4"}),
+        ("ascend", {"CPU": "64", "NPU": "4"}),
+        ("cpu", {"CPU": "4"}),
+    ],
+)
+def test_ray_is_told_of_the_devices_by_its_own_names(profile, expected, build):
+    job = build({"accelerator": {"profile": profile, "perNode": 4}})
+    assert groups(job)["train"]["resources"] == expected
+    # KubeRay refuses resources that are given twice, and labels among the start parameters.
+    assert all(group["rayStartParams"] == {} for group in groups(job).values())
+
+
+def test_nothing_but_the_driver_runs_on_the_head(build):
+    head = build()["spec"]["rayClusterSpec"]["headGroupSpec"]
+    assert head["resources"] == {"CPU": "0"}
+    assert head["labels"] == {names.POOL: "head"}
+    limits = head["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert not {profile.resource for profile in PROFILES.values()} & set(limits)
+
+
+def test_placement_is_left_to_the_queue(build):
+    spec = build()["spec"]
+    assert "suspend" not in spec
+    assert spec["shutdownAfterJobFinishes"] is True, "Kueue and suspension need it"
+    assert spec["backoffLimit"] == 0
+    assert spec["rayClusterSpec"]["enableInTreeAutoscaling"] is False
+
+
+def test_an_attempt_has_one_job_id_whoever_submits_it(build):
+    first, again, other = build(attempt=2), build(attempt=2), build(attempt=3)
+    assert first["spec"]["jobId"] == again["spec"]["jobId"] == "demo-2-6d0fc0de"
+    assert other["spec"]["jobId"] != first["spec"]["jobId"]
+    assert build(attempt=2, uid="7" * 36)["spec"]["jobId"] != first["spec"]["jobId"]
+
+
+def test_rays_version_is_the_one_that_is_installed_here(build):
+    ray = pytest.importorskip("ray", reason="the trainer's requirements are not installed")
+    assert build()["spec"]["rayClusterSpec"]["rayVersion"] == ray.__version__
+
+
+def test_kueues_label_is_the_jobs_and_not_the_pods(build):
+    job = build(labels={"kueue.x-k8s.io/queue-name": "rl", "team": "a"}, annotations={"huawei.com/sp-block": "8"})
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "rl"
+    assert "team" not in job["metadata"]["labels"]
+    assert job["metadata"]["annotations"]["huawei.com/sp-block"] == "8"
+    for group in groups(job).values():
+        assert "kueue.x-k8s.io/queue-name" not in group["template"]["metadata"]["labels"]
+
+
+@pytest.mark.parametrize("label", ["ray.io/originated-from-crd", "rl.qwen35.io/training", "ray.io/cluster"])
+def test_no_label_of_the_training_passes_for_one_of_ours(label, build):
+    assert build(labels={label: "other"})["metadata"]["labels"].get(label) in (None, "demo")
+
+
+def test_the_hash_of_the_spec_is_on_the_job(build, make_training):
+    assert build()["metadata"]["annotations"][names.SPEC_HASH] == names.spec_hash(make_training())
+
+
+def test_rays_container_is_the_first(build):
+    sidecar = {"spec": {"containers": [{"name": "logs", "image": "shipper:1"}]}}
+    containers = groups(build({"pods.train": sidecar}))["train"]["template"]["spec"]["containers"]
+    assert [container["name"] for container in containers] == ["ray", "logs"]
+
+
+def test_entrypoint_and_mounts_name_the_same_places(build):
+    head = build()["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    mounted = {mount["mountPath"] for mount in head["containers"][0]["volumeMounts"]}
+    paths = re.findall(r"/\S+", ray_job.ENTRYPOINT)
+    assert {path.removesuffix("/training.yaml") for path in paths} == {"/etc/qwen35", "/var/lib/qwen35/run"} <= mounted

@@ -1,0 +1,231 @@
+"""Requests: repeated where that is safe, ended in time, refused with the right error; and what time it is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import pytest
+
+from qwen35_operator.kube import client as module
+from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, RestClient, connect
+from qwen35_operator.kube.errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, Unavailable
+from tests.operator.kube.server import Server, refuses, says, serving, silent, stream
+
+PODS = "/api/v1/namespaces/team/pods"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Server()) as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server) -> AsyncIterator[RestClient]:
+    client = server.client()
+    yield client
+    await client.close()
+
+
+ERRORS = [
+    (400, Invalid),
+    (401, Forbidden),
+    (403, Forbidden),
+    (404, NotFound),
+    (409, Conflict),
+    (410, Gone),
+    (418, ApiError),
+    (422, Invalid),
+    (429, Unavailable),
+    (500, Unavailable),
+    (504, Unavailable),
+]
+
+
+@pytest.mark.parametrize(("status", "kind"), ERRORS)
+async def test_a_refusal_has_the_servers_words(server, client, status, kind) -> None:
+    server.script = [refuses(status, "because", causes=[{"field": "spec"}])]
+    with pytest.raises(ApiError) as caught:
+        await client.post(PODS, {})
+    assert type(caught.value) is kind
+    assert (caught.value.status, caught.value.message) == (status, "because")
+    assert caught.value.details == {"causes": [{"field": "spec"}]}
+
+
+async def test_a_refusal_that_is_no_json_is_quoted(server, client) -> None:
+    server.script = [says("<html>bad gateway</html>", 502), says("[1]", 502)]
+    for said in ("bad gateway", "[1]"):
+        with pytest.raises(Unavailable, match="502") as caught:
+            await client.post(PODS, {})
+        assert said in caught.value.message
+
+
+async def test_a_read_is_repeated_until_it_succeeds(server, client) -> None:
+    server.script = [refuses(503), refuses(429), says({"kind": "Pod"})]
+    assert await client.get(PODS) == {"kind": "Pod"}
+    assert len(server.requests) == 3
+
+
+async def test_a_read_that_is_refused_for_good_is_not_repeated(server, client) -> None:
+    server.script = [refuses(403)]
+    with pytest.raises(Forbidden):
+        await client.get(PODS)
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("verb", ["POST", "PUT", "PATCH", "DELETE"])
+async def test_a_write_is_not_repeated(server, client, verb) -> None:
+    calls = {
+        "POST": lambda: client.post(PODS, {"a": 1}),
+        "PUT": lambda: client.put(PODS, {"a": 1}),
+        "PATCH": lambda: client.patch(PODS, {"a": 1}, MERGE_PATCH),
+        "DELETE": lambda: client.delete(PODS, {"a": 1}),
+    }
+    server.script = [refuses(503, "not now")]
+    with pytest.raises(Unavailable, match="not now"):
+        await calls[verb]()
+    assert [request.method for request in server.requests] == [verb]
+    assert json.loads(server.bodies[0]) == {"a": 1}
+
+
+async def test_what_is_asked_for_and_how(server, client) -> None:
+    server.script = [says({}), says({}), says({})]
+    await client.get(PODS, {"labelSelector": "a=b,c", "limit": 5}, accept="application/other")
+    await client.patch(PODS, [{"op": "test"}], JSON_PATCH)
+    await client.post(PODS, {}, {"fieldValidation": "Strict"})
+    read, patch, post = server.requests
+    assert dict(read.query) == {"labelSelector": "a=b,c", "limit": "5"}
+    assert read.headers["Accept"] == "application/other"
+    assert patch.headers["Content-Type"] == JSON_PATCH
+    assert dict(post.query) == {"fieldValidation": "Strict"}
+    assert post.headers["User-Agent"] == "qwen35-operator"
+
+
+@pytest.mark.parametrize("verb", ["GET", "POST"])
+async def test_no_request_outlasts_its_deadline(server, client, verb, monkeypatch) -> None:
+    monkeypatch.setattr(module, "DEADLINE", 0.2)
+    server.script = [silent(60)]
+    with pytest.raises(Unavailable):
+        await (client.get(PODS) if verb == "GET" else client.post(PODS, {}))
+    assert len(server.requests) == 1
+
+
+async def test_repetitions_end_with_the_deadline(server, client, monkeypatch) -> None:
+    monkeypatch.setattr(module, "DEADLINE", 0.4)
+    server.script = [refuses(503)] * 9
+    with pytest.raises(Unavailable, match=r"no answer within 0\.4 s"):
+        await client.get(PODS)
+    assert len(server.requests) == 2  # at once and after 0.1 s; the next would come after 0.6 s
+
+
+async def test_nobody_there_is_unavailable(server, client, unused_tcp_port) -> None:
+    server.url = f"http://127.0.0.1:{unused_tcp_port}"
+    absent = server.client()
+    with pytest.raises(Unavailable, match="POST"):
+        await absent.post(PODS, {})
+    await absent.close()
+
+
+async def test_an_answer_that_is_no_json_is_unavailable(server, client) -> None:
+    server.script = [says("<html>")]
+    with pytest.raises(Unavailable, match="no JSON"):
+        await client.post(PODS, {})
+
+
+async def test_every_answer_is_counted_by_resource(server) -> None:
+    seen: list[tuple[str, str, int]] = []
+    client = server.client(seen=lambda *what: seen.append(what))
+    server.script = [says({}), refuses(404), says({}), says({}), says({})]
+    await client.get(f"{PODS}/a")
+    with pytest.raises(NotFound):
+        await client.get("/apis/ray.io/v1/rayjobs")
+    await client.patch("/apis/rl.qwen35.io/v1alpha1/namespaces/team/qwen35trainings/demo/status", [], JSON_PATCH)
+    await client.get("/api/v1/namespaces/team")
+    await client.get("/version")
+    await client.close()
+    assert seen == [
+        ("GET", "pods", 200),
+        ("GET", "rayjobs", 404),
+        ("PATCH", "qwen35trainings/status", 200),
+        ("GET", "namespaces", 200),
+        ("GET", "/version", 200),
+    ]
+
+
+@pytest.mark.parametrize("hours", [-5, 3])
+async def test_the_servers_time_counts(server, client, hours) -> None:
+    server.script = [says({}, Date=format_datetime(datetime.now(UTC) + timedelta(hours=hours), usegmt=True))]
+    await client.get(PODS)
+    assert abs(client.now() - datetime.now(UTC) - timedelta(hours=hours)) < timedelta(seconds=2)
+
+
+async def test_a_small_difference_of_the_clocks_is_none(server, client) -> None:
+    server.script = [says({}, Date=format_datetime(datetime.now(UTC) + timedelta(seconds=1), usegmt=True))]
+    await client.get(PODS)
+    assert abs(client.now() - datetime.now(UTC)) < timedelta(milliseconds=500)
+
+
+@pytest.mark.parametrize("date", ["yesterday", "", "Thu, 01 Jan 2026 00:00:00 -0000"])
+async def test_a_date_that_is_none_changes_nothing(server, client, date) -> None:
+    ahead = datetime.now(UTC) + timedelta(hours=1)
+    server.script = [says({}, Date=format_datetime(ahead, usegmt=True)), says({}, Date=date)]
+    await client.get(PODS)
+    await client.get(PODS)
+    assert abs(client.now() - ahead) < timedelta(seconds=10)
+
+
+async def _read(client: RestClient) -> list[bytes]:
+    async with client.lines(PODS, {"watch": "true"}, accept="application/json") as lines:
+        return [line async for line in lines]
+
+
+async def test_a_watch_gives_whole_lines_however_long(server, client) -> None:
+    long = "x" * 5_000_000
+    server.script = [stream(long, {"a": 1}, last=b"{half")]
+    first, second = await _read(client)
+    assert json.loads(first) == long
+    assert json.loads(second) == {"a": 1}
+
+
+async def test_a_watch_that_is_refused_raises(server, client) -> None:
+    server.script = [refuses(410, "too old")]
+    with pytest.raises(Gone, match="too old"):
+        await _read(client)
+
+
+async def test_a_watch_that_is_cut_is_unavailable(server, client) -> None:
+    server.script = [stream({"a": 1}, cut=True)]
+    with pytest.raises(Unavailable):
+        await _read(client)
+
+
+async def test_a_watch_that_is_silent_ends(server, client, monkeypatch) -> None:
+    monkeypatch.setattr(module, "READ_IDLE", 0.2)
+    server.script = [stream({"a": 1}, stays=True)]
+    assert len(await _read(client)) == 1
+
+
+async def test_credentials_come_from_the_kubeconfig(server, tmp_path: Path) -> None:
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "this", "user": "me"}}],
+        "clusters": [{"name": "this", "cluster": {"server": server.url}}],
+        "users": [{"name": "me", "user": {"token": "sesame"}}],
+    }
+    path = tmp_path / "kubeconfig"
+    path.write_text(json.dumps(config))
+    client: Client = await connect(str(path), lambda *_: None)
+    server.script = [says({})]
+    await client.get(PODS)
+    await client.close()
+    assert server.requests[0].headers["Authorization"] == "Bearer sesame"
+
+
+async def test_a_request_that_is_called_off_leaves_the_client_usable(server, client) -> None:
+    server.script = [silent(60), says({"kind": "Pod"})]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(client.get(PODS), 0.1)
+    assert await client.get(PODS) == {"kind": "Pod"}

@@ -1,0 +1,168 @@
+"""No key is lost, none is in two hands, and none comes later than it was asked for."""
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from qwen35_operator.kube.queue import FIRST_WAIT, LONGEST_WAIT, Queue
+from tests.operator.kube import virtual
+
+KEYS = st.sampled_from([("team", name) for name in "abc"])
+ROUNDING = 1e-6
+
+
+class Hands(RuleBasedStateMachine):
+    """Workers at a queue. The model: for each key, when it is wanted at the latest, and whether somebody has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = virtual.Loop()
+        self.queue = Queue(self.loop.time)
+        self.wanted: dict = {}
+        self.held: set = set()
+        self.failures: dict = {}
+        self.reaching: list[asyncio.Task] = []
+
+    def teardown(self) -> None:
+        for task in self.reaching:
+            task.cancel()
+        self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.close()
+
+    def _want(self, key, at: float) -> None:
+        self.wanted[key] = min(self.wanted.get(key, at), at)
+
+    def _settle(self, seconds: float = 0.0) -> None:
+        self.loop.run_until_complete(asyncio.sleep(seconds))
+        for _ in range(10):
+            self.loop.run_until_complete(asyncio.sleep(0))
+        for task in [task for task in self.reaching if task.done()]:
+            self.reaching.remove(task)
+            key = task.result()
+            assert key not in self.held
+            assert self.wanted.pop(key) <= self.loop.time() + ROUNDING
+            self.held.add(key)
+
+    @rule(key=KEYS)
+    def add(self, key) -> None:
+        self._want(key, self.loop.time())
+        self.queue.add(key)
+        self._settle()
+
+    @rule(key=KEYS, seconds=st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+    def add_later(self, key, seconds) -> None:
+        self._want(key, self.loop.time() + seconds)
+        self.queue.add_later(key, seconds)
+        self._settle()
+
+    @rule(key=KEYS)
+    def fail(self, key) -> None:
+        self.failures[key] = self.failures.get(key, 0) + 1
+        wait = self.queue.add_failed(key)
+        assert wait == min(0.1 * 2 ** (self.failures[key] - 1), 60)
+        self._want(key, self.loop.time() + wait)
+        self._settle()
+
+    @rule(key=KEYS)
+    def succeed(self, key) -> None:
+        self.failures.pop(key, None)
+        self.queue.succeeded(key)
+
+    @rule()
+    def reach(self) -> None:
+        self.reaching.append(self.loop.create_task(self.queue.take()))
+        self._settle()
+
+    @rule()
+    def lose_heart(self) -> None:
+        """A worker is cancelled while it waits."""
+        if self.reaching:
+            self.reaching.pop().cancel()
+        self._settle()
+
+    @rule(data=st.data())
+    def finish(self, data) -> None:
+        if self.held:
+            key = data.draw(st.sampled_from(sorted(self.held)))
+            self.held.discard(key)
+            self.queue.done(key)
+            self._settle()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.0, 70.0]))
+    def wait(self, seconds) -> None:
+        self._settle(seconds)
+
+    @invariant()
+    def nobody_waits_beside_work(self) -> None:
+        now = self.loop.time() - ROUNDING
+        due = {key for key, at in self.wanted.items() if at <= now and key not in self.held}
+        assert not (due and self.reaching)
+
+
+TestHands = Hands.TestCase
+TestHands.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_what_is_added_twice_is_taken_once() -> None:
+    async def story() -> None:
+        queue = Queue(asyncio.get_running_loop().time)
+        queue.add(("team", "a"))
+        queue.add(("team", "a"))
+        assert len(queue) == 1
+        await queue.take()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(queue.take(), 1000)
+
+    virtual.run(story())
+
+
+def test_what_is_added_first_is_taken_first() -> None:
+    async def story() -> list[str]:
+        queue = Queue(asyncio.get_running_loop().time)
+        for name in "cab":
+            queue.add(("team", name))
+        return [(await queue.take())[1] for _ in "cab"]
+
+    assert virtual.run(story()) == ["c", "a", "b"]
+
+
+def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:
+    async def story() -> None:
+        queue, key = Queue(asyncio.get_running_loop().time), ("team", "a")
+        queue.add(key)
+        await queue.take()
+        queue.add(key)
+        assert len(queue) == 0
+        queue.done(key)
+        assert await queue.take() == key
+
+    virtual.run(story())
+
+
+def test_the_earliest_of_several_delays_counts() -> None:
+    async def story() -> list[float]:
+        loop, key, taken = asyncio.get_running_loop(), ("team", "a"), []
+        queue = Queue(loop.time)
+        for seconds in (5.0, 2.0, 9.0):
+            queue.add_later(key, seconds)
+        await queue.take()
+        taken.append(round(loop.time(), 6))
+        queue.done(key)
+        with pytest.raises(TimeoutError):  # the later ones were the same wish
+            await asyncio.wait_for(queue.take(), 100)
+        return taken
+
+    assert virtual.run(story()) == [2.0]
+
+
+def test_waits_double_up_to_a_minute_and_begin_anew_after_a_success() -> None:
+    queue, key = Queue(lambda: 0.0), ("team", "a")
+    waits = [queue.add_failed(key) for _ in range(1200)]
+    assert waits[:4] == [0.1, 0.2, 0.4, 0.8]
+    assert set(waits[10:]) == {LONGEST_WAIT}
+    assert queue.add_failed(("team", "b")) == FIRST_WAIT
+    queue.succeeded(key)
+    assert queue.add_failed(key) == FIRST_WAIT

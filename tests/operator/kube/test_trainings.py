@@ -1,0 +1,57 @@
+"""The bodies of trainings, the newest of each."""
+
+from qwen35_operator.kube.trainings import Trainings
+
+KEY = ("team", "demo")
+
+
+def body(version: int, uid: str = "u1", **about) -> dict:
+    about = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version), **about}
+    return {"metadata": about, "spec": {"version": version}}
+
+
+def version(trainings: Trainings) -> int | None:
+    found = trainings.get(KEY)
+    return None if found is None else found["spec"]["version"]
+
+
+def test_an_older_body_is_no_news() -> None:
+    trainings = Trainings()
+    assert trainings.put(body(10))
+    assert not trainings.put(body(9))
+    assert not trainings.put(body(10))
+    assert version(trainings) == 10
+    assert (len(trainings), list(trainings)) == (1, [KEY])
+
+
+def test_what_changed_which_field_is_not_kept() -> None:
+    trainings = Trainings()
+    trainings.put(body(1, managedFields=[{}], labels={"a": "b"}))
+    assert trainings.get(KEY)["metadata"].keys() == {"namespace", "name", "uid", "resourceVersion", "labels"}
+
+
+def test_what_is_given_out_can_be_changed_without_harm() -> None:
+    trainings = Trainings()
+    trainings.put(body(1))
+    trainings.get(KEY)["spec"]["version"] = 5
+    assert version(trainings) == 1
+
+
+def test_a_deletion_counts_for_the_training_it_means() -> None:
+    trainings = Trainings()
+    trainings.put(body(10, "u2"))
+    trainings.remove(KEY, "u1")
+    assert version(trainings) == 10
+    trainings.remove(KEY, "u2")
+    assert (version(trainings), len(trainings)) == (None, 0)
+
+
+def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
+    trainings = Trainings()
+    trainings.put_own(body(2))
+    assert version(trainings) is None
+    trainings.put(body(5, "u2"))
+    trainings.put_own(body(6, "u1"))
+    assert trainings.get(KEY)["metadata"]["uid"] == "u2"
+    trainings.put_own(body(7, "u2"))
+    assert version(trainings) == 7

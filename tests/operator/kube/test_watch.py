@@ -1,0 +1,337 @@
+"""List and watch against a server that misbehaves in every way it can: the store comes to what is, and is never lost."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from qwen35_operator.kube import client as client_module
+from qwen35_operator.kube import watch as module
+from qwen35_operator.kube.cluster import Cluster
+from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, Kind
+from qwen35_operator.kube.store import Key, Store
+from qwen35_operator.kube.watch import METADATA, METADATA_LIST, Watch
+from qwen35_trainer.spec import Problem
+from tests.operator.kube import raw
+from tests.operator.kube.server import Server, bookmark, event, page, refuses, says, serving, stream, until
+
+KEY = ("team", "demo")
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(module, "LONGEST_WAIT", 0.04)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    async with serving(Server()) as server:
+        yield server
+
+
+class Seen(Watch):
+    """A watch, and whom it told of news."""
+
+    def __init__(self, kind: Kind, namespace: str | None = None) -> None:
+        self.told: list[Key] = []
+        self.starts = self.recoveries = 0
+        super().__init__(kind, namespace, Store(), self.told.append, self._count, self._recover)
+
+    def _count(self, kind: str) -> None:
+        assert kind == self.kind.name
+        self.starts += 1
+
+    def _recover(self) -> None:
+        self.recoveries += 1
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {record.name: record.version for record in self.store.of(KEY)}
+
+
+@asynccontextmanager
+async def watching(server: Server, kind: Kind = CONFIG_MAP, namespace: str | None = None) -> AsyncIterator[Seen]:
+    watch, client = Seen(kind, namespace), server.client()
+    task = asyncio.create_task(watch.run(client))
+    try:
+        yield watch
+        assert not task.done(), task.exception()
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+        await client.close()
+
+
+def idle(server: Server, asked: int) -> Callable[[], bool]:
+    """The script is through, and the watch waits for more."""
+    return lambda: not server.script and len(server.requests) >= asked
+
+
+def one(name: str, version: int, **about) -> dict:
+    return raw.config_map(name, version=version, **about)
+
+
+async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
+    server.script = [page(one("a", 1), token="more"), page(one("b", 2), version=7)]
+    async with watching(server) as watch:
+        await until(idle(server, 3), "two pages and a watch")
+        assert watch.names == {"a": "1", "b": "2"}
+        assert watch.told == [KEY]
+    first, second, following = (dict(request.query) for request in server.requests)
+    assert first == {"labelSelector": "rl.qwen35.io/training", "limit": "500"}
+    assert second == {**first, "continue": "more"}
+    assert following["resourceVersion"] == "7"
+    assert following["watch"] == "true"
+    assert following["allowWatchBookmarks"] == "true"
+
+
+async def test_a_page_whose_token_has_expired_begins_the_list_anew(server) -> None:
+    server.script = [page(one("a", 1), token="more"), refuses(410), page(one("b", 9), version=9)]
+    async with watching(server) as watch:
+        await until(idle(server, 4), "a new list")
+        assert watch.names == {"b": "9"}
+    assert "continue" not in server.requests[2].query
+
+
+async def test_a_list_of_null_is_empty(server) -> None:
+    server.script = [says({"metadata": {"resourceVersion": "5"}, "items": None})]
+    async with watching(server) as watch:
+        await asyncio.wait_for(watch.synced.wait(), 5)
+        assert watch.names == {}
+
+
+async def test_events_change_the_store_and_tell_whom_it_concerns(server) -> None:
+    events = [
+        event("ADDED", one("b", 11)),
+        event("ADDED", one("c", 12, training="other")),
+        event("MODIFIED", one("b", 13)),
+        event("DELETED", one("a", 14)),
+    ]
+    server.script = [page(one("a", 10), version=10), stream(*events, stays=True)]
+    async with watching(server) as watch:
+        await until(lambda: len(watch.told) == 5, "all news")
+        assert watch.names == {"b": "13"}
+        assert watch.told == [KEY, KEY, ("team", "other"), KEY, KEY]
+
+
+async def test_news_of_before_tell_nobody(server) -> None:
+    events = [event("ADDED", one("a", 10)), event("MODIFIED", one("a", 9)), event("ADDED", one("b", 11))]
+    server.script = [page(one("a", 10), version=10), stream(*events, stays=True)]
+    async with watching(server) as watch:
+        await until(lambda: "b" in watch.names, "the last event")
+        assert watch.told == [KEY, KEY]
+
+
+async def test_after_the_end_of_a_stream_it_goes_on_from_the_last_bookmark(server) -> None:
+    server.script = [page(version=10), stream(event("ADDED", one("a", 11)), bookmark(40)), stream(stays=True)]
+    async with watching(server) as watch:
+        await until(idle(server, 3), "a second watch")
+        assert watch.names == {"a": "11"}
+        assert watch.starts == 1
+    assert server.requests[2].query["resourceVersion"] == "40"
+
+
+async def test_a_cut_in_the_middle_of_an_event_loses_nothing(server) -> None:
+    half = b'{"type": "MODIFIED", "object": {"metadata": {"na'
+    after = stream(event("MODIFIED", one("a", 12)), stays=True)
+    server.script = [page(version=10), stream(event("ADDED", one("a", 11)), last=half), after]
+    async with watching(server) as watch:
+        await until(lambda: watch.names == {"a": "12"}, "the event again")
+    assert server.requests[2].query["resourceVersion"] == "11"
+
+
+async def test_after_a_cut_what_was_seen_is_not_asked_for_again(server) -> None:
+    gone = [event("ADDED", one("a", 11)), event("DELETED", one("a", 12))]
+    server.script = [page(version=10), stream(*gone, cut=True), stream(stays=True)]
+    async with watching(server) as watch:
+        await until(idle(server, 3), "a second watch")
+        assert watch.told == [KEY, KEY]
+        assert watch.synced.is_set()
+    assert server.requests[2].query["resourceVersion"] == "12"
+
+
+async def test_a_silent_stream_is_given_up(server, monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "READ_IDLE", 0.1)
+    server.script = [
+        page(version=10),
+        stream(bookmark(20), stays=True),
+        stream(event("ADDED", one("a", 21)), stays=True),
+    ]
+    async with watching(server) as watch:
+        await until(lambda: watch.names == {"a": "21"}, "a second watch")
+    assert server.requests[2].query["resourceVersion"] == "20"
+
+
+LOST = {
+    "as an answer": refuses(410, "too old"),
+    "as an event": stream(event("ERROR", {"kind": "Status", "code": 410, "message": "too old"})),
+}
+
+
+@pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
+async def test_when_the_place_is_lost_a_list_tells_what_was_missed(server, lost) -> None:
+    server.script = [page(one("a", 5), one("b", 6), version=10), lost, page(one("b", 6), one("c", 30), version=40)]
+    async with watching(server) as watch:
+        await until(idle(server, 4), "a watch after the second list")
+        assert watch.names == {"b": "6", "c": "30"}
+        assert watch.synced.is_set()
+        assert watch.problem is None
+    assert server.requests[3].query["resourceVersion"] == "40"
+
+
+async def test_an_error_that_passes_is_waited_out(server) -> None:
+    error = stream(event("ERROR", {"code": 500, "message": "etcd"}))
+    server.script = [
+        page(version=10),
+        error,
+        refuses(500),
+        refuses(429),
+        stream(event("ADDED", one("a", 11)), stays=True),
+    ]
+    async with watching(server) as watch:
+        await until(lambda: watch.names == {"a": "11"}, "the event")
+        assert watch.problem is None
+    assert [request.query.get("resourceVersion") for request in server.requests[1:]] == ["10"] * 4
+
+
+async def test_without_permission_it_says_who_must_grant_what_and_sees_again_when_granted(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_WAIT", 1.0)
+    server.script = [refuses(403, "pods is forbidden"), page(raw.pod("p"), version=3), stream(stays=True)]
+    async with watching(server, POD, "team") as watch:
+        await asyncio.wait_for(watch.settled.wait(), 5)
+        assert not watch.synced.is_set()
+        assert watch.problem.path == "pods"
+        assert "pods is forbidden" in watch.problem.message
+        assert watch.problem.fix == "Grant get, list and watch on pods in namespace team to the operator."
+        await until(watch.synced.is_set, "a watch")
+        assert watch.problem is None
+        assert watch.recoveries == 1
+        assert watch.names == {"p": "1"}
+    assert server.requests[0].path == "/api/v1/namespaces/team/pods"
+
+
+async def test_a_permission_that_is_taken_away_ends_the_sight(server) -> None:
+    server.script = [page(version=3), refuses(403, "no more"), refuses(403, "no more")]
+    async with watching(server) as watch:
+        await until(idle(server, 4), "the next try")
+        assert not watch.synced.is_set()
+        assert "in all namespaces" in watch.problem.fix
+
+
+async def test_who_may_list_and_not_watch_is_blind_until_both_are_granted(server) -> None:
+    refused = [page(one("a", 2), version=3), refuses(403, "cannot watch")]
+    server.script = [*refused * 3]
+    async with watching(server) as watch:
+        await until(idle(server, 7), "the next try")
+        assert "cannot watch" in watch.problem.message
+        assert not watch.synced.is_set()
+        assert watch.recoveries == 0
+
+
+async def test_without_kuberay_it_says_so_and_sees_it_once_it_is_there(server) -> None:
+    server.script = [refuses(404), page(raw.ray_job("demo-1"), version=4), stream(stays=True)]
+    async with watching(server, RAY_JOB) as watch:
+        await asyncio.wait_for(watch.settled.wait(), 5)
+        assert watch.problem.path == "rayjobs.ray.io"
+        assert "KubeRay is not installed" in watch.problem.message
+        await until(watch.synced.is_set, "a watch")
+        assert watch.problem is None
+        assert watch.recoveries == 1
+        assert watch.names == {"demo-1": "1"}
+
+
+async def test_kuberay_that_is_removed_is_missed(server) -> None:
+    server.script = [page(raw.ray_job("demo-1"), version=4), refuses(404), refuses(404)]
+    async with watching(server, RAY_JOB) as watch:
+        await until(idle(server, 4), "the next try")
+        assert "KubeRay" in watch.problem.message
+        assert not watch.synced.is_set()
+
+
+async def test_a_server_that_is_away_is_nobodys_problem_to_mend(server) -> None:
+    server.script = [page(one("a", 3), version=3), refuses(503), refuses(503)]
+    async with watching(server) as watch:
+        await until(idle(server, 4), "the next try")
+        assert watch.problem is None
+        assert watch.synced.is_set()  # what was seen still counts; decisions are guarded by versions
+
+
+async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) -> None:
+    strange = raw.pod("strange", pool="theirs", version=12)
+    server.script = [
+        page(raw.pod("listed", pool="theirs"), version=10),
+        stream(event("ADDED", strange), event("ADDED", raw.pod("p", version=13)), stays=True),
+    ]
+    async with watching(server, POD) as watch:
+        await until(lambda: watch.names, "our pod")
+        assert watch.names == {"p": "13"}
+        assert watch.told == [KEY]
+    assert "Pod team/listed is passed over" in caplog.text
+    assert "Pod team/strange is passed over" in caplog.text
+
+
+async def test_of_some_kinds_only_metadata_are_read(server) -> None:
+    assert ROLE in METADATA_ONLY
+    server.script = [page(version=1)]
+    async with watching(server, ROLE):
+        await until(idle(server, 2), "a watch")
+    assert [request.headers["Accept"] for request in server.requests] == [METADATA_LIST, METADATA]
+
+
+async def test_a_stream_that_always_ends_at_once_is_asked_for_with_pauses(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT", 0.4)
+    ends = 50
+    server.script = [page(version=1), *(stream() for _ in range(ends))]
+    async with watching(server) as watch:
+        await until(lambda: watch.starts >= 2, "two ends")
+        assert len(server.requests) < ends / 5
+
+
+async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(server, monkeypatch) -> None:
+    monkeypatch.setattr(module, "FIRST_WAIT", 0.2)
+    monkeypatch.setattr(module, "LONGEST_WAIT", 1.0)
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def slept(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(module.random, "uniform", lambda low, high: 1.0)
+    monkeypatch.setattr(module.asyncio, "sleep", slept)
+    server.script = [page(version=1), *(refuses(500),) * 4, stream(event("ERROR", {"code": 500, "message": "cut"}))]
+    async with watching(server):
+        for _ in range(1000):
+            if idle(server, 7)():
+                break
+            await sleep(0.01)
+    assert [wait for wait in waits if wait in (0.4, 0.8, 1.0)] == [0.4, 0.8, 1.0, 1.0, 0.4]
+
+
+def test_every_kind_is_watched_in_every_namespace() -> None:
+    changed: list[Key] = []
+    everywhere = Cluster((), changed.append, lambda kind: None)
+    two = Cluster(("a", "b"), changed.append, lambda kind: None)
+    assert [(watch.kind, watch.namespace) for watch in everywhere.watches] == [(kind, None) for kind in WATCHED]
+    assert {(watch.kind, watch.namespace) for watch in two.watches} == {(kind, at) for kind in WATCHED for at in "ab"}
+    assert all(watch.store is two.stores[watch.kind] for watch in two.watches)
+
+
+async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems_of_a_namespace() -> None:
+    cluster = Cluster(("a", "b"), lambda key: None, lambda kind: None)
+    settling = asyncio.ensure_future(cluster.settled())
+    for watch in cluster.watches[1:]:
+        watch.settled.set()
+        watch.synced.set()
+    await asyncio.sleep(0)
+    assert not settling.done()
+    blind = cluster.watches[0]
+    assert blind.namespace == "a"
+    blind.problem = Problem("rayjobs.ray.io", "no", "install")
+    blind.settled.set()
+    await asyncio.wait_for(settling, 5)
+    assert not cluster.synced
+    assert cluster.problems("a") == (blind.problem,)
+    assert cluster.problems("b") == ()

@@ -1,0 +1,336 @@
+"""Each action does what it says to the object that it means, nothing to any other, and what is refused is said in words."""
+
+import pytest
+
+from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
+from qwen35_operator.desired import names
+from qwen35_operator.kube.cluster import Cluster
+from qwen35_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
+from qwen35_operator.reconcile.act import REPEAT, Actor
+from qwen35_operator.reconcile.actions import Announce, Create, Delete, Scale, Update
+from qwen35_operator.reconcile.observed import Observed
+from tests.operator.kube import raw
+from tests.operator.kube.memory import START, Memory
+
+KEY = ("team", "demo")
+PATH = CONFIG_MAP.path("team", "demo-config")
+SEEN = Observed(
+    training=None,
+    name="demo",
+    namespace="team",
+    uid=raw.UID,
+    generation=1,
+    version="1",
+    created=START,
+    deleting=False,
+    status=TrainingStatus(),
+)
+
+
+def config(text: str = "x", **about) -> dict:
+    """As we write it: without what the API server adds."""
+    owner = {"kind": KIND, "name": "demo", "uid": raw.UID, "controller": True}
+    labels = {names.TRAINING: "demo"}
+    metadata = {"name": "demo-config", "namespace": "team", "labels": labels, "ownerReferences": [owner], **about}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"training.yaml": text}}
+
+
+def ray_job() -> dict:
+    body = config()
+    labels = {names.TRAINING: "demo", names.ATTEMPT: "1"}
+    about = {**body["metadata"], "name": "demo-1", "labels": labels}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": about, "spec": {}}
+
+
+class Stage:
+    """An actor, the API server, and what the stores have."""
+
+    def __init__(self) -> None:
+        self.api = Memory()
+        self.progress: list = []
+        self.cluster = Cluster((), lambda key: None, lambda kind: None)
+        self.actor = Actor(self.api, self.cluster, "tests", self.progress.append)
+
+    async def act(self, *actions):
+        return await self.actor.act(SEEN, actions)
+
+    def stored(self, kind=CONFIG_MAP) -> dict:
+        return {record.name: record for record in self.cluster.stores[kind].of(KEY)}
+
+
+@pytest.fixture
+def stage() -> Stage:
+    return Stage()
+
+
+async def test_what_is_created_is_in_the_store_at_once(stage) -> None:
+    assert await stage.act(Create(config())) is None
+    assert stage.api.objects[PATH]["data"] == {"training.yaml": "x"}
+    assert stage.stored()["demo-config"].uid == stage.api.objects[PATH]["metadata"]["uid"]
+    assert stage.progress == [KEY]
+
+
+async def test_a_creation_is_checked_strictly(stage) -> None:
+    await stage.act(Create(config()))
+    assert stage.api.queries == [{"fieldValidation": "Strict"}]
+
+
+async def test_to_create_what_we_have_created_before_is_fine(stage) -> None:
+    there = stage.api.place(PATH, config("as it was"))
+    assert await stage.act(Create(config())) is None
+    assert stage.api.objects[PATH] == there
+    assert stage.stored()["demo-config"].uid == there["metadata"]["uid"]
+
+
+async def test_what_somebody_else_made_is_left_alone_and_named(stage) -> None:
+    there = stage.api.place(PATH, config(ownerReferences=[]))
+    refused = await stage.act(Create(config()), Create(ray_job()))
+    assert refused.reason == "NameTaken"
+    assert "ConfigMap demo-config exists and is not this training's" in refused.message
+    assert stage.api.objects == {PATH: there}
+    assert stage.stored() == {}
+    assert stage.progress == []
+
+
+OURS = {"kind": KIND, "name": "demo", "uid": raw.UID, "controller": True}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [OURS]},
+        {"ownerReferences": [{**OURS, "uid": "of an earlier demo"}]},
+        {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [{**OURS, "uid": "of an earlier demo"}]},
+    ],
+    ids=["terminating", "of an earlier training", "both"],
+)
+async def test_what_is_on_its_way_out_is_waited_for(stage, about) -> None:
+    stage.api.place(PATH, config(**about))
+    refused = await stage.act(Create(config()))
+    assert refused.reason == "Cleaning"
+    assert stage.stored() == {}
+
+
+async def test_what_goes_between_two_looks_is_created_another_time(stage) -> None:
+    stage.api.refuse("POST", "configmaps", Conflict(409, "exists"))
+    assert (await stage.act(Create(config()))).reason == "Cleaning"
+
+
+CAUSES = {"causes": [{"field": "spec.x", "message": "too long"}, {"field": "spec.y", "message": "is required"}]}
+REFUSALS = {
+    "no permission": (
+        Forbidden(403, "cannot create"),
+        "Forbidden",
+        "the operator may not create rayjobs.ray.io in namespace team",
+    ),
+    "quota": (
+        Forbidden(403, "exceeded quota: gpus"),
+        "QuotaExceeded",
+        "RayJob demo-1: exceeded quota: gpus. Raise the quota",
+    ),
+    "no KubeRay": (NotFound(404, "not found"), "KubeRayMissing", "Install KubeRay 1.5.1 or newer"),
+    "old KubeRay": (Invalid(400, 'unknown field "spec.z"'), "KubeRayTooOld", 'unknown field "spec.z"'),
+    "invalid": (Invalid(422, "is invalid", CAUSES), "Rejected", "spec.x: too long; spec.y: is required"),
+    "invalid without causes": (Invalid(422, "a webhook says no"), "Rejected", "a webhook says no"),
+}
+
+
+@pytest.mark.parametrize(("error", "reason", "said"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refused_creation_says_why_and_what_to_do(stage, error, reason, said) -> None:
+    stage.api.refuse("POST", "rayjobs", error)
+    refused = await stage.act(Create(ray_job()), Announce("Normal", "AttemptStarted", "never"))
+    assert refused.reason == reason
+    assert said in refused.message
+    assert stage.api.wrote() == [("POST", "rayjobs")]
+
+
+GOING = {
+    "terminating": Forbidden(403, "being terminated", {"causes": [{"reason": "NamespaceTerminating"}]}),
+    "gone": NotFound(404, 'namespaces "team" not found', {"kind": "namespaces", "name": "team"}),
+}
+
+
+@pytest.mark.parametrize("error", GOING.values(), ids=GOING)
+async def test_in_a_namespace_that_goes_nothing_is_created_and_nobody_blamed(stage, error) -> None:
+    stage.api.refuse("POST", "configmaps", error)
+    assert await stage.act(Create(config())) is None
+    assert stage.stored() == {}
+
+
+async def test_what_may_go_better_another_time_is_raised(stage) -> None:
+    stage.api.refuse("POST", "configmaps", Unavailable(503, "not now"))
+    with pytest.raises(Unavailable):
+        await stage.act(Create(config()))
+
+
+async def test_actions_are_done_in_order_up_to_the_first_refused_one(stage) -> None:
+    stage.api.refuse("POST", "rayjobs", Forbidden(403, "no"))
+    account = {**config(), "kind": "ServiceAccount"}
+    await stage.act(Create(config()), Create(ray_job()), Create(account))
+    assert stage.api.wrote() == [("POST", "configmaps"), ("POST", "rayjobs")]
+    assert stage.progress == [KEY]
+    assert stage.stored(SERVICE_ACCOUNT) == {}
+
+
+async def test_an_update_merges_and_keeps_what_others_wrote(stage) -> None:
+    there = stage.api.place(PATH, {**config("old"), "data": {"training.yaml": "old", "theirs": "kept"}})
+    assert await stage.act(Update(config("new"), there["metadata"]["uid"])) is None
+    assert stage.api.objects[PATH]["data"] == {"training.yaml": "new", "theirs": "kept"}
+    assert stage.stored()["demo-config"].version == stage.api.objects[PATH]["metadata"]["resourceVersion"]
+
+
+async def test_an_update_is_of_the_object_that_was_seen_and_no_later_one(stage) -> None:
+    there = stage.api.place(PATH, config("somebody's"))
+    refused = await stage.act(Update(config("new"), "the uid of an earlier one"))
+    assert refused.reason == "Cleaning"
+    assert stage.api.objects[PATH] == there
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "said"),
+    [
+        (NotFound(404, "gone"), "Cleaning", "is gone"),
+        (Forbidden(403, "no"), "Forbidden", "may not patch configmaps"),
+        (Invalid(422, "too long"), "Rejected", "refuses ConfigMap demo-config: too long"),
+    ],
+)
+async def test_a_refused_update_says_why(stage, error, reason, said) -> None:
+    stage.api.refuse("PATCH", "configmaps", error)
+    refused = await stage.act(Update(config(), "u"))
+    assert refused.reason == reason
+    assert said in refused.message
+
+
+CLUSTER = RAY_CLUSTER.path("team", "demo-1-x")
+GROUPS = [
+    {"groupName": "rollout", "replicas": 2, "minReplicas": 1, "maxReplicas": 4, "template": {}},
+    {"groupName": "train", "replicas": 2},
+]
+
+
+def scale(**changes) -> Scale:
+    same = {"cluster": "demo-1-x", "uid": "c", "index": 0, "group": "rollout", "present": 2, "wanted": 1}
+    return Scale(**{**same, "least": 1, "most": 3, **changes})
+
+
+def groups(stage) -> list:
+    return stage.api.objects[CLUSTER]["spec"]["workerGroupSpecs"]
+
+
+async def test_a_group_is_scaled_and_its_victims_are_named(stage) -> None:
+    stage.api.place(CLUSTER, raw.ray_cluster(groups=GROUPS, uid="c"))
+    assert await stage.act(scale(victims=("pod-a",))) is None
+    changed = {"replicas": 1, "minReplicas": 1, "maxReplicas": 3, "scaleStrategy": {"workersToDelete": ["pod-a"]}}
+    assert groups(stage) == [{**GROUPS[0], **changed}, GROUPS[1]]
+    assert stage.stored(RAY_CLUSTER)["demo-1-x"].groups[0].leaving == ("pod-a",)
+
+
+async def test_without_victims_those_of_before_stay(stage) -> None:
+    stage.api.place(CLUSTER, raw.ray_cluster(groups=GROUPS, uid="c"))
+    await stage.act(scale(victims=("pod-a",)), scale(present=1, wanted=3))
+    assert groups(stage)[0]["replicas"] == 3
+    assert groups(stage)[0]["scaleStrategy"] == {"workersToDelete": ["pod-a"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"uid": "another"}, {"group": "train"}, {"present": 3}, {"index": 5}],
+    ids=["another cluster", "another group", "scaled meanwhile", "no such group"],
+)
+async def test_a_group_that_is_no_longer_as_seen_is_looked_at_again(stage, changes) -> None:
+    there = stage.api.place(CLUSTER, raw.ray_cluster(groups=GROUPS, uid="c"))
+    with pytest.raises(Conflict):
+        await stage.act(scale(**changes))
+    assert stage.api.objects[CLUSTER] == there
+    assert stage.progress == []
+
+
+async def test_a_cluster_that_is_gone_is_looked_for_again(stage) -> None:
+    with pytest.raises(Conflict):
+        await stage.act(scale())
+
+
+async def test_a_scaling_that_is_not_permitted_says_so(stage) -> None:
+    stage.api.refuse("PATCH", "rayclusters", Forbidden(403, "no"))
+    refused = await stage.act(scale())
+    assert refused.reason == "Forbidden"
+    assert "may not patch rayclusters.ray.io in namespace team" in refused.message
+
+
+JOB = RAY_JOB.path("team", "demo-1")
+
+
+async def test_what_is_deleted_is_out_of_the_store_at_once(stage) -> None:
+    await stage.act(Create(ray_job()))
+    uid = stage.stored(RAY_JOB)["demo-1"].uid
+    assert await stage.act(Delete("RayJob", "demo-1", uid)) is None
+    assert JOB not in stage.api.objects
+    assert stage.stored(RAY_JOB) == {}
+    assert stage.api.bodies[-1] == {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+
+
+async def test_what_has_a_finalizer_is_kept_as_on_its_way_out(stage) -> None:
+    body = ray_job()
+    body["metadata"]["finalizers"] = ["ray.io/rayjob-finalizer"]
+    await stage.act(Create(body))
+    await stage.act(Delete("RayJob", "demo-1", stage.stored(RAY_JOB)["demo-1"].uid))
+    assert stage.stored(RAY_JOB)["demo-1"].deleting == START
+
+
+async def test_what_is_gone_already_needs_no_deletion(stage) -> None:
+    assert await stage.act(Delete("RayJob", "demo-1", "u")) is None
+
+
+async def test_a_later_object_of_the_name_is_not_deleted(stage) -> None:
+    stage.api.place(JOB, ray_job())
+    with pytest.raises(Conflict):
+        await stage.act(Delete("RayJob", "demo-1", "an earlier uid"))
+    assert JOB in stage.api.objects
+
+
+async def test_a_deletion_that_is_not_permitted_says_so(stage) -> None:
+    stage.api.refuse("DELETE", "rayjobs", Forbidden(403, "no"))
+    refused = await stage.act(Delete("RayJob", "demo-1", "u"))
+    assert refused.reason == "Forbidden"
+    assert "may not delete rayjobs.ray.io" in refused.message
+
+
+def events(stage) -> list[dict]:
+    return [body for path, body in stage.api.objects.items() if path.startswith(EVENT.path("team"))]
+
+
+async def test_an_event_is_about_the_training(stage) -> None:
+    assert await stage.act(Announce("Warning", "AttemptFailed", "x" * 2000)) is None
+    (event,) = events(stage)
+    assert event["involvedObject"] == {
+        "apiVersion": "rl.qwen35.io/v1alpha1",
+        "kind": KIND,
+        "namespace": "team",
+        "name": "demo",
+        "uid": raw.UID,
+    }
+    assert (event["type"], event["reason"], len(event["message"])) == ("Warning", "AttemptFailed", 1024)
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
+    assert event["source"] == {"component": "tests"}
+    assert stage.progress == []
+
+
+async def test_the_same_event_is_posted_again_only_after_a_while(stage) -> None:
+    same, other = Announce("Normal", "Scaled", "to 3"), Announce("Normal", "Scaled", "to 4")
+    await stage.act(same, same, other)
+    assert len(events(stage)) == 2
+    stage.api.time += REPEAT / 2
+    await stage.act(same)
+    assert len(events(stage)) == 2
+    stage.api.time += REPEAT / 2
+    await stage.act(same)
+    assert len(events(stage)) == 3
+
+
+@pytest.mark.parametrize("error", [Forbidden(403, "no"), Unavailable(503, "no"), ApiError(418, "no")])
+async def test_nothing_depends_on_an_event(stage, error, caplog) -> None:
+    stage.api.refuse("POST", "events", error)
+    assert await stage.act(Announce("Normal", "Scaled", "to 3"), Create(config())) is None
+    assert PATH in stage.api.objects
+    assert "team/demo: event Scaled was not posted" in caplog.text

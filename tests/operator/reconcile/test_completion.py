@@ -1,0 +1,149 @@
+"""How an attempt's end is told, and what follows from it."""
+
+import pytest
+
+from qwen35_trainer.contract import CheckpointReport
+from tests.operator.reconcile.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.until_running()
+    return world
+
+
+def test_success_is_what_the_trainer_says(world):
+    world.report("Succeeded", update=9)
+    world.reconcile()
+    assert world.status.state == "Succeeded"
+    assert world.is_true("Succeeded")
+    assert world.is_true("Ready")
+    assert world.status.attempts[-1].outcome == "Succeeded"
+
+
+def test_a_job_that_ends_well_without_the_trainers_word_has_failed(world):
+    world.finish_job(ok=True)
+    world.reconcile()
+    assert world.status.state == "Restarting"
+    assert world.status.attempts[-1].reason == "NoFinalState"
+    assert "reported no final state" in world.status.attempts[-1].message
+
+
+def test_an_earlier_attempts_success_is_no_news(world):
+    world.finish_job(ok=False)
+    world.settle()
+    world.wait(20)
+    world.settle()
+    world.report("Succeeded", attempt=1)
+    world.settle(2)
+    assert world.status.state == "Starting"
+
+
+def test_a_failed_attempt_is_followed_by_the_next_after_the_backoff(world):
+    world.finish_job(ok=False, message="NCCL timed out")
+    world.reconcile()
+    world.kuberay()
+    assert world.wanted_after == 10
+    world.wait(9)
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-1"]
+    world.wait(1)
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-1", "demo-2"]
+    assert world.status.restarts == 1
+
+
+def test_the_backoff_doubles(world):
+    waits = []
+    for _ in range(2):
+        world.finish_job(ok=False)
+        world.reconcile()
+        waits.append(world.wanted_after)
+        world.wait(100)
+        world.settle()
+        world.report(update=1)
+    assert waits == [10, 20]
+
+
+def test_a_job_whose_restarts_are_used_up_has_failed(world):
+    for _ in range(3):
+        world.finish_job(ok=False, message="again")
+        world.reconcile()
+        world.wait(200)
+        world.settle()
+    assert world.status.state == "Failed"
+    assert world.condition("Failed").reason == "RestartsExhausted"
+    assert world.is_true("Stalled")
+    assert world.status.restarts == 2
+    assert len(world.status.attempts) == 3
+
+
+def test_input_that_the_trainer_refuses_is_not_tried_again(world):
+    world.report("Failed", reason="DataError", message="train.jsonl: no such file")
+    world.reconcile()
+    assert world.status.state == "Failed"
+    assert "train.jsonl: no such file" in world.condition("Failed").message
+
+
+def test_a_job_that_somebody_deletes_is_started_anew(world):
+    world.jobs.clear()
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "JobDeleted"
+    world.clusters.clear(), world.pods.clear()
+    world.wait(30)
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-2"]
+
+
+def test_an_interrupted_trainer_is_started_anew_from_its_checkpoint(world):
+    world.report("Stopped", checkpoint=CheckpointReport(uri="/c/update-000003", update=3, time=1.0))
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Interrupted"
+    assert world.status.lastCheckpoint.uri == "/c/update-000003"
+
+
+def test_the_next_attempt_waits_until_the_earlier_pods_are_gone(world):
+    world.finish_job(ok=False)
+    world.reconcile()
+    world.wait(60)
+    world.reconcile()
+    assert world.condition("Reconciling").reason == "Cleaning"
+    assert sorted(world.jobs) == ["demo-1"]
+    world.kuberay()
+    world.reconcile()
+    assert sorted(world.jobs) == ["demo-1", "demo-2"]
+
+
+def test_no_new_version_for_long_is_a_failure(world):
+    world.report(versionTime=world.now.timestamp(), versionSeconds=5.0)
+    world.reconcile()
+    assert 100 < world.wanted_after < 102
+    world.wait(101)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Stalled"
+    world.wait(60)
+    world.reconcile()
+    assert world.jobs["demo-1"].deleting is not None
+
+
+def test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled(world):
+    world.report(versionTime=world.now.timestamp() - 3600, versionSeconds=5.0, time=world.now.timestamp() - 3600)
+    world.reconcile()
+    assert world.status.state == "Running"
+    assert world.condition("Degraded").reason == "ClockSkew"
+    assert "3600 s behind" in world.condition("Degraded").message
+
+
+def test_the_history_keeps_the_latest_attempts_and_counts_all():
+    world = World()
+    world.edit(failurePolicy={"maxRestarts": 1000, "backoffSeconds": 0})
+    for _ in range(70):
+        world.settle(3)
+        world.finish_job(ok=False)
+        world.reconcile()
+        world.kuberay()
+        world.jobs.clear()
+    assert len(world.status.attempts) == 64
+    assert world.status.restarts == 70
+    assert world.status.attempts[-1].number == 70

@@ -1,0 +1,115 @@
+"""The operator ends after its n-th write, for every n of every story; afterwards all is as if it had not.
+
+The same is done against a real API server in tests/controlplane; here every n costs a millisecond.
+"""
+
+import pytest
+
+from tests.operator.reconcile.world import World
+
+
+def create(world: World, step) -> None:
+    step()
+    world.kuberay()
+    step()
+    world.report(update=1, version=1)
+    step()
+
+
+def suspend(world: World, step) -> None:
+    create(world, step)
+    world.edit(suspend=True)
+    step()
+    world.obey()
+    step()
+    world.kuberay()
+    step()
+
+
+def resume(world: World, step) -> None:
+    suspend(world, step)
+    world.edit(suspend=False)
+    create(world, step)
+
+
+def fail_and_restart(world: World, step) -> None:
+    create(world, step)
+    world.finish_job(ok=False, reason="AppFailed", message="lost")
+    step()
+    world.kuberay()
+    step()
+    world.wait(60)
+    create(world, step)
+
+
+def scale(world: World, step) -> None:
+    create(world, step)
+    world.edit(rollout={"nodes": 4})
+    step()
+    world.kuberay()
+    step()
+    world.edit(rollout={"nodes": 1})
+    step()
+    world.kuberay()
+    step()
+
+
+def succeed(world: World, step) -> None:
+    create(world, step)
+    world.report("Succeeded", update=9, version=9)
+    step()
+    world.finish_job(ok=True)
+    step()
+    world.kuberay()
+    step()
+
+
+def delete_the_job(world: World, step) -> None:
+    create(world, step)
+    world.jobs.clear(), world.clusters.clear(), world.pods.clear()
+    step()
+    world.wait(60)
+    create(world, step)
+
+
+STORIES = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job]
+
+
+def undisturbed(story) -> World:
+    world = World()
+
+    def step() -> None:
+        for _ in range(6):
+            world.reconcile()
+
+    story(world, step)
+    return world
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_crash_after_any_write_changes_nothing_in_the_end(story):
+    calm = undisturbed(story)
+    assert calm.writes > 5
+    for number in range(calm.writes):
+        world = World()
+        crashed = False
+
+        def step(world=world, number=number) -> None:
+            nonlocal crashed
+            for _ in range(6):
+                if not crashed and world.writes <= number:
+                    crashed = not world.reconcile(writes=number - world.writes)
+                else:
+                    world.reconcile()
+
+        story(world, step)
+        assert world.spent() == calm.spent(), f"after write {number}"
+
+
+@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
+def test_a_settled_training_is_not_written_to(story):
+    world = undisturbed(story)
+    before = world.writes
+    for _ in range(3):
+        world.reconcile()
+    assert world.writes == before

@@ -1,0 +1,183 @@
+"""The rollout pool's size."""
+
+from dataclasses import replace
+
+import pytest
+
+from qwen35_trainer.contract import Replica
+from tests.operator.reconcile.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.until_running()
+    return world
+
+
+def replicas(world: World) -> int:
+    (cluster,) = world.clusters.values()
+    return cluster.groups[0].replicas
+
+
+def test_more_nodes_grow_the_live_cluster(world):
+    world.edit(rollout={"nodes": 4})
+    world.reconcile()
+    assert replicas(world) == 4
+    assert world.observe().control.rolloutNodes == 4
+    assert "rollout nodes 2 → 4" in {event.message for event in world.events}
+
+
+def test_bounds_follow_a_size_beyond_them(world):
+    world.edit(rollout={"nodes": 6, "maxNodes": 6})
+    world.reconcile()
+    (cluster,) = world.clusters.values()
+    assert (cluster.groups[0].least, cluster.groups[0].most) == (1, 6)
+
+
+def test_the_idlest_pods_go_first(world):
+    world.edit(rollout={"nodes": 4})
+    world.settle(3)
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    world.report(
+        replicas=[Replica(pods=(name,), idle=idle) for name, idle in zip(pods, (0.1, 0.9, 0.2, 0.8), strict=True)]
+    )
+    world.edit(rollout={"nodes": 2})
+    world.reconcile()
+    assert world.observe().control.leaving == (pods[1], pods[3])
+    world.kuberay()
+    assert sorted(name for name in world.pods if "rollout" in name) == [pods[0], pods[2]]
+
+
+def test_pods_that_do_not_work_go_before_idle_ones(world):
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    world.report(replicas=[Replica(pods=(pods[1],), idle=0.9), Replica(pods=(pods[0],), idle=0.0)])
+    world.pods[pods[0]] = replace(world.pods[pods[0]], ready=False)
+    world.edit(rollout={"nodes": 1})
+    world.reconcile()
+    assert world.observe().control.leaving == (pods[0],)
+
+
+def test_the_nodes_of_one_replica_go_together():
+    world = World()
+    world.edit(rollout={"nodes": 4, "tensorParallel": 16, "minNodes": 2})
+    world.until_running()
+    pods = sorted(name for name in world.pods if "rollout" in name)
+    mates = [(pods[0], pods[2]), (pods[1], pods[3])]
+    world.report(replicas=[Replica(pods=pair, idle=0.5) for pair in mates])
+    world.edit(rollout={"nodes": 2})
+    world.reconcile()
+    assert world.observe().control.leaving in mates
+
+
+def test_under_kueue_the_size_waits_for_the_next_attempt():
+    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
+    world.settle(2)
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
+    world.settle(3)
+    world.report(update=1)
+    world.edit(rollout={"nodes": 4})
+    world.reconcile()
+    assert replicas(world) == 2
+    assert world.condition("Degraded").reason == "NodesFixedByQueue"
+    assert "elastic-job" in world.condition("Degraded").message
+
+
+def test_rays_own_autoscaler_is_not_fought(world):
+    (name,) = world.clusters
+    world.clusters[name] = replace(world.clusters[name], autoscaled=True)
+    world.edit(rollout={"nodes": 4})
+    world.reconcile()
+    assert replicas(world) == 2
+
+
+def test_a_queued_attempt_says_so():
+    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
+    world.settle(3)
+    assert world.status.state == "Queued"
+    assert not world.is_true("QuotaReserved")
+
+
+def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
+    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
+    world.settle(2)
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
+    world.settle(3)
+    world.report(update=1, versionTime=world.now.timestamp(), versionSeconds=1.0)
+    world.reconcile()
+    assert world.status.state == "Running"
+
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=True, deployment="Suspended", cluster="")
+    world.clusters.clear(), world.pods.clear()
+    world.wait(3600)
+    world.reconcile()
+    assert world.status.state == "Queued"
+    assert not world.is_true("QuotaReserved")
+
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False, deployment="")
+    world.settle(3)
+    assert world.status.attempts[-1].outcome == "Running"
+    world.report(versionTime=world.now.timestamp() - 61, versionSeconds=1.0)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Stalled"
+
+
+@pytest.fixture
+def auto() -> World:
+    world = World()
+    world.edit(rollout={"nodes": 2, "minNodes": 1, "maxNodes": 3, "autoscale": {"stabilizationSeconds": 100}})
+    world.until_running()
+    world.wait(100)
+    return world
+
+
+def test_a_waiting_train_pool_grows_the_rollout_pool(auto):
+    auto.report(trainIdle=0.6, rolloutIdle=0.05)
+    auto.reconcile()
+    assert auto.status.autoscale.nodes == 3
+    assert "train idle 60%" in auto.status.autoscale.reason
+    assert replicas(auto) == 3
+
+
+def test_an_idle_rollout_pool_shrinks(auto):
+    auto.report(trainIdle=0.0, rolloutIdle=0.8)
+    auto.reconcile()
+    assert auto.status.autoscale.nodes == 1
+    assert replicas(auto) == 1
+
+
+@pytest.mark.parametrize(("train", "rollout"), [(0.2, 0.4), (0.3, 0.5), (0.9, 0.9)])
+def test_between_the_thresholds_nothing_moves(auto, train, rollout):
+    auto.report(trainIdle=train, rolloutIdle=rollout)
+    auto.reconcile()
+    assert auto.status.autoscale is None
+
+
+def test_after_a_change_it_waits_before_the_next(auto):
+    auto.report(trainIdle=0.6, rolloutIdle=0.05)
+    auto.settle(3)
+    auto.report(trainIdle=0.0, rolloutIdle=0.9)
+    auto.reconcile()
+    assert auto.status.autoscale.nodes == 3
+    auto.wait(100)
+    auto.reconcile()
+    assert auto.status.autoscale.nodes == 2
+
+
+def test_it_never_leaves_its_bounds(auto):
+    for _ in range(4):
+        auto.report(trainIdle=0.9, rolloutIdle=0.0)
+        auto.settle(3)
+        auto.wait(100)
+    assert replicas(auto) == 3
+
+
+def test_what_autoscaling_chose_outlasts_the_attempt(auto):
+    auto.report(trainIdle=0.6, rolloutIdle=0.05)
+    auto.reconcile()
+    auto.finish_job(ok=False)
+    auto.settle()
+    auto.wait(30)
+    auto.settle(3)
+    assert replicas(auto) == 3
+    assert auto.spec["rollout"]["nodes"] == 2

@@ -1,0 +1,366 @@
+"""A cluster in memory: what the API server, KubeRay and the trainer do to the objects of one training.
+
+    World.observe() ─► decide ─► World.apply(action) … ─► World.status = …
+         ▲                                │
+         └── kuberay() · trainer verbs ◄──┘
+
+It keeps only what `decide` can see. Every verb is one step of one party, so that tests choose the order.
+"""
+
+import json
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from qwen35_operator.api.training import Training
+from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.reconcile.actions import Announce, Create, Delete, Refused, Scale, Update
+from qwen35_operator.reconcile.decide import decide
+from qwen35_operator.reconcile.observed import Child, Observed, Pod, RayCluster, RayJob, Reported, WorkerGroup
+from qwen35_operator.reconcile.report import blocked
+from qwen35_operator.settings import Settings
+from qwen35_trainer.contract import CheckpointReport, Progress, parse_control
+from qwen35_trainer.contract.names import control_name, progress_name
+from qwen35_trainer.spec import parse_spec
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+UID = "11111111-2222-3333-4444-555555555555"
+SPEC = {
+    "accelerator": {"profile": "nvidia", "perNode": 8},
+    "model": {"name": "Qwen/Qwen3.5-9B", "source": {"persistentVolumeClaim": {"claimName": "models"}}},
+    "data": {"train": [{"name": "math", "files": {"paths": ["/data/math.jsonl"]}}]},
+    "rewards": [{"type": "Math"}],
+    "rollout": {"nodes": 2, "minNodes": 1, "maxNodes": 4},
+    "train": {"nodes": 2},
+    "checkpoint": {"graceSeconds": 300, "storage": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+    "failurePolicy": {"maxRestarts": 2, "backoffSeconds": 10},
+}
+
+
+@dataclass
+class World:
+    """One training named demo."""
+
+    spec: dict = field(default_factory=lambda: deepcopy(SPEC))
+    labels: dict = field(default_factory=dict)
+    now: datetime = START
+    status: TrainingStatus = field(default_factory=TrainingStatus)
+    generation: int = 1
+    children: dict = field(default_factory=dict)
+    jobs: dict[str, RayJob] = field(default_factory=dict)
+    clusters: dict[str, RayCluster] = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    progress: Progress | None = None
+    written: datetime | None = None
+    unreadable: str | None = None
+    foreign: set = field(default_factory=set)
+    unavailable: tuple = ()
+    deleting: bool = False
+    events: list[Announce] = field(default_factory=list)
+    writes: int = 0
+    wanted_after: float | None = None
+    uids: int = 0
+    pod_count: int = 0
+
+    # The user.
+
+    def edit(self, **sections) -> None:
+        """Merge sections into the spec: edit(suspend=True, rollout={"nodes": 3})."""
+        for name, value in sections.items():
+            merged = {**self.spec.get(name, {}), **value} if isinstance(value, dict) else value
+            self.spec = {**self.spec, name: merged}
+        self.generation += 1
+
+    # The operator.
+
+    def observe(self) -> Observed:
+        spec, problems = parse_spec(deepcopy(self.spec))
+        training = None
+        if not problems:
+            training = Training("demo", "team", UID, self.generation, spec, self.labels)
+        control = self.children.get(("ConfigMap", control_name("demo")))
+        return Observed(
+            training=training,
+            name="demo",
+            namespace="team",
+            uid=UID,
+            generation=self.generation,
+            version=str(self.writes),
+            created=START,
+            deleting=self.deleting,
+            status=self.status,
+            problems=tuple(problems),
+            unavailable=self.unavailable,
+            children={key: child for key, (child, _) in self.children.items()},
+            jobs=tuple(self.jobs.values()),
+            clusters=tuple(self.clusters.values()),
+            pods=tuple(self.pods.values()),
+            reported=self._reported(),
+            control=None if control is None else parse_control(control[1]["data"]["control.json"]),
+        )
+
+    def _reported(self) -> Reported | None:
+        if self.unreadable is not None:
+            return Reported(None, self.unreadable, self.now)
+        return None if self.progress is None else Reported(self.progress, None, self.written)
+
+    def reconcile(self, *, writes: int | None = None) -> bool:
+        """One reconcile; with `writes`, a crash after so many of them. Returns whether it came to its end."""
+        seen = self.observe()
+        decision = decide(seen, Settings(), self.now)
+        self.wanted_after = decision.after
+        left = writes
+        for action in decision.actions:
+            if left == 0:
+                return False
+            if (refused := self.apply(action)) is not None:
+                self._write(blocked(seen, decision, [refused], self.now))
+                return True
+            if left is not None and not isinstance(action, Announce):
+                left -= 1
+        if left == 0 and decision.status != self.status:
+            return False
+        self._write(decision.status)
+        if decision.after == 0.0 and writes is None:
+            return self.reconcile()
+        return True
+
+    def _write(self, status: TrainingStatus) -> None:
+        if status != self.status:
+            self.status, self.writes = status, self.writes + 1
+
+    def apply(self, action) -> Refused | None:
+        match action:
+            case Announce():
+                self.events.append(action)
+            case Create(manifest):
+                return self._create(action, manifest)
+            case Update(manifest, uid):
+                key = manifest["kind"], manifest["metadata"]["name"]
+                if key in self.children and self.children[key][0].uid == uid:
+                    self.children[key] = replace(self.children[key][0], hash=_hash(manifest)), manifest
+                    self.writes += 1
+            case Scale():
+                self._scale(action)
+            case Delete(kind, name, uid):
+                self._delete(kind, name, uid)
+        return None
+
+    def _create(self, action: Create, manifest) -> Refused | None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if (kind, name) in self.foreign:
+            return Refused(action, "NameTaken", f"{kind} {name} is not ours")
+        if kind == "RayJob":
+            if name not in self.jobs:
+                self.jobs[name] = self._job(name, manifest)
+                self.writes += 1
+            return None
+        if (kind, name) not in self.children:
+            self.children[kind, name] = self._child(kind, name, _hash(manifest)), manifest
+            self.writes += 1
+        return None
+
+    def _child(self, kind, name, digest) -> Child:
+        return Child(kind, name, "team", self._uid(), "1", UID, digest, None)
+
+    def _job(self, name, manifest) -> RayJob:
+        return RayJob(
+            "RayJob",
+            name,
+            "team",
+            self._uid(),
+            "1",
+            UID,
+            _hash(manifest),
+            None,
+            training="demo",
+            attempt=int(manifest["metadata"]["labels"]["rl.qwen35.io/attempt"]),
+            spec_hash=manifest["metadata"]["annotations"]["rl.qwen35.io/spec-hash"],
+            created=self.now,
+            suspended="kueue.x-k8s.io/queue-name" in self.labels,
+            deployment="",
+            status="",
+            reason="",
+            message="",
+            cluster="",
+        )
+
+    def _scale(self, action: Scale) -> None:
+        cluster = self.clusters[action.cluster]
+        group = cluster.groups[action.index]
+        if (cluster.uid, group.name, group.replicas) != (action.uid, action.group, action.present):
+            return
+        group = replace(
+            group, replicas=action.wanted, least=action.least, most=action.most, leaving=action.victims or group.leaving
+        )
+        groups = tuple(group if at == action.index else one for at, one in enumerate(cluster.groups))
+        self.clusters[cluster.name] = replace(cluster, groups=groups)
+        self.writes += 1
+
+    def _delete(self, kind, name, uid) -> None:
+        if kind == "RayJob" and name in self.jobs and self.jobs[name].uid == uid:
+            self.jobs[name] = replace(self.jobs[name], deleting=self.jobs[name].deleting or self.now)
+            self.writes += 1
+        elif (kind, name) in self.children and self.children[kind, name][0].uid == uid:
+            del self.children[kind, name]
+            self.writes += 1
+
+    def _uid(self) -> str:
+        self.uids += 1
+        return f"uid-{self.uids}"
+
+    # KubeRay.
+
+    def kuberay(self) -> None:
+        """One round: clusters for new jobs, pods as groups want them, clean-up of what is over."""
+        for job in list(self.jobs.values()):
+            if job.deleting is not None:
+                del self.jobs[job.name]
+                self._forget(job)
+            elif job.deployment in ("Complete", "Failed"):
+                self._forget(job)
+            elif not job.suspended:
+                self._provision(job)
+
+    def _provision(self, job: RayJob) -> None:
+        name = job.cluster or f"{job.name}-cluster"
+        if not job.cluster:
+            self.jobs[job.name] = replace(job, cluster=name, deployment="Initializing")
+        if name not in self.clusters:
+            nodes = parse_control(self.children["ConfigMap", control_name("demo")][1]["data"]["control.json"])
+            groups = (WorkerGroup("rollout", nodes.rolloutNodes, 1, 4, ()), WorkerGroup("train", 2, 2, 2, ()))
+            self.clusters[name] = RayCluster(
+                "RayCluster",
+                name,
+                "team",
+                self._uid(),
+                "1",
+                job.uid,
+                None,
+                None,
+                training="demo",
+                attempt=job.attempt,
+                state="",
+                failure="",
+                groups=groups,
+                autoscaled=False,
+            )
+        cluster = self.clusters[name]
+        for pool, count in (("head", 1), *((group.name, group.replicas) for group in cluster.groups)):
+            self._fill(job.attempt, pool, count, next((g.leaving for g in cluster.groups if g.name == pool), ()))
+        mine = [pod for pod in self.pods.values() if pod.attempt == job.attempt]
+        if all(pod.ready for pod in mine) and self.jobs[job.name].deployment == "Initializing":
+            self.clusters[name] = replace(cluster, state="ready")
+            self.jobs[job.name] = replace(self.jobs[job.name], deployment="Running", status="RUNNING")
+
+    def _fill(self, attempt, pool, count, leaving) -> None:
+        mine = sorted(
+            (pod for pod in self.pods.values() if (pod.attempt, pod.pool) == (attempt, pool)), key=lambda pod: pod.name
+        )
+        while len(mine) > count:
+            victim = next((pod for pod in mine if pod.name in leaving), mine[0])
+            mine.remove(victim)
+            del self.pods[victim.name]
+        for pod in mine:
+            self.pods[pod.name] = replace(pod, phase="Running", ready=not pod.reason)
+        for _ in range(count - len(mine)):
+            self.pod_count += 1
+            name = f"demo-{attempt}-{pool}-{self.pod_count}"
+            self.pods[name] = Pod(
+                name, "team", self._uid(), "1", "demo", attempt, pool, "Pending", False, self.now, None, "", None, ""
+            )
+
+    def _forget(self, job: RayJob) -> None:
+        self.clusters = {name: one for name, one in self.clusters.items() if one.attempt != job.attempt}
+        self.pods = {name: one for name, one in self.pods.items() if one.attempt != job.attempt}
+
+    def finish_job(self, *, ok: bool, reason: str = "", message: str = "") -> None:
+        """The newest RayJob ends, whatever the trainer said."""
+        name = max(self.jobs, key=lambda name: self.jobs[name].attempt)
+        status, deployment = ("SUCCEEDED", "Complete") if ok else ("FAILED", "Failed")
+        self.jobs[name] = replace(
+            self.jobs[name],
+            status=status,
+            deployment=deployment,
+            reason=reason or ("" if ok else "AppFailed"),
+            message=message,
+        )
+
+    def fault(self, pool: str, reason: str, exit_code: int | None = None) -> str:
+        """The first pod of the newest attempt's pool stops working. Returns its name."""
+        newest = max(pod.attempt for pod in self.pods.values())
+        name = min(pod.name for pod in self.pods.values() if (pod.attempt, pod.pool) == (newest, pool))
+        self.pods[name] = replace(self.pods[name], ready=False, reason=reason, exit_code=exit_code, message="seen")
+        return name
+
+    # The trainer.
+
+    def report(self, state="Running", *, attempt: int | None = None, **fields) -> None:
+        number = attempt or max(job.attempt for job in self.jobs.values())
+        before = (
+            {} if self.progress is None else self.progress.model_dump(exclude={"state", "stopAcknowledged", "reason"})
+        )
+        self.progress = Progress.model_validate(
+            {**before, "attempt": number, "state": state, "time": self.now.timestamp(), **fields}
+        )
+        self.written = self.now
+
+    @property
+    def order(self):
+        control = self.observe().control
+        return None if control is None else control.stop
+
+    def obey(self, *, update: int = 7) -> None:
+        """Save and stop, as ordered."""
+        saved = CheckpointReport(uri="/checkpoints/update-000007", update=update, time=self.now.timestamp())
+        self.report("Stopped", stopAcknowledged=self.order.id, checkpoint=saved, update=update)
+
+    # Time.
+
+    def wait(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def settle(self, rounds: int = 12) -> None:
+        """Operator and KubeRay take turns, a second each."""
+        for _ in range(rounds):
+            self.reconcile()
+            self.kuberay()
+            self.wait(1)
+        self.reconcile()
+
+    def until_running(self) -> None:
+        self.settle(4)
+        self.report(update=1, version=1)
+        self.reconcile()
+        assert self.status.state == "Running"
+
+    # What tests ask.
+
+    def condition(self, kind: str):
+        return next(one for one in self.status.conditions if one.type == kind)
+
+    def is_true(self, kind: str) -> bool:
+        return self.condition(kind).status == "True"
+
+    def spent(self) -> dict:
+        """What must be the same whatever was cut short: objects and status, without times and uids."""
+        status = json.loads(self.status.model_dump_json(exclude_none=True))
+        for one in status.get("conditions", []):
+            one.pop("lastTransitionTime")
+        for attempt in status.get("attempts", []):
+            attempt.pop("startTime", None), attempt.pop("endTime", None)
+        status.pop("activeSeconds", None), status.get("progress", {}).pop("time", None)
+        return {
+            "status": status,
+            "children": sorted(self.children),
+            "jobs": sorted((job.name, job.deployment) for job in self.jobs.values()),
+            "groups": sorted((g.name, g.replicas) for c in self.clusters.values() for g in c.groups),
+            "stops": None if self.order is None else self.order.reason,
+        }
+
+
+def _hash(manifest):
+    return manifest["metadata"].get("annotations", {}).get("rl.qwen35.io/hash")
+
+
+__all__ = ["START", "World", "progress_name"]

@@ -1,0 +1,48 @@
+"""Names and labels are API: dashboards and alerts are written against them."""
+
+from prometheus_client import generate_latest
+
+from qwen35_operator.metrics import Metrics
+
+NAMES = {
+    "qwen35_reconciles_total",
+    "qwen35_reconcile_seconds",
+    "qwen35_event_to_status_seconds",
+    "qwen35_api_requests_total",
+    "qwen35_watch_restarts_total",
+    "qwen35_queue_length",
+    "qwen35_trainings",
+    "qwen35_leading",
+}
+
+
+def test_every_metric_is_there_under_its_name() -> None:
+    metrics = Metrics()
+    metrics.reconciles.labels("done").inc()
+    metrics.requested("GET", "pods", 200)
+    metrics.restarted("Pod")
+    shown = {line.split(" ")[2] for line in generate_latest(metrics.registry).decode().splitlines() if "# HELP" in line}
+    ours = {name for name in shown if name.startswith("qwen35_")}
+    assert {name for name in ours if not name.endswith("_created")} == NAMES  # beside when each began to count
+    assert "process_resident_memory_bytes" in shown
+
+
+def test_answers_are_counted_by_verb_resource_and_code() -> None:
+    metrics = Metrics()
+    for code in (200, 200, 409):
+        metrics.requested("PATCH", "rayclusters", code)
+    labels = {"verb": "PATCH", "resource": "rayclusters", "code": "200"}
+    assert metrics.registry.get_sample_value("qwen35_api_requests_total", labels) == 2
+    assert metrics.registry.get_sample_value("qwen35_api_requests_total", {**labels, "code": "409"}) == 1
+
+
+def test_watches_that_began_again_are_counted_by_kind() -> None:
+    metrics = Metrics()
+    metrics.restarted("Pod")
+    assert metrics.registry.get_sample_value("qwen35_watch_restarts_total", {"kind": "Pod"}) == 1
+
+
+def test_every_operator_counts_for_itself() -> None:
+    one, other = Metrics(), Metrics()
+    one.restarted("Pod")
+    assert other.registry.get_sample_value("qwen35_watch_restarts_total", {"kind": "Pod"}) is None

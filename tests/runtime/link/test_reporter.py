@@ -1,0 +1,229 @@
+"""Reporting beside a run: what is told when, what an outage costs, and how the end is told."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwen35_trainer.contract import Control, Live, Stop, parse_progress
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, SpanRecord, UpdateRecord, to_line
+from qwen35_trainer.runtime.checkpoint import Checkpoint, Progress
+from qwen35_trainer.runtime.folder import write_whole
+from qwen35_trainer.runtime.interrupted import Interrupted
+from qwen35_trainer.runtime.link.courier import EVERY_SECONDS
+from qwen35_trainer.runtime.link.files import FileLink
+from qwen35_trainer.runtime.link.reporter import OperatorNotTold, Reporter, earlier_updates, reporting
+
+DEADLINE = 60.0
+CHECKPOINT = CheckpointRecord(update=1, version=1, time=1.0, path="/run/update-000001", seconds=0.1)
+STOP = Stop(id="1-Suspend", reason="Suspend", time=5.0)
+
+
+def update(number: int) -> UpdateRecord:
+    return UpdateRecord(
+        update=number, updates_total=9, version=number, time=float(number), seconds=1.0, prompts=4, samples=16,
+        tokens=100, loss=0.0, gradient_norm=1.0, learning_rate=1e-3,
+    )  # fmt: skip
+
+
+def finish(outcome, **fields) -> FinishRecord:
+    return FinishRecord(outcome=outcome, message="so it ended", time=9.0, **fields)
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def told(tmp_path) -> SimpleNamespace:
+    """A reporter with a folder as its operator."""
+    reporter = Reporter(FileLink(tmp_path), attempt=1)
+
+    def last():
+        return parse_progress((tmp_path / "progress.json").read_text())
+
+    def ask(**fields) -> None:
+        write_whole(tmp_path / "control.json", Control(**({"attempt": 1} | fields)).text())
+
+    def conclude(error: BaseException | None = None):
+        reporter.conclude(error)
+        return last()
+
+    reporter.start()
+    until((tmp_path / "progress.json").is_file)
+    return SimpleNamespace(reporter=reporter, last=last, ask=ask, conclude=conclude)
+
+
+def test_the_first_report_comes_before_anything_happened(told):
+    assert (told.last().state, told.last().phase) == ("Running", "starting")
+    told.conclude()
+
+
+def test_updates_wait_for_their_turn_and_a_checkpoint_does_not(told):
+    started = time.monotonic()
+    told.reporter.write(update(1))
+    told.reporter.write(CHECKPOINT)
+    until(lambda: told.last().checkpoint)
+    told.reporter.write(update(2))
+    until(lambda: told.last().update == 2)
+    assert time.monotonic() - started >= EVERY_SECONDS * 0.9
+    told.conclude()
+
+
+def test_an_order_to_stop_is_acknowledged_on_arrival(told):
+    told.ask(stop=STOP)
+    until(lambda: told.last().stopAcknowledged == "1-Suspend")
+    assert told.reporter.stop_ordered
+    told.conclude()
+
+
+def test_an_order_for_another_attempt_is_not_ours(told):
+    told.ask(attempt=2, stop=STOP)
+    time.sleep(1.0)  # long enough to be looked at
+    assert told.reporter.control is None
+    assert not told.reporter.stop_ordered
+    live = Live(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0)
+    told.ask(live=live)
+    until(lambda: told.reporter.control is not None and told.reporter.control.live == live)
+    assert told.conclude().stopAcknowledged is None
+
+
+@pytest.mark.parametrize("outcome", ["Succeeded", "Stopped"])
+def test_the_finish_record_is_the_final_state(told, outcome):
+    told.reporter.write(CHECKPOINT)
+    told.reporter.write(finish(outcome))
+    last = told.conclude()
+    assert (last.state, last.reason, last.message) == (outcome, None, "so it ended")
+    assert last.checkpoint.update == 1
+
+
+def test_nothing_is_final_before_the_run_is_over(told):
+    told.reporter.write(finish("Succeeded"))
+    told.reporter.write(CHECKPOINT)
+    until(lambda: told.last().checkpoint)
+    assert told.last().state == "Running"
+    told.conclude()
+
+
+def test_a_failure_carries_its_errors_class(told):
+    told.reporter.write(finish("Failed", reason="RewardError"))
+    last = told.conclude()
+    assert (last.state, last.reason, last.message) == ("Failed", "RewardError", "so it ended")
+
+
+def test_a_refusal_before_the_driver_starts_is_a_failure(told):
+    last = told.conclude(DataError(["source train: no rows"]))
+    assert (last.state, last.reason) == ("Failed", "DataError")
+    assert "source train: no rows" in last.message
+
+
+def test_a_second_signal_that_leaves_no_checkpoint_is_a_failure(told):
+    told.reporter.training(9)
+    told.reporter.write(CHECKPOINT)
+    told.reporter.stopping()
+    last = told.conclude(Interrupted("ended by a second signal"))
+    assert (last.state, last.reason) == ("Failed", "Interrupted")
+
+
+def test_a_second_signal_after_the_checkpoint_is_a_stop(told):
+    told.reporter.training(9)
+    told.reporter.stopping()
+    told.reporter.write(CHECKPOINT)
+    assert told.conclude(Interrupted("ended by a second signal")).state == "Stopped"
+
+
+def test_an_order_to_stop_before_the_driver_starts_is_a_stop_without_a_checkpoint(told):
+    told.ask(stop=STOP)
+    until(lambda: told.reporter.stop_ordered)
+    last = told.conclude(Interrupted("stopped before the training began"))
+    assert (last.state, last.stopAcknowledged, last.checkpoint) == ("Stopped", "1-Suspend", None)
+
+
+def test_a_signal_before_the_driver_starts_is_a_failure(told):
+    assert told.conclude(Interrupted("ended by a signal")).reason == "Interrupted"
+
+
+def test_an_end_that_says_nothing_is_no_success(told):
+    last = told.conclude()
+    assert (last.state, last.reason) == ("Failed", "NoFinalState")
+
+
+def test_a_report_that_was_not_written_does_not_undo_a_success(told):
+    told.reporter.write(finish("Succeeded"))
+    last = told.conclude(RuntimeError("Succeeded\nThe report was not written: disk full"))
+    assert last.state == "Succeeded"
+    assert "disk full" in last.message
+
+
+def test_an_operator_that_stays_away_until_the_deadline_is_named_with_how_the_run_ended(tmp_path):
+    reporter = Reporter(FileLink(tmp_path / "link"), attempt=1, final_seconds=1.0)
+    reporter.start()
+    until((tmp_path / "link" / "progress.json").is_file)
+    (tmp_path / "link" / "progress.json").unlink()
+    (tmp_path / "link").rmdir()
+    reporter.write(finish("Succeeded"))
+    with pytest.raises(OperatorNotTold) as caught:
+        reporter.conclude()
+    assert str(caught.value).startswith("Succeeded: so it ended\nThe operator could not be told within 1 s: ")
+    assert "progress.json was not written" in str(caught.value)
+
+
+async def test_a_server_that_is_away_slows_nothing_down_and_learns_the_newest_when_it_is_back(pod):
+    pod.server.broken = 10**6
+    reporter = Reporter(pod.link(), attempt=1)
+    reporter.start()
+    for number in range(1, 2001):
+        reporter.write(update(number))
+    await pod.server.until(lambda server: server.calls)
+    assert pod.server.patches == []
+    pod.server.broken = 0
+    reporter.write(finish("Succeeded"))
+    await asyncio.to_thread(reporter.conclude)
+    final = pod.server.reports()[-1]
+    assert (final["state"], final["update"], final["prompts"]) == ("Succeeded", 2000, 8000)
+
+
+async def test_the_final_state_is_tried_until_it_is_delivered(pod):
+    reporter = Reporter(pod.link(), attempt=1)
+    reporter.start()
+    await pod.server.until(lambda server: server.patches and server.watching)
+    pod.server.broken = 4
+    reporter.write(finish("Succeeded"))
+    await asyncio.to_thread(reporter.conclude)
+    assert [patch["state"] for patch in pod.server.reports()][-1] == "Succeeded"
+    assert pod.server.broken == 0
+
+
+def test_without_a_link_nothing_is_told_and_nothing_asked():
+    with reporting(None) as reporter:
+        reporter.write(update(1))
+    assert reporter.control is None
+    assert not reporter.stop_ordered
+
+
+def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    span = SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0)
+    records = [update(1), span, update(2), update(3), update(4), update(3)]  # 3 again: resumed from update 2 once
+    metrics.write_text("\n".join(map(to_line, records)) + '\n{"record":"update","up')
+    folder = tmp_path / "update-000002"
+    folder.mkdir()
+    checkpoint = Checkpoint(folder, Progress(update=2, batch=2, position=8, pending=(), elapsed=2.0))
+    told.reporter.begin(metrics=metrics, checkpoint=checkpoint, started=100.0)
+    until(lambda: told.last().checkpoint)
+    last = told.last()
+    assert (last.update, last.prompts, last.version) == (2, 8, 2)
+    assert last.checkpoint.uri == folder.as_uri()
+    assert [record.update for record in earlier_updates(metrics)] == [1, 2, 3]
+    told.conclude()
+
+
+def test_a_run_without_earlier_records_has_none(tmp_path):
+    assert earlier_updates(Path(tmp_path / "nowhere.jsonl")) == []

@@ -1,0 +1,192 @@
+"""The programs of the control plane, built once from the pinned Go modules in `go/` and kept in a cache.
+
+    ${XDG_CACHE_HOME:-~/.cache}/qwen35/testbed/<hash>/
+        bin/       etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kuberay-operator kwok
+        kuberay/   role.yaml and crd/*.yaml, as released with the operator
+
+The hash covers the module files and the build flags: a change of either builds anew, and a finished build needs
+no Go. kwok is a module of its own because it does not compile against the Kubernetes libraries of the others.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "go"
+OLDEST_GO = (1, 25)
+KUBERNETES = "v1.35.4"
+KUBERAY = "github.com/ray-project/kuberay/ray-operator"
+# Package of each program, by module. Go names a program after its package's last element.
+PACKAGES = {
+    "control_plane": {
+        "etcd": "go.etcd.io/etcd/server/v3",
+        "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
+        "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
+        "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
+        "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "helm": "helm.sh/helm/v3/cmd/helm",
+        "kuberay-operator": KUBERAY,
+    },
+    "kwok": {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+}
+ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+# Without a version that parses, kubectl and Helm refuse to talk to the API server.
+VERSION = {
+    "gitVersion": KUBERNETES,
+    "gitMajor": "1",
+    "gitMinor": "35",
+    "gitCommit": "unknown",
+    "gitTreeState": "archive",
+    "buildDate": "1970-01-01T00:00:00Z",
+}
+LINK = {
+    "control_plane": " ".join(
+        ["-s -w"]
+        + [
+            f"-X {package}.{name}={value}"
+            for package in ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+            for name, value in VERSION.items()
+        ]
+    ),
+    "kwok": "-s -w",
+}
+
+
+class NotBuilt(Exception):
+    """The programs are not there, and why they cannot be had."""
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """A finished build."""
+
+    folder: Path
+
+    def __getitem__(self, name: str) -> str:
+        """Path of a program."""
+        return str(self.folder / "bin" / name)
+
+    @property
+    def kuberay_definitions(self) -> list[Path]:
+        return sorted((self.folder / "kuberay" / "crd").glob("*.yaml"))
+
+    @property
+    def kuberay_role(self) -> Path:
+        return self.folder / "kuberay" / "role.yaml"
+
+
+def find() -> Binaries:
+    """The build of these modules and flags. Raises NotBuilt when there is none."""
+    folder = _cache() / _key()
+    if not folder.is_dir():
+        raise NotBuilt(f"no test bed in {folder}: run `make testbed` (it needs Go, and some minutes the first time)")
+    return Binaries(folder)
+
+
+def build() -> Binaries:
+    """Builds what is not there yet: about 0.6 GB, six minutes on two cores. Raises NotBuilt."""
+    folder = _cache() / _key()
+    with _locked(folder.with_suffix(".lock")):
+        if not folder.is_dir():
+            go = _go()
+            aside = folder.with_suffix(".building")
+            # What a build that was cut off left behind.
+            shutil.rmtree(aside, ignore_errors=True)
+            for module in PACKAGES:
+                _compile(go, module, aside / "bin")
+            _copy_kuberay(go, aside / "kuberay")
+            aside.rename(folder)
+    return Binaries(folder)
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "qwen35" / "testbed"
+
+
+def _key() -> str:
+    inputs = [(MODULES / module / name).read_bytes() for module in PACKAGES for name in ("go.mod", "go.sum")]
+    inputs.append(repr((PACKAGES, ENVIRONMENT, LINK, platform.machine())).encode())
+    return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _say("waiting for another build of the test bed")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _go() -> str:
+    wanted = ".".join(map(str, OLDEST_GO))
+    go = shutil.which("go")
+    if not go:
+        raise NotBuilt(f"building the test bed needs Go {wanted} or newer, and there is no `go` in PATH: install it")
+    text = subprocess.run([go, "version"], env=_environment(), check=True, capture_output=True, text=True).stdout
+    found = re.search(r"go(\d+)\.(\d+)", text)
+    if not found or tuple(map(int, found.groups())) < OLDEST_GO:
+        raise NotBuilt(f"building the test bed needs Go {wanted} or newer, but {go} is {text.strip()}: update it")
+    return go
+
+
+def _environment() -> dict[str, str]:
+    return os.environ | ENVIRONMENT
+
+
+def _compile(go: str, module: str, folder: Path) -> None:
+    """Every program of a module in one call, so that what they share is compiled once."""
+    packages = PACKAGES[module]
+    _say(f"building {', '.join(packages)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    # -v names each package once it is compiled.
+    command = [go, "build", "-v", "-ldflags", LINK[module], "-o", f"{folder}/", *packages.values()]
+    began = said = time.monotonic()
+    lines: list[str] = []
+    with subprocess.Popen(
+        command, cwd=MODULES / module, env=_environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr
+        for line in process.stderr:
+            lines.append(line)
+            if (now := time.monotonic()) - said > 15:
+                said = now
+                _say(f"  {now - began:4.0f} s, {len(lines)} packages compiled")
+    if process.returncode:
+        raise NotBuilt(f"`{' '.join(command[:2])}` in {MODULES / module} failed:\n{''.join(lines[-30:])}")
+    for name, package in packages.items():
+        built = re.sub(r"/v\d+$", "", package).rpartition("/")[2]
+        (folder / built).rename(folder / name)
+    _say(f"  {time.monotonic() - began:4.0f} s, done")
+
+
+def _copy_kuberay(go: str, folder: Path) -> None:
+    """The custom resource definitions and the ClusterRole lie in the operator's module, beside its code."""
+    command = [go, "list", "-m", "-f", "{{.Dir}}", KUBERAY]
+    listed = subprocess.run(
+        command, cwd=MODULES / "control_plane", env=_environment(), check=True, capture_output=True, text=True
+    )
+    config = Path(listed.stdout.strip()) / "config"
+    (folder / "crd").mkdir(parents=True)
+    # The module cache is read-only, and copies of its files should not be.
+    for definition in (config / "crd" / "bases").glob("*.yaml"):
+        shutil.copyfile(definition, folder / "crd" / definition.name)
+    shutil.copyfile(config / "rbac" / "role.yaml", folder / "role.yaml")
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""KubeRay's operator, outside the cluster, with the rights that its release grants it and no more."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.testbed.api import Api
+from tests.testbed.binaries import Binaries
+from tests.testbed.processes import Processes, answers, free_ports
+
+NAME = "kuberay-operator"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+def grant(api: Api, binaries: Binaries) -> None:
+    """Gives the released ClusterRole to the user that the operator's certificate names."""
+    api.apply(f"{RBAC}/clusterroles/{NAME}", binaries.kuberay_role.read_bytes())
+    binding = {
+        "metadata": {"name": NAME},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": NAME}],
+    }
+    api.post(f"{RBAC}/clusterrolebindings", binding)
+
+
+@dataclass(frozen=True)
+class KubeRay:
+    """The operator's process. It ends when a kind it watches is not defined, so define them first."""
+
+    binaries: Binaries
+    processes: Processes
+    kubeconfig: Path
+
+    def start(self) -> None:
+        """Returns once it is ready."""
+        metrics, health = free_ports(2)
+        command = [
+            self.binaries[NAME],
+            f"--metrics-addr=127.0.0.1:{metrics}",
+            f"--health-probe-bind-address=127.0.0.1:{health}",
+            "--enable-leader-election=false",
+            # The host has no cluster DNS: the operator reaches dashboards through the API server.
+            "--use-kubernetes-proxy=true",
+            "--reconcile-concurrency=8",
+            "--qps=200",
+            "--burst=400",
+        ]
+        self.processes.start(NAME, command, environment={"KUBECONFIG": str(self.kubeconfig)})
+        self.processes.wait(NAME, answers(f"http://127.0.0.1:{health}/readyz"))
+
+    def stop(self) -> None:
+        self.processes.stop(NAME)

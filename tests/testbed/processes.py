@@ -1,0 +1,106 @@
+"""The bed's processes: each under its own supervisor, with its own log."""
+
+import random
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from os import environ, getpid
+from pathlib import Path
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+# What this machine's proxies and clusters are is none of the bed's business.
+ENVIRONMENT = {name: environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in environ}
+
+
+class NotReady(Exception):
+    """A process ended, or did not come up in time; the message ends with its log."""
+
+
+@dataclass
+class Processes:
+    """Named processes, ended in reverse order of their start."""
+
+    folder: Path
+    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        grace: float = 0,
+    ) -> None:
+        """Starts a command; `grace` seconds lie between SIGTERM and SIGKILL at its end, 0 for SIGKILL at once."""
+        if name in self.running:
+            raise ValueError(f"{name} is running already: stop it first")
+        with self.log(name).open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, "-IS", SUPERVISOR, str(getpid()), str(grace), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=ENVIRONMENT | dict(environment or {}),
+                # Ctrl-C in a terminal goes to the whole foreground group; the bed ends in its own order.
+                start_new_session=True,
+            )
+
+    def stop(self, name: str) -> None:
+        """Ends a process and everything it started; nothing happens when it does not run."""
+        if process := self.running.pop(name, None):
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+
+    def stop_all(self) -> None:
+        for name in reversed(list(self.running)):
+            self.stop(name)
+
+    def log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def wait(self, name: str, ready: Callable[[], bool], *, seconds: float = 60) -> None:
+        """Until the process is ready. Raises NotReady when it ends before, or after so many seconds."""
+        until = time.monotonic() + seconds
+        while not ready():
+            ended = self.running[name].poll() is not None
+            if ended or time.monotonic() > until:
+                tail = self.log(name).read_text(errors="replace")[-3000:]
+                raise NotReady(f"{name} {'ended' if ended else f'is not ready after {seconds:.0f} s'}:\n{tail}")
+            time.sleep(0.05)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports below those that outgoing connections take, so that a server finds its port free again when restarted."""
+    with ExitStack() as probes:
+        ports: list[int] = []
+        while len(ports) < count:
+            probe = probes.enter_context(socket.socket())
+            port = random.randrange(20_000, 32_000)
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
+
+
+def answers(url: str) -> Callable[[], bool]:
+    """Whether a GET of the URL answers 200 by now; whose certificate it shows does not matter."""
+    trusting = ssl.create_default_context()
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=trusting))
+
+    def ask() -> bool:
+        try:
+            with opener.open(url, timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    return ask

@@ -1,0 +1,87 @@
+"""A real Ray on this machine that stands in for the head pod of every RayCluster.
+
+    KubeRay ─► API server ─► <pod address>:8265 ─► 0.0.0.0:8265, this Ray's dashboard
+                             (local, addresses.py)
+
+The Ray is its own: other ports, its own folder, no address file that `ray.init()` elsewhere would find.
+"""
+
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from os import environ, pathsep
+from pathlib import Path
+
+from tests.testbed.processes import Processes, answers, free_ports
+
+NAME = "ray"
+# The operator's manifests name it, so it is the one port that cannot be chosen.
+PORT = 8265
+
+
+class PortTaken(Exception):
+    """Somebody else listens on the dashboard's port."""
+
+
+@dataclass(frozen=True)
+class RayHead:
+    url: str
+    """The dashboard, with its jobs."""
+    commands: Path
+    """First in the PATH of every job."""
+
+    def command(self, name: str, script: str) -> Path:
+        """Puts an executable before all others of its name; `script` begins with `#!`."""
+        file = self.commands / name
+        aside = file.with_suffix(".writing")
+        aside.write_text(script)
+        aside.chmod(0o755)
+        # A job may be reading the script of before.
+        return aside.rename(file)
+
+
+@contextmanager
+def ray_head(folder: Path) -> Iterator[RayHead]:
+    """Starts the Ray in an empty folder. Raises PortTaken and NotReady."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", PORT))
+        except OSError as problem:
+            raise PortTaken(f"port {PORT} is taken ({problem}): end the Ray or the test bed that has it") from problem
+    commands = folder / "commands"
+    commands.mkdir()
+    processes = Processes(folder)
+    # Ray's sockets lie in its folder, and a socket's path has at most 107 characters.
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
+        try:
+            agent = _start(processes, commands, own)
+            processes.wait(NAME, answers(f"http://127.0.0.1:{PORT}/api/jobs/"))
+            processes.wait(NAME, answers(f"http://127.0.0.1:{agent}/api/local_raylet_healthz"))
+            yield RayHead(f"http://127.0.0.1:{PORT}", commands)
+        finally:
+            processes.stop_all()
+
+
+def _start(processes: Processes, commands: Path, folder: str) -> int:
+    """Returns the port of the agent, which starts the jobs."""
+    names = ("port", "node-manager-port", "object-manager-port", "ray-client-server-port", "metrics-export-port")
+    agent_names = ("dashboard-agent-grpc-port", "runtime-env-agent-port", "dashboard-agent-listen-port")
+    ports = dict(zip((*names, *agent_names), free_ports(len(names) + len(agent_names)), strict=True))
+    command = [
+        *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+        "--dashboard-host=0.0.0.0",
+        f"--dashboard-port={PORT}",
+        *(f"--{name}={port}" for name, port in ports.items()),
+        *("--min-worker-port=0", "--max-worker-port=0"),
+        *("--num-cpus=4", "--num-gpus=0", "--object-store-memory=100000000"),
+        f"--temp-dir={folder}",
+        "--disable-usage-stats",
+    ]
+    path = pathsep.join([str(commands), str(Path(sys.executable).parent), environ["PATH"]])
+    # A token in the home folder would switch authentication on, and KubeRay has that token not.
+    processes.start(NAME, command, environment={"PATH": path, "RAY_AUTH_MODE": "disabled"})
+    return ports["dashboard-agent-listen-port"]

@@ -1,0 +1,36 @@
+"""Names of the objects, keys, files and variables that both sides know."""
+
+CONFIG_KEY = "training.yaml"
+PROGRESS_KEY = "progress.json"
+CONTROL_KEY = "control.json"
+
+CONFIG_FOLDER = "/etc/qwen35"
+"""Where the `-config` ConfigMap is mounted in the head pod."""
+RUN_FOLDER = "/var/lib/qwen35/run"
+"""The run's output folder in every pod: on the checkpoint volume where there is one."""
+CHECKPOINT_FOLDER = "/var/lib/qwen35/checkpoints"
+"""Where spec.checkpoint.storage.persistentVolumeClaim is mounted in every pod."""
+MODEL_FOLDER = "/var/lib/qwen35/model"
+"""Where spec.model.source.persistentVolumeClaim is mounted in every pod."""
+DATA_FOLDER = "/var/lib/qwen35/data"
+"""Claims of data sources are mounted below it, each under its claim's name."""
+
+TRAINING_VARIABLE = "QWEN35_TRAINING"
+NAMESPACE_VARIABLE = "QWEN35_NAMESPACE"
+ATTEMPT_VARIABLE = "QWEN35_ATTEMPT"
+POOL_VARIABLE = "QWEN35_POOL"
+
+
+def config_name(training: str) -> str:
+    """The ConfigMap that holds the resolved manifest."""
+    return f"{training}-config"
+
+
+def progress_name(training: str) -> str:
+    """The ConfigMap that the trainer writes."""
+    return f"{training}-progress"
+
+
+def control_name(training: str) -> str:
+    """The ConfigMap that the trainer watches."""
+    return f"{training}-control"

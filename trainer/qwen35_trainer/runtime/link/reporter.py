@@ -1,0 +1,176 @@
+"""Tells the operator how the attempt goes, and the run what the operator asks.
+
+    with reporting(option) as reporter:      Running, at once
+        reporter.begin(…)                    what earlier attempts did
+        reporter.write(record) …             every EVERY_SECONDS; a checkpoint at once
+        reporter.control                     the newest order; an order to stop is acknowledged on arrival
+                                             Succeeded, Stopped or Failed, until delivered or FINAL_SECONDS
+
+The last report leaves when everything else is over, the files of the run included: the operator takes the pods away then.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from qwen35_trainer.contract import Control, Progress
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, Record, UpdateRecord, from_line
+from qwen35_trainer.progress.records import surviving_updates as surviving
+from qwen35_trainer.runtime.checkpoint import Checkpoint
+from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.interrupted import Interrupted
+from qwen35_trainer.runtime.link.base import Link
+from qwen35_trainer.runtime.link.courier import Courier, Undelivered
+from qwen35_trainer.runtime.link.open import open_link
+from qwen35_trainer.runtime.link.standing import Ended, Standing, saved
+
+logger = logging.getLogger(__name__)
+
+FINAL_SECONDS = 120.0
+"""How long an operator may be away at the end before the run says that it could not be told."""
+
+
+class OperatorNotTold(RuntimeError):
+    """The run is over, and the operator does not know how: says how it ended, and what was in the way."""
+
+
+class Reporter:
+    """A sink with ears. Without a link it is silent, and nothing is ever asked of the run."""
+
+    def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_SECONDS) -> None:
+        self._standing = Standing(attempt)
+        self._lock = threading.Lock()  # orders come on the courier's thread
+        self._courier = None if link is None else Courier(link, self._report, self._receive)
+        self._final_seconds = final_seconds
+        self._finish: FinishRecord | None = None
+        self._begun = self._stopping = self._saved = False
+        self.control: Control | None = None
+        """What the operator asks of this attempt."""
+
+    @property
+    def stop_ordered(self) -> bool:
+        return self._standing.stop is not None
+
+    def start(self) -> None:
+        if self._courier is not None:
+            self._courier.start()
+            self._change(lambda standing: standing, urgent=True)
+
+    def begin(self, *, metrics: Path, checkpoint: Checkpoint | None, started: float) -> None:
+        """The attempt begins at `started`, from the checkpoint if there is one."""
+        if self._courier is None:
+            return
+        clock, report, updates = Clock(started), None, []
+        if checkpoint is not None:
+            at = checkpoint.progress
+            clock = Clock(started, at.elapsed)
+            report = saved(checkpoint.path, at.update, checkpoint.path.stat().st_mtime)
+            updates = [record for record in earlier_updates(metrics) if record.update <= at.update]
+        self._change(lambda standing: standing.resumed(clock, updates, report), urgent=report is not None)
+
+    def training(self, updates: int) -> None:
+        """The driver starts, for so many updates: from here on it is the one to stop."""
+        self._begun = True
+        self._change(lambda standing: replace(standing, updates=updates))
+
+    def stopping(self) -> None:
+        """The driver was told to stop."""
+        self._stopping = True
+
+    def phase(self, text: str) -> None:
+        self._change(lambda standing: replace(standing, phase=text))
+
+    def hosts(self, hosts: Mapping[str, str]) -> None:
+        """Where the rollout replicas are: replica → pod."""
+        if hosts != self._standing.hosts:
+            self._change(lambda standing: replace(standing, hosts=dict(hosts)))
+
+    def write(self, record: Record) -> None:
+        checkpoint = isinstance(record, CheckpointRecord)
+        self._saved |= checkpoint and self._stopping
+        if isinstance(record, FinishRecord):
+            self._finish = record
+        self._change(lambda standing: standing.after(record), urgent=checkpoint)
+
+    def close(self) -> None:
+        """Nothing yet: `conclude` has the last word."""
+
+    def conclude(self, error: BaseException | None = None) -> None:
+        """The last report: how the run ended, `error` being what it raised. Raises OperatorNotTold."""
+        if self._courier is None:
+            return
+        ended = self._ended(error)
+        self._change(lambda standing: replace(standing, ended=ended, phase=""), urgent=True)
+        try:
+            self._courier.finish(self._final_seconds)
+        except Undelivered as problem:
+            said = f"{ended.state}: {ended.message}" if ended.message else ended.state
+            raise OperatorNotTold(
+                f"{said}\nThe operator could not be told within {self._final_seconds:g} s: {problem}"
+            ) from error
+
+    def _ended(self, error: BaseException | None) -> Ended:
+        finish = self._finish
+        if finish is not None:
+            return Ended(finish.outcome, finish.reason, finish.message if error is None else str(error))
+        if isinstance(error, Interrupted):
+            # Nothing to save before the driver was there; after that, only a checkpoint makes it a stop.
+            kept = self._saved or (self.stop_ordered and not self._begun)
+            return Ended("Stopped", "", str(error)) if kept else Ended("Failed", "Interrupted", str(error))
+        reason = "NoFinalState" if error is None else type(error).__name__
+        return Ended("Failed", reason, str(error or "the run ended without a record of how"))
+
+    def _receive(self, control: Control) -> None:
+        """Called on the courier's thread."""
+        if control.attempt != self._standing.attempt:
+            return
+        self.control = control
+        if (stop := control.stop) is not None and stop.id != self._standing.stop:
+            self._change(lambda standing: replace(standing, stop=stop.id), urgent=True)
+
+    def _report(self) -> Progress:
+        """Called on the courier's thread."""
+        return self._standing.progress(time.time())
+
+    def _change(self, change: Callable[[Standing], Standing], *, urgent: bool = False) -> None:
+        if self._courier is None:
+            return
+        with self._lock:  # an order may come meanwhile
+            self._standing = change(self._standing)
+        self._courier.news(urgent=urgent)
+
+
+@contextmanager
+def reporting(option: str | None) -> Iterator[Reporter]:
+    """A reporter for --link, silent without; at the end it reports how the body ended. Raises LinkRefused, OperatorNotTold."""
+    reporter = Reporter() if option is None else Reporter(*open_link(option))
+    reporter.start()
+    try:
+        yield reporter
+    except BaseException as error:
+        reporter.conclude(error)
+        raise
+    reporter.conclude()
+
+
+def earlier_updates(metrics: Path) -> list[UpdateRecord]:
+    """What the attempts before trained. Only updates are parsed: spans outnumber them a thousand to one."""
+    if not metrics.is_file():
+        return []
+    with metrics.open("rb") as lines:
+        return surviving(_updates(line for line in lines if line.startswith(_UPDATE) and line.endswith(b"\n")))
+
+
+_UPDATE = b'{"record":"update",'
+
+
+def _updates(lines: Iterable[bytes]) -> Iterator[Record]:
+    for line in lines:
+        try:
+            yield from_line(line.decode())
+        except ValueError as error:
+            logger.warning("an update is missing in the totals: %s", error)

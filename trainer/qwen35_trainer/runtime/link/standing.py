@@ -1,0 +1,161 @@
+"""Where an attempt stands, folded from its records: pure, so that every report is a function of what happened."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any, Self
+
+from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Replica
+from qwen35_trainer.progress.records import CheckpointRecord, Record, SpanRecord, UpdateRecord
+from qwen35_trainer.runtime.clock import Clock
+
+REMEMBERED = 20
+"""Versions whose times tell the pace."""
+FEWEST = 3
+"""Versions that a pace takes."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the attempt ended. `reason` is the error's class, empty for success."""
+
+    state: AttemptState
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Totals are over all attempts; all else is the latest of this one."""
+
+    attempt: int
+    clock: Clock = field(default_factory=lambda: Clock(0.0))
+    phase: str = "starting"
+    updates: int | None = None
+    update: int = 0
+    version: int = 0
+    prompts: int = 0
+    samples: int = 0
+    tokens: int = 0
+    latest: UpdateRecord | None = None
+    published: tuple[float, ...] = ()
+    """Unix seconds of the latest versions."""
+    checkpoint: CheckpointReport | None = None
+    stop: str | None = None
+    """The order that is being carried out."""
+    ended: Ended | None = None
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Replica → its pod."""
+    busy: Mapping[str, float] = field(default_factory=dict)
+    """Replica → seconds of work since the latest update."""
+    idle: Mapping[str, float] = field(default_factory=dict)
+    """Replica → idle share, 0 to 1, of the time between the latest two updates."""
+
+    def resumed(self, clock: Clock, updates: Iterable[UpdateRecord], checkpoint: CheckpointReport | None) -> Self:
+        """At the beginning of an attempt: `updates` are those that the checkpoint contains."""
+        trained = list(updates)
+        return replace(
+            self,
+            clock=clock,
+            checkpoint=checkpoint,
+            update=0 if checkpoint is None else checkpoint.update,
+            version=trained[-1].version if trained else 0,
+            prompts=sum(record.prompts for record in trained),
+            samples=sum(record.samples for record in trained),
+            tokens=sum(record.tokens for record in trained),
+        )
+
+    def after(self, record: Record) -> Self:
+        """With one more record."""
+        match record:
+            case UpdateRecord():
+                return self._updated(record)
+            case SpanRecord(kind="publish", version=int(version)):
+                published = (*self.published, max(0.0, self.clock.wall(record.end)))[-REMEMBERED:]
+                return replace(self, version=max(self.version, version), published=published)
+            case SpanRecord(kind="generate"):
+                seconds = self.busy.get(record.lane, 0.0) + max(0.0, record.end - record.start)
+                return replace(self, busy={**self.busy, record.lane: seconds})
+            case CheckpointRecord():
+                return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
+            case _:
+                return self
+
+    def _updated(self, record: UpdateRecord) -> Self:
+        first = record.seconds > 0  # of its batch: the others come at the same moment and say nothing about time
+        return replace(
+            self,
+            phase=self.phase if self.stop else "training",
+            updates=record.updates_total,
+            update=max(self.update, record.update),
+            version=max(self.version, record.version),
+            prompts=self.prompts + record.prompts,
+            samples=self.samples + record.samples,
+            tokens=self.tokens + record.tokens,
+            latest=record,
+            busy={} if first else self.busy,
+            idle={name: _share(1 - self.busy.get(name, 0.0) / record.seconds) for name in self.hosts}
+            if first
+            else self.idle,
+        )
+
+    def progress(self, now: float) -> Progress:
+        """The report at Unix second `now`."""
+        ended, latest = self.ended or Ended("Running"), self.latest
+        measured = {} if latest is None else _measured(latest)
+        return Progress(
+            attempt=self.attempt,
+            state=ended.state,
+            time=max(0.0, now),
+            stopAcknowledged=self.stop,
+            reason=ended.reason[:128] or None,
+            message=ended.message[:4096],
+            phase=self.phase[:256],
+            update=self.update,
+            updates=self.updates,
+            version=self.version,
+            versionTime=self.published[-1] if self.published else None,
+            versionSeconds=_pace(self.published),
+            prompts=self.prompts,
+            samples=self.samples,
+            tokens=self.tokens,
+            checkpoint=self.checkpoint,
+            replicas=tuple(
+                Replica(pods=(host,), idle=self.idle.get(name, 0.0)) for name, host in list(self.hosts.items())[:1024]
+            ),
+            **measured,
+        )
+
+
+def saved(path: Path, update: int, time: float) -> CheckpointReport:
+    """The report of a checkpoint folder that was published at Unix second `time`."""
+    return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
+
+
+def _measured(latest: UpdateRecord) -> dict[str, Any]:
+    """What the latest update says about itself; what is not finite is left out, since JSON has no word for it."""
+    return {
+        "reward": _finite(latest.reward_mean),
+        "lagMean": _finite(latest.lag_mean),
+        "lagMax": latest.lag_max,
+        "rolloutIdle": None if latest.rollout_idle is None else _share(latest.rollout_idle),
+        "trainIdle": None if latest.trainer_idle is None else _share(latest.trainer_idle),
+        "tokensPerSecond": _finite(latest.tokens_per_second),
+    }
+
+
+def _pace(published: tuple[float, ...]) -> float | None:
+    if len(published) < FEWEST:
+        return None
+    return max(0.0, median(later - earlier for earlier, later in pairwise(published)))
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value)) if math.isfinite(value) else 0.0
