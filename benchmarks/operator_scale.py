@@ -222,7 +222,7 @@ def _report(results: dict[int, Json], load: tuple[float, float, float]) -> Json:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform(), "loadBefore": load},
-        "versions": {"python": platform.python_version(), "kubernetes": binaries.KUBERNETES}
+        "versions": {"python": platform.python_version(), "apiServer": binaries.KUBERNETES}
         | {package: version(package) for package in ("kopf", "kubernetes", "aiohttp", "pydantic")},
         "aims": {
             name: {"value": value, "atMost": aim, "reached": value <= aim} for name, (value, aim) in found.items()

@@ -58,7 +58,8 @@ class Line:
     """All writes that were asked for, with what came of them."""
     dead: bool = False
     asked: int = 0
-    deaths: int = 0
+    suffered: int = 0
+    """Deaths, failed writes, cut watches and repeated events."""
     on_death: Callable[[], object] = lambda: None
     """Called in the proxy's thread."""
     _open: set[asyncio.BaseTransport] = field(default_factory=set)
@@ -78,7 +79,7 @@ class Line:
     def die(self) -> None:
         """Nothing passes any more, in either direction."""
         self.kill_at, self.dead = None, True
-        self.deaths += 1
+        self.suffered += 1
         for transport in list(self._open):
             transport.abort()  # type: ignore[attr-defined]
         self.on_death()
@@ -119,6 +120,7 @@ class Proxy:
         line.asked += 1
         fault = line.fault if line.asked % 2 else None
         line.log.append(f"{request.method} {request.path} {fault or ''}")
+        line.suffered += fault is not None
         if fault in ("conflict", "busy", "error"):
             status, reason = REFUSALS[fault]
             if fault == "conflict" and request.method == "POST":
@@ -181,6 +183,7 @@ async def _cut(request: web.Request, line: Line) -> None:
     while line.cut_seconds is None:  # noqa: ASYNC110  # set by another thread
         await asyncio.sleep(0.1)
     await asyncio.sleep(line.cut_seconds)
+    line.suffered += 1
     _broken(request)
 
 
@@ -193,6 +196,7 @@ async def _stream(answer: aiohttp.ClientResponse, response: web.StreamResponse, 
             before.append(event)
             for old in list(before):
                 await response.write(old)
+                line.suffered += 1
 
 
 def _broken(request: web.Request) -> web.Response:

@@ -33,6 +33,7 @@ SIDE_BY_SIDE = 16
 PATIENCE = 90.0
 SETTLED = 2.0
 """Seconds without a write after which nothing more is expected."""
+SIZES = ("groupName", "replicas", "minReplicas", "maxReplicas")
 # What differs between two tellings of the same story: times, and what the cluster makes up.
 MADE_UP = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "lastTransitionTime"}
@@ -96,8 +97,10 @@ class Telling(Story):
         objects = {plural: [_plain(one) for one in self.mine(plural)] for plural in CHILDREN if plural != "rayjobs"}
         jobs = [_plain({"metadata": one["metadata"], "spec": one["spec"]}) for one in self.mine("rayjobs")]
         groups = [
-            (one["metadata"]["labels"]["rl.qwen35.io/attempt"], group["groupName"])
-            + tuple(group[bound] for bound in ("replicas", "minReplicas", "maxReplicas"))
+            (
+                one["metadata"]["labels"]["rl.qwen35.io/attempt"],
+                *(group[field] for field in ("groupName", "replicas", "minReplicas", "maxReplicas")),
+            )
             for one in self.mine("rayclusters")
             for group in one["spec"]["workerGroupSpecs"]
         ]
@@ -141,11 +144,11 @@ class Sweep:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
             self.endings |= dict(zip((tale.name for tale in unknown), workers.map(self._calm, unknown), strict=True))
 
-    def disturbed(self, tale: Tale, disturbances: Mapping[str, Disturbance]) -> int:
-        """Every disturbance in a telling of its own; each ends as the calm one. Returns how many operators died."""
+    def disturbed(self, tale: Tale, disturbances: Mapping[str, Disturbance]) -> list[int]:
+        """Every disturbance in a telling of its own; each ends as the calm one. Returns how often each struck."""
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
             told = [workers.submit(self._disturbed, tale, name, disturb) for name, disturb in disturbances.items()]
-            return sum(one.result() for one in told)
+            return [one.result() for one in told]
 
     def _calm(self, tale: Tale) -> tuple[Picture, int]:
         with self._telling(tale, lambda line: line.arm()) as (telling, line):
@@ -168,7 +171,7 @@ class Sweep:
                 log = "\n".join(line.log)
                 message = f"{tale.name}, {name}: {problem}\n{_difference(calm, telling.picture())}\n{log}"
                 raise AssertionError(message) from None
-            return line.deaths
+            return line.suffered
 
     @contextmanager
     def _telling(self, tale: Tale, disturb: Disturbance) -> Iterator[tuple[Telling, Line]]:

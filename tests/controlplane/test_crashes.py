@@ -28,8 +28,7 @@ def test_a_crash_after_any_write_changes_nothing_in_the_end(sweep: Sweep, tale: 
     deaths = sweep.disturbed(
         tale, {f"dead after write {n}": partial(Line.arm, kill_at=n) for n in range(1, writes + 1)}
     )
-    print(f"{tale.name}: {writes} writes, {deaths} deaths")
-    assert deaths >= writes // 2
+    assert sum(deaths) >= writes // 2
 
 
 def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane, sweep: Sweep):
@@ -51,7 +50,7 @@ def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane
 
         processes = Sweep(control_plane, serving, sweep.endings)
         deaths = processes.disturbed(tale, {f"killed after write {n}": partial(Line.arm, kill_at=n) for n in numbers})
-    assert deaths == len(numbers)
+    assert deaths == [1, 1, 1, 1]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_operator.kube.lease import DURATION
 from tests.controlplane import operator_process
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.story import Story
@@ -60,10 +61,8 @@ def test_only_the_leader_acts(control_plane: ControlPlane, replicas: list[Operat
     assert writes(standby) == 0
 
 
-@pytest.mark.parametrize(("end", "seconds"), [("kill", 15.0), ("stop", 3.0)])
-def test_the_other_takes_over(
-    control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str, end: str, seconds: float
-):
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_the_other_takes_over(control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str, end: str):
     leader, standby = replicas
     first = Story(control_plane, namespace, "first").apply()
     first.until_job()
@@ -75,7 +74,8 @@ def test_the_other_takes_over(
     second.until_job()
     took = time.monotonic() - began
     print(json.dumps({"end": end, "seconds until the other acts": round(took, 1)}))
-    assert took < seconds, f"hand-over took {took:.1f} s"
+    # A leader that ends well releases its Lease: nobody waits until that is over.
+    assert took < {"kill": 15, "stop": DURATION}[end], f"hand-over took {took:.1f} s"
 
     # What the first leader began goes on, and is not begun again.
     first.report()

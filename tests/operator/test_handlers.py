@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import kopf
 import pytest
 from aiohttp import web
 
@@ -34,20 +35,7 @@ class Trained(Server):
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.methods.add(request.method)
-        served = {
-            "name": PLURAL,
-            "singularName": "",
-            "kind": KIND,
-            "namespaced": True,
-            "verbs": ["list", "watch", "patch"],
-        }
-        version = {"groupVersion": f"{GROUP}/{VERSION}", "version": VERSION}
-        group = {"name": GROUP, "versions": [version], "preferredVersion": version}
-        discovery = {
-            "/api": {"versions": []},
-            "/apis": {"groups": [group] if self.installed else []},
-            ROOT: {"resources": [served] if self.installed else []},
-        }
+        discovery = self._discovery()
         if request.path in discovery:
             return web.json_response(discovery[request.path])
         if not request.path.endswith(PLURAL):
@@ -59,12 +47,33 @@ class Trained(Server):
             return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.listed})
         return await self._watch(request)
 
+    def _discovery(self) -> dict[str, dict]:
+        """kopf waits for namespaces and definitions to be known kinds, whether it looks for any or not."""
+        groups = {"apiextensions.k8s.io": "v1", **({GROUP: VERSION} if self.installed else {})}
+        versions = {
+            group: {"groupVersion": f"{group}/{version}", "version": version} for group, version in groups.items()
+        }
+        return {
+            "/api": {"versions": ["v1"]},
+            "/api/v1": _kinds(namespaces="Namespace", events="Event"),
+            "/apis": {
+                "groups": [{"name": group, "versions": [v], "preferredVersion": v} for group, v in versions.items()]
+            },
+            "/apis/apiextensions.k8s.io/v1": _kinds(customresourcedefinitions="CustomResourceDefinition"),
+            ROOT: _kinds(**({PLURAL: KIND} if self.installed else {})),
+        }
+
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         while (event := await self.events.get()) is not None:
             await response.write(json.dumps(event).encode() + b"\n")
         return response
+
+
+def _kinds(**kinds: str) -> dict:
+    same = {"singularName": "", "namespaced": True, "verbs": ["list", "watch", "patch"]}
+    return {"resources": [{"name": plural, "kind": kind, **same} for plural, kind in kinds.items()]}
 
 
 def body(version: int, *, uid: str = "u1", **more) -> dict:
@@ -74,7 +83,15 @@ def body(version: int, *, uid: str = "u1", **more) -> dict:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch) -> None:
+    settings = module.settings
+
+    def impatient() -> kopf.OperatorSettings:
+        chosen = settings()
+        chosen.networking.error_backoffs = (0.01,)
+        return chosen
+
     monkeypatch.setattr(module, "AGAIN", 0.1)
+    monkeypatch.setattr(module, "settings", impatient)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from kubernetes.aio import config as settings
@@ -68,6 +69,9 @@ class RestClient:
     def __init__(self, configuration: Configuration, seen: Seen = lambda verb, resource, code: None) -> None:
         configuration.connection_pool_maxsize = CONNECTIONS
         configuration.retries = None  # False counts as a number there, and its repetitions are of writes too
+        # Once, here: aiohttp would look for it, and into ~/.netrc, by two trips to a thread before each request.
+        configuration.client_session_kwargs = {"trust_env": False}
+        configuration.proxy = configuration.proxy or _proxy(configuration.host)
         self._configuration = configuration
         self._rest = RESTClientObject(configuration)
         self._offset = timedelta(0)
@@ -203,6 +207,12 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
                 yield b"".join((*parts, end))
                 parts.clear()
             parts.append(rest)
+
+
+def _proxy(url: str) -> str | None:
+    """What the environment names for the API server, as other clients go by it."""
+    server = urlsplit(url)
+    return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
 
 
 def _offset(date: str, before: timedelta) -> timedelta:

@@ -8,6 +8,7 @@ from email.utils import format_datetime
 from pathlib import Path
 
 import pytest
+from kubernetes.aio.client.configuration import Configuration
 
 from qwen35_operator.kube import client as module
 from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, RestClient, connect
@@ -229,3 +230,23 @@ async def test_a_request_that_is_called_off_leaves_the_client_usable(server, cli
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(client.get(PODS), 0.1)
     assert await client.get(PODS) == {"kind": "Pod"}
+
+
+async def test_requests_go_through_the_environments_proxy(server, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", server.url)
+    configuration = Configuration()
+    configuration.host = "http://cluster.invalid"
+    client = RestClient(configuration)
+    server.script = [says({"kind": "Pod"})]
+    assert await client.get(PODS) == {"kind": "Pod"}
+    assert server.requests[0].host == "cluster.invalid"
+    await client.close()
+
+
+async def test_no_proxy_keeps_requests_from_it(server, monkeypatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://proxy.invalid")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    client = server.client()
+    server.script = [says({"kind": "Pod"})]
+    assert await client.get(PODS) == {"kind": "Pod"}
+    await client.close()

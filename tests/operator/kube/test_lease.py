@@ -300,7 +300,7 @@ SPELLS = st.builds(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(
     ways=st.lists(st.lists(SPELLS, max_size=4), min_size=2, max_size=3),
     starts=st.lists(st.integers(0, 30).map(lambda tenth: tenth / 10), min_size=3, max_size=3),

@@ -103,7 +103,7 @@ class Hands(RuleBasedStateMachine):
 
 
 TestHands = Hands.TestCase
-TestHands.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHands.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 
 
 def test_what_is_added_twice_is_taken_once() -> None:

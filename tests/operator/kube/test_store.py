@@ -165,7 +165,7 @@ def held(store: Store) -> dict[str, tuple[str, int]]:
     }
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(log=logs(), data=st.data())
 def test_replays_late_answers_and_lists_end_at_what_is(log, data) -> None:
     """A watch that goes back, answers to our own writes early and late, new lists: whatever the order."""
