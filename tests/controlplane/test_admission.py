@@ -39,7 +39,7 @@ KNOWN = {
     "recipe": "which recipes there are is no arithmetic: the operator's release knows them",
     "reward_patterns": "CEL cannot tell whether a text is a regular expression",
     "rule_patterns": "CEL cannot tell whether a text is a regular expression",
-    "random_model": "only for characters that repeat: CEL's budget ends before 512² comparisons",
+    "random_model": "only for characters that repeat: CEL would have to compare each of 512 with every other",
 }
 """Checks that the API server does not make, and why."""
 UNTYPED = ".gym.config."
