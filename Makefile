@@ -61,15 +61,17 @@ lint: setup
 	mypy
 	mypy tools examples
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
-	mypy --explicit-package-bases benchmarks/operator_scale.py
+	mypy --explicit-package-bases benchmarks/operator_scale.py benchmarks/scheduler.py benchmarks/simulator_scale.py
 	lint-imports --no-cache
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
+	diff crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.status.reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
 	tools/lock.sh --check
 
 generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml
+	cp crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml
 	python -m qwen35_operator.api.reference > docs/reference/api.md
 	python -m qwen35_operator.status.reference > docs/reference/conditions.md
 	python examples/tiny/generate.py

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -57,13 +58,17 @@ class Observer:
     async def watch(self, path: str, take: Callable[[Json], None]) -> None:
         """Every object that there is, and every change of one, until cancelled.
 
-        The API server ends a watch when its definition changes or its client is slow: it goes on where it was.
+        The API server ends a watch when its definition changes or its client is slow, and asks for patience while it opens
+        the storage of a new definition: it goes on where it was.
         """
         version = ""
         limit = aiohttp.ClientTimeout(total=None)
         while True:
             url = f"{self.server}{path}?watch=true&resourceVersion={version}"
             async with self.session.get(url, ssl=self.api.context, timeout=limit, read_bufsize=LONGEST_EVENT) as answer:
+                if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+                    await asyncio.sleep(0.1)
+                    continue
                 answer.raise_for_status()
                 async for line in answer.content:
                     event = json.loads(line)

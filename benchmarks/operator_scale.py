@@ -28,7 +28,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -106,16 +106,17 @@ async def _measure(plane: ControlPlane, size: int, options: argparse.Namespace) 
     operator = operator_process.process(plane, rights)
     async with observing(plane.api, TRAINING.path(NAMESPACE), RAY_JOB.path(NAMESPACE)) as seen:
         bed = Bed(plane, operator, seen, size)
+        phases: dict[str, Callable[[], Awaitable[Json]]] = {
+            "create": lambda: _create(bed),
+            "run": lambda: _run(bed),
+            "settle": lambda: _settle(bed),
+            "idle": lambda: _idle(bed, options.idle_seconds),
+            "events": lambda: _events(bed, round(EVENTS_PER_SECOND * options.event_seconds)),
+            "apply": lambda: _apply(bed, options.pairs),
+        }
         measured = {}
-        for name, phase in (
-            ("create", _create(bed)),
-            ("run", _run(bed)),
-            ("settle", _settle(bed)),
-            ("idle", _idle(bed, options.idle_seconds)),
-            ("events", _events(bed, round(EVENTS_PER_SECOND * options.event_seconds))),
-            ("apply", _apply(bed, options.pairs)),
-        ):
-            measured[name] = await phase
+        for name, phase in phases.items():
+            measured[name] = await phase()
             print(f"{size} trainings, {name}: {json.dumps(measured[name])}", file=sys.stderr, flush=True)
     return measured
 
@@ -143,7 +144,8 @@ async def _settle(bed: Bed) -> Json:
 
     def settled() -> bool:
         now = bed.operator.metrics()
-        return reconciles(now) >= bed.size == now["qwen35_trainings"] and now["qwen35_queue_length"] == 0
+        known = sum(value for name, value in now.items() if name.startswith("qwen35_trainings{"))
+        return reconciles(now) >= bed.size == known and now["qwen35_queue_length"] == 0
 
     await until(settled, "the operator has reconciled every training", every=0.25)
     return bed.look().since(before, bed.size)

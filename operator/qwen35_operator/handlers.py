@@ -8,18 +8,21 @@ definitions and namespaces: it would need rights on all of the cluster for that.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import kopf
 
 from qwen35_operator.api import v1alpha1
-from qwen35_operator.kube.client import Client
-from qwen35_operator.kube.errors import ApiError
+from qwen35_operator.kube.client import METADATA, Query, RestClient
+from qwen35_operator.kube.errors import ApiError, Forbidden, NotFound
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.store import Key
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.watch import METADATA_LIST, PAGE, not_allowed
 from qwen35_operator.settings import Settings
+from qwen35_trainer.spec import Problem
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +33,7 @@ GRACE = 5.0
 
 
 async def follow(
-    options: Settings, kubeconfig: str | None, client: Client, trainings: Trainings, changed: Callable[[Key], None]
+    options: Settings, kubeconfig: str | None, client: RestClient, trainings: Trainings, changed: Callable[[Key], None]
 ) -> None:
     """Fill `trainings`, until cancelled. `changed` is told of every training for which there is news."""
     loop = asyncio.get_running_loop()
@@ -44,7 +47,7 @@ async def follow(
             changed(key)
 
     while True:
-        await _served(client)
+        await visible(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
         handlers = registry(lambda event: loop.call_soon_threadsafe(take, event), explicit=kubeconfig is not None)
@@ -61,25 +64,46 @@ async def follow(
         await asyncio.sleep(AGAIN)
 
 
-async def _served(client: Client) -> None:
-    """Return once the API server knows the kind. kopf would not notice when it comes later."""
+async def visible(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
+    """Return once trainings can be listed and watched. kopf would end without a word that reaches people."""
     told = ""
     while True:
         try:
-            known = await client.get(f"/apis/{v1alpha1.GROUP}/{v1alpha1.VERSION}")
-        except ApiError as error:
-            known, problem = {}, error.message
+            trainings.problem = problem = await _obstacle(client, namespaces)
+        except ApiError as error:  # that passes: what could be seen before can be seen after it
+            said = f"{TRAINING.resource}: {error.message}"
         else:
-            problem = "not among the kinds of its group"
-        if any(one["name"] == v1alpha1.PLURAL for one in known.get("resources", ())):
-            return
-        if problem != told:
-            logger.warning(
-                "there is no kind %s.%s (%s): apply its definition, which `qwen35 crd` prints",
-                *(v1alpha1.PLURAL, v1alpha1.GROUP, problem),
-            )
-        told = problem
+            if problem is None:
+                return
+            said = f"{problem.path}: {problem.message} {problem.fix}"
+        if said != told:
+            logger.warning(said)
+        told = said
         await asyncio.sleep(AGAIN)
+
+
+async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
+    """What only people can mend. Raises ApiError for all else."""
+    try:
+        known = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
+    except NotFound:
+        known = {}
+    if all(one["name"] != TRAINING.plural for one in known.get("resources", ())):
+        return Problem(TRAINING.resource, "there is no such kind.", "Apply its definition, which `qwen35 crd` prints.")
+    for namespace in namespaces or (None,):
+        path = TRAINING.path(namespace)
+        try:
+            page = await client.get(path, {"limit": 1}, accept=METADATA_LIST)
+            query: Query = {
+                "watch": "true",
+                "resourceVersion": page["metadata"]["resourceVersion"],
+                "timeoutSeconds": 1,
+            }
+            async with client.lines(path, query, accept=METADATA):
+                pass
+        except Forbidden as error:
+            return not_allowed(TRAINING, namespace, error)
+    return None
 
 
 def registry(take: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
@@ -111,7 +135,9 @@ def settings() -> kopf.OperatorSettings:
     chosen.networking.connect_timeout = 5
     chosen.networking.error_backoffs = (0.1, 0.5, 1, 2, 5)
     chosen.watching.server_timeout = 290
-    chosen.queueing.idle_timeout = 1
+    # Parsed objects are large. kopf lists all at once unless told otherwise, and keeps each for as long as this.
+    chosen.watching.chunk_size = PAGE
+    chosen.queueing.idle_timeout = 0.1
     return chosen
 
 

@@ -9,34 +9,28 @@ they have in hand, then the Lease is released, then the watches and kopf end.
 """
 
 import asyncio
-import logging
 import os
 import signal
 import time
 from collections.abc import Coroutine
 
-from qwen35_operator import handlers
+from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.lease import Election
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.logs import LogFormat
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.probes import serving
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.settings import Settings
 from qwen35_operator.work import Work
+from qwen35_trainer.spec import Problem
 
-logger = logging.getLogger(__name__)
 
-
-def run(settings: Settings, kubeconfig: str | None, *, verbose: bool = False) -> None:
+def run(settings: Settings, kubeconfig: str | None, log_format: LogFormat = "text", *, verbose: bool = False) -> None:
     """Until SIGTERM or SIGINT. Raises OSError for a port that is taken, and SettingsRefused without credentials."""
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    logging.getLogger("qwen35_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
-    # It warns that it takes no signals: this process takes them itself.
-    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)
+    logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig  # where kopf's own login looks
     asyncio.run(_until_signal(operate(settings, kubeconfig)))
@@ -64,8 +58,11 @@ async def operate(settings: Settings, kubeconfig: str | None) -> None:
 
     cluster = Cluster(settings.namespaces, work.add, metrics.restarted, all_again)
     metrics.queued.set_function(lambda: len(work))
-    metrics.trainings.set_function(lambda: len(trainings))
+    metrics.count(trainings.states)
     reconciler = Reconciler(settings, client, cluster, trainings, work.progressed)
+
+    def unseen() -> list[Problem]:
+        return [*cluster.unseen(), *([] if trainings.problem is None else [trainings.problem])]
 
     async def lead() -> None:
         await cluster.settled()
@@ -76,7 +73,7 @@ async def operate(settings: Settings, kubeconfig: str | None) -> None:
     metrics.leading.set_function(lambda: election.leading)
     ports = {"metrics_port": settings.metrics_port, "health_port": settings.health_port}
     try:
-        async with serving(metrics, lambda: cluster.synced, **ports):
+        async with serving(metrics, unseen, **ports):
             await _together(
                 election.run(),
                 cluster.run(client),

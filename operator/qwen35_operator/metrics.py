@@ -1,9 +1,16 @@
 """What Prometheus sees of the operator. One registry per process, passed on, so that tests have their own."""
 
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from qwen35_operator.api.v1alpha1 import State
+
+STATES: Final[tuple[str, ...]] = get_args(State)
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -18,7 +25,6 @@ class Metrics:
     requests: Counter = field(init=False)
     restarts: Counter = field(init=False)
     queued: Gauge = field(init=False)
-    trainings: Gauge = field(init=False)
     leading: Gauge = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,11 +52,14 @@ class Metrics:
                 "qwen35_watch_restarts_total", "Watches that were started again.", ["kind"], registry=self.registry
             ),
             "queued": Gauge("qwen35_queue_length", "Trainings that wait for a reconcile.", registry=self.registry),
-            "trainings": Gauge("qwen35_trainings", "Trainings that are known.", registry=self.registry),
             "leading": Gauge("qwen35_leading", "1 while this replica leads.", registry=self.registry),
         }
         for name, metric in made.items():
             object.__setattr__(self, name, metric)
+
+    def count(self, states: Callable[[], Mapping[str, int]]) -> None:
+        """Ask for the number of trainings in each state, at each scrape."""
+        self.registry.register(_Trainings(states))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
         """Count an answer of the API server."""
@@ -59,3 +68,16 @@ class Metrics:
     def restarted(self, kind: str) -> None:
         """Count a watch that began again."""
         self.restarts.labels(kind).inc()
+
+
+@dataclass(frozen=True)
+class _Trainings(Collector):
+    """Every state at each scrape, so that a count that falls to 0 is told."""
+
+    states: Callable[[], Mapping[str, int]]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("qwen35_trainings", "Trainings that are known, by state.", labels=["state"])
+        for state, count in {**dict.fromkeys(STATES, 0), **self.states()}.items():
+            family.add_metric([state], count)
+        yield family

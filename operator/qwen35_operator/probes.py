@@ -1,19 +1,23 @@
 """The operator's HTTP side: metrics for Prometheus, probes for the kubelet."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qwen35_operator.metrics import Metrics
+from qwen35_trainer.spec import Problem
 
 
 @asynccontextmanager
 async def serving(
-    metrics: Metrics, ready: Callable[[], bool], *, metrics_port: int, health_port: int
+    metrics: Metrics, unseen: Callable[[], Sequence[Problem]], *, metrics_port: int, health_port: int
 ) -> AsyncIterator[None]:
-    """Both servers, for as long as the body runs; port 0 leaves one out. Raises OSError for a port that is taken."""
+    """Both servers, for as long as the body runs; port 0 leaves one out. Raises OSError for a port that is taken.
+
+    `unseen` says what cannot be seen, and why: the operator is ready when there is nothing to say.
+    """
 
     async def show(_: web.Request) -> web.Response:
         return web.Response(body=generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -21,11 +25,12 @@ async def serving(
     async def alive(_: web.Request) -> web.Response:
         return web.Response(text="ok")
 
-    async def synced(_: web.Request) -> web.Response:
-        return web.Response(text="ok") if ready() else web.Response(status=503, text="watches are not synced")
+    async def ready(_: web.Request) -> web.Response:
+        reasons = [f"{problem.path}: {problem.message} {problem.fix}" for problem in unseen()]
+        return web.Response(status=503, text="\n".join(reasons)) if reasons else web.Response(text="ok")
 
     health = web.Application()
-    health.add_routes([web.get("/healthz", alive), web.get("/readyz", synced)])
+    health.add_routes([web.get("/healthz", alive), web.get("/readyz", ready)])
     numbers = web.Application()
     numbers.add_routes([web.get("/metrics", show)])
     runners = []

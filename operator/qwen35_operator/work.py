@@ -7,6 +7,7 @@ import asyncio
 import logging
 import time
 
+from qwen35_operator import logs
 from qwen35_operator.kube.errors import ApiError, Conflict
 from qwen35_operator.kube.queue import Queue
 from qwen35_operator.kube.store import Key
@@ -60,7 +61,8 @@ class Work:
                 self._queue.done(key)
 
     async def _once(self, reconciler: Reconciler, key: Key) -> None:
-        """One reconcile; whatever becomes of it, the key comes back when it must."""
+        """One reconcile, a task of its own; whatever becomes of it, the key comes back when it must."""
+        logs.current.set(key)
         started, since = time.monotonic(), self._since.pop(key, None)
         result = "done"
         try:

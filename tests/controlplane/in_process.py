@@ -17,6 +17,7 @@ import pytest
 
 from qwen35_operator.main import operate
 from qwen35_operator.settings import Settings
+from tests.controlplane import operator_process
 from tests.controlplane.proxy import Line, Proxy, serving
 from tests.testbed.control_plane import ControlPlane
 
@@ -24,7 +25,8 @@ from tests.testbed.control_plane import ControlPlane
 class Lives:
     """The operators of one namespace, one after the other."""
 
-    def __init__(self, namespace: str, line: Line, kubeconfig: str) -> None:
+    def __init__(self, plane: ControlPlane, namespace: str, line: Line, kubeconfig: str) -> None:
+        self._plane = plane
         self._namespace = namespace
         self._line = line
         self._kubeconfig = kubeconfig
@@ -37,14 +39,19 @@ class Lives:
 
     def end(self) -> None:
         self._ending.set()
-        self._line.die()
+        self._line.end()
         self._thread.join()
 
     def _live(self) -> None:
         while not self._ending.is_set():
             self._number += 1
+            operator_process.released(self._plane, self._namespace, self._name)
             asyncio.run(self._operate())
             self._line.revive()
+
+    @property
+    def _name(self) -> str:
+        return f"operator-{self._number}"
 
     async def _operate(self) -> None:
         """One life. Raises when it ends before its death."""
@@ -54,8 +61,8 @@ class Lives:
         settings = Settings(
             namespaces=(self._namespace,),
             lease_namespace=self._namespace,
-            lease_name=f"operator-{self._number}",
-            identity=f"operator-{self._number}",
+            lease_name=self._name,
+            identity=self._name,
             metrics_port=0,
             health_port=0,
             workers=2,
@@ -80,7 +87,7 @@ def operators(plane: ControlPlane) -> Iterator[Callable[[str], AbstractContextMa
         @contextmanager
         def serving(namespace: str) -> Iterator[Line]:
             line = proxy.line(namespace)
-            lives = Lives(namespace, line, kubeconfig)
+            lives = Lives(plane, namespace, line, kubeconfig)
             lives.start()
             try:
                 yield line

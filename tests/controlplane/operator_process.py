@@ -1,9 +1,10 @@
-"""`qwen35 operator` as a process of its own, beside a control plane, with the rights of operator_role.yaml and no more."""
+"""`qwen35 operator` as a process of its own, beside a control plane, with the rights that the chart grants and no more."""
 
 import os
 import secrets
 import signal
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from typing import Any
 import psutil
 import yaml
 
+from qwen35_operator.kube.kinds import LEASE
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import answers, free_ports
 
 USER = "qwen35-operator"
 RBAC = "rbac.authorization.k8s.io"
-ROLE = Path(__file__).with_name("operator_role.yaml")
+RULES = Path(__file__).parents[2] / "helm" / "qwen35-operator" / "files" / "rules.yaml"
+LEASE_RULES = [{"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["get", "create", "update"]}]
 LEASE_NAMESPACE = "default"
 
 
@@ -58,6 +61,14 @@ class OperatorProcess:
     def log(self) -> str:
         return self.plane.processes.log(self.name).read_text()
 
+    def readiness(self) -> tuple[int, str]:
+        """What the kubelet is answered: status and text."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/readyz", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
     def metrics(self) -> dict[str, float]:
         """Every sample by its name with labels, as Prometheus reads them."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
@@ -65,19 +76,30 @@ class OperatorProcess:
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
 
-def process(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER) -> OperatorProcess:
+def process(
+    plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER, lease: str = USER
+) -> OperatorProcess:
     """An operator that has not been started yet."""
+    released(plane, LEASE_NAMESPACE, lease)
     metrics, health = free_ports(2)
     command = (
         str(Path(sys.executable).with_name("qwen35")),
         "operator",
         f"--kubeconfig={kubeconfig}",
         f"--lease-namespace={LEASE_NAMESPACE}",
+        f"--lease-name={lease}",
         f"--metrics-port={metrics}",
         f"--health-port={health}",
         *options,
     )
     return OperatorProcess(plane, name, command, metrics, health)
+
+
+def released(plane: ControlPlane, namespace: str, name: str) -> None:
+    """Make the Lease, if there is none, as one whose holder has ended well: who finds none waits a term before it acts."""
+    spec = {"holderIdentity": "", "renewTime": "2026-01-01T00:00:00.000000Z"}
+    if not plane.api.exists(LEASE.path(namespace, name)):
+        plane.api.post(LEASE.path(namespace), {"metadata": {"name": name}, "spec": spec})
 
 
 @contextmanager
@@ -93,8 +115,7 @@ def running(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = US
 
 def rules(*, without: str | None = None) -> list[dict[str, Any]]:
     """The rules of the operator's ClusterRole, but for one resource."""
-    role = next(one for one in yaml.safe_load_all(ROLE.read_text()) if one["kind"] == "ClusterRole")
-    return [rule for rule in role["rules"] if without not in rule["resources"]]
+    return [rule for rule in yaml.safe_load(RULES.read_text()) if without not in rule["resources"]]
 
 
 def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Sequence[str] = ()) -> Path:
@@ -102,8 +123,7 @@ def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Seq
     name = f"operator-{secrets.token_hex(4)}"
     for namespace in namespaces or (None,):
         grant(plane, name, granted, namespace)
-    lease = next(one for one in yaml.safe_load_all(ROLE.read_text()) if one["kind"] == "Role")
-    grant(plane, f"{name}-lease", lease["rules"], LEASE_NAMESPACE, user=name)
+    grant(plane, f"{name}-lease", LEASE_RULES, LEASE_NAMESPACE, user=name)
     return plane.kubeconfig_for(name)
 
 

@@ -48,6 +48,8 @@ LONGEST_LINE: Final = 2**21
 class Line:
     """One operator's line to the API server, and what happens on it."""
 
+    loop: asyncio.AbstractEventLoop
+    """The proxy's."""
     kill_at: int | None = None
     fault: Fault | None = None
     cut_seconds: float | None = None
@@ -84,6 +86,10 @@ class Line:
             transport.abort()  # type: ignore[attr-defined]
         self.on_death()
 
+    def end(self) -> None:
+        """Die, at the word of another thread."""
+        self.loop.call_soon_threadsafe(self.die)
+
     def revive(self) -> None:
         self.dead = False
 
@@ -92,13 +98,14 @@ class Proxy:
     """Lines by namespace; made when first asked for."""
 
     def __init__(self, server: str, session: aiohttp.ClientSession) -> None:
+        self._loop = asyncio.get_running_loop()
         self._server = server
         self._session = session
         self._lines: dict[str, Line] = {}
         self.url = ""
 
     def line(self, namespace: str) -> Line:
-        return self._lines.setdefault(namespace, Line())
+        return self._lines.setdefault(namespace, Line(self._loop))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         found = NAMESPACE.match(request.path)

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 from qwen35_operator.api.training import Training
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired import objects_of
+from qwen35_operator.desired import label_syntax, objects_of
 from qwen35_operator.reconcile.actions import Create, Refused
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.decision import Decision
@@ -29,6 +29,7 @@ from qwen35_trainer.spec.checks import CHECKS
 from tests.controlplane.manifests import manifests
 from tests.controlplane.pod_templates import FRAGMENTS, joined
 from tests.controlplane.sweep import Kept
+from tests.operator.desired.test_label_syntax import KEY_PLACES, KEYS, NO_KEYS, NO_VALUES, VALUE_PLACES, VALUES
 from tests.testbed.api import Refused as ApiRefused
 from tests.testbed.control_plane import ControlPlane
 
@@ -283,6 +284,41 @@ def test_mad_pod_templates_and_names_run_or_say_why(plane: ControlPlane, namespa
 
     check()
     assert_kuberay_takes_them(jobs, eventually)
+
+
+@pytest.mark.parametrize(
+    ("place", "texts", "template"),
+    [
+        *((place, [*VALUES, *NO_VALUES], template) for place, template in VALUE_PLACES.items()),
+        *((place, [*KEYS, *NO_KEYS], template) for place, template in KEY_PLACES.items()),
+        ("metadata.annotations.{}", [*KEYS, *NO_KEYS], lambda key: {"metadata": {"annotations": {key: "x"}}}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_labels_that_no_pod_may_have_are_those_that_are_refused(
+    plane: ControlPlane, namespace: str, place: str, texts: list[str], template: Callable[[str], dict[str, Any]]
+):
+    for text in texts:
+        change = template(text)
+        pod = {"metadata": {"labels": {}} | change.get("metadata", {}), "spec": change.get("spec", {})}
+        found = list(label_syntax.problems(pod, "spec.pods.train"))
+        body = {
+            "metadata": pod["metadata"] | {"name": "probe"},
+            "spec": pod["spec"] | {"containers": [{"name": "ray", "image": "none"}]},
+        }
+        # A key that no node can have is admitted there, and spreads nothing.
+        stricter = place == "spec.topologySpreadConstraints[0].topologyKey"
+        assert bool(found) == refused(plane, collection("Pod", namespace), body) or (found and stricter), text
+
+
+def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:
+    try:
+        plane.api.post(path + DRY, body)
+    except ApiRefused as answer:
+        if answer.status != 422:
+            raise
+        return True
+    return False
 
 
 @pytest.mark.parametrize("profile", ["nvidia", "ascend", "cpu"])

@@ -17,7 +17,7 @@ from tests.testbed.api import DEFINITIONS, Refused
 from tests.testbed.control_plane import OUR_DEFINITION, ControlPlane
 from tests.testbed.ray_head import RayHead
 
-AWAY = 20.0
+AWAY = 60.0
 """Seconds without an API server."""
 
 
@@ -158,6 +158,20 @@ def test_what_it_may_not_watch_is_named(story: Story, resource: str):
         allow_all(story.plane, kubeconfig)
         story.until_job(seconds=90)
         story.until_condition("Accepted", "True", "Accepted")
+
+
+def test_it_is_not_ready_while_it_may_not_list_trainings(story: Story):
+    kubeconfig = operator_process.user(story.plane, operator_process.rules(without="qwen35trainings"))
+    with alive(story.plane, kubeconfig) as operator:
+        story.until(lambda: "may not watch" in operator.readiness()[1], "the probe says why")
+        status, said = operator.readiness()
+        assert status == 503
+        assert "Grant get, list and watch on qwen35trainings.rl.qwen35.io in all namespaces" in said
+        assert said in operator.log
+        allow_all(story.plane, kubeconfig)
+        story.apply()
+        story.until_job(seconds=90)
+        assert operator.readiness() == (200, "ok")
 
 
 @pytest.mark.parametrize("resource", ["networkpolicies", "rayjobs"])

@@ -35,14 +35,14 @@ def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane
     """SIGKILL, and a new process: what the sweep does within this one, for some writes."""
     (tale,) = (one for one in TALES if one.name == "create")
     writes = sweep.endings[tale.name][1]
-    numbers = (1, writes // 3, 2 * writes // 3, writes - 1)
+    numbers = (1, writes // 4, writes // 2, 2 * writes // 3)  # so few are made in every telling
     with proxied(control_plane) as proxy:
         kubeconfig = control_plane.kubeconfig_via(proxy.url)
 
         @contextmanager
         def serving(namespace: str) -> Iterator[Line]:
-            options = (f"--namespace={namespace}", f"--lease-name={namespace}")
-            operator = operator_process.process(control_plane, kubeconfig, *options, name=namespace)
+            served = f"--namespace={namespace}"
+            operator = operator_process.process(control_plane, kubeconfig, served, name=namespace, lease=namespace)
             line = proxy.line(namespace)
             operator.start()
             with replaced_when_dead(operator, line):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_operator.kube.kinds import LEASE
 from qwen35_operator.kube.lease import DURATION
 from tests.controlplane import operator_process
 from tests.controlplane.operator_process import OperatorProcess
@@ -83,6 +84,31 @@ def test_the_other_takes_over(control_plane: ControlPlane, replicas: list[Operat
     assert {one["metadata"]["uid"] for one in first.mine("rayjobs")} == jobs
     assert [one["number"] for one in first.attempts] == [1]
     assert leads(standby)
+
+
+def test_when_the_lease_is_deleted_there_are_never_two_leaders(
+    control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
+):
+    first = Story(control_plane, namespace, "first").apply()
+    first.until_job()
+    control_plane.api.request("DELETE", LEASE.path(operator_process.LEASE_NAMESPACE, operator_process.USER))
+    deleted = time.monotonic()
+
+    def leaders() -> int:
+        # Between the end of one and the beginning of the next one there are seconds: two readings see no more than there are.
+        count = sum(leads(one) for one in replicas)
+        assert count <= 1
+        return count
+
+    wait(lambda: leaders() == 0, "the leader stops")
+    stopped = time.monotonic() - deleted
+    wait(lambda: leaders() == 1, "one of them leads again")
+    took = time.monotonic() - deleted
+    print(json.dumps({"seconds until it stopped": round(stopped, 1), "until one leads again": round(took, 1)}))
+    assert took >= DURATION
+    second = Story(control_plane, namespace, "second").apply()
+    second.until_job()
+    assert [one["number"] for one in first.attempts] == [1]
 
 
 def test_a_leader_that_ends_by_a_signal_ends_well(

@@ -161,6 +161,6 @@ def test_the_operators_metrics_know_its_trainings(story: Story, operator: Operat
     story.report()
     story.until_state("Running")
     metrics = operator.metrics()
-    assert metrics["qwen35_trainings"] >= 1
+    assert metrics['qwen35_trainings{state="Running"}'] >= 1
     assert metrics["qwen35_leading"] == 1
     assert metrics['qwen35_reconciles_total{result="done"}'] >= 1

@@ -1,5 +1,6 @@
 """An operator of named namespaces: it serves them with Roles, and needs nothing of the others."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -18,7 +19,7 @@ def scoped(control_plane: ControlPlane) -> Iterator[OperatorProcess]:
     for name in (*NAMESPACES, OTHER):
         control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     kubeconfig = operator_process.user(control_plane, operator_process.rules(), NAMESPACES)
-    options = [f"--namespace={name}" for name in NAMESPACES]
+    options = [*(f"--namespace={name}" for name in NAMESPACES), "--log-format=json"]
     with operator_process.running(control_plane, kubeconfig, *options, name="scoped-operator") as running:
         yield running
     for name in (*NAMESPACES, OTHER):
@@ -45,3 +46,18 @@ def test_other_namespaces_are_left_alone(control_plane: ControlPlane, scoped: Op
 def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorProcess):
     assert "at the cluster scope" not in scoped.log
     assert " cannot " not in scoped.log
+
+
+def test_each_line_of_its_log_is_an_object(control_plane: ControlPlane, scoped: OperatorProcess):
+    quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
+    story = Story(control_plane, NAMESPACES[1], "unlucky")
+    control_plane.api.post(story.path("resourcequotas", None), quota)
+    story.until(
+        lambda: "used" in control_plane.api.get(story.path("resourcequotas", "none")).get("status", {}), "it counts"
+    )
+    story.apply()
+    story.until_condition("Ready", "False", "QuotaExceeded")
+    lines = [json.loads(line) for line in scoped.log.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+    about = [line for line in lines if "exceeded quota" in line["message"]]
+    assert {(line["namespace"], line["training"]) for line in about} == {(NAMESPACES[1], "unlucky")}

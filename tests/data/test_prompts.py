@@ -84,9 +84,23 @@ def test_without_shuffling_the_order_is_that_of_the_data() -> None:
     assert [order.prompt_index(position) for position in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
+@given(lengths, seeds, st.integers(0, 400))
+def test_an_order_without_end_goes_on_as_one_of_many_epochs(length: int, seed: int, position: int) -> None:
+    endless, counted = PromptOrder(length, seed, epochs=None), PromptOrder(length, seed, epochs=position // length + 1)
+    assert endless.prompt_index(position) == counted.prompt_index(position)
+
+
+def test_an_order_without_end_has_no_length_and_no_position_before_its_start() -> None:
+    order = PromptOrder(3, epochs=None)
+    with pytest.raises(TypeError, match="without end has no length"):
+        len(order)
+    with pytest.raises(IndexError, match="position -1 is outside any number of passes over 3 prompts"):
+        order.prompt_index(-1)
+
+
 @pytest.mark.parametrize("position", [-1, 6])
 def test_a_position_outside_the_epochs_is_an_error(position: int) -> None:
-    with pytest.raises(IndexError, match=r"outside 0 … 5"):
+    with pytest.raises(IndexError, match=rf"position {position} is outside 2 passes over 3 prompts"):
         PromptOrder(3, epochs=2).prompt_index(position)
 
 

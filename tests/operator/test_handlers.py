@@ -13,7 +13,9 @@ from aiohttp import web
 
 from qwen35_operator import handlers as module
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
+from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.kube.watch import not_listed
 from qwen35_operator.settings import Settings
 from tests.operator.kube.server import Server, serving, until
 
@@ -27,7 +29,9 @@ class Trained(Server):
     def __init__(self) -> None:
         super().__init__()
         self.installed = True
-        self.allowed = True
+        self.away = False
+        self.forbidden: set[str] = set()
+        """Of "list", "watch", and "kopf", which is everything that kopf asks for."""
         self.listed: list[dict] = []
         self.events: asyncio.Queue[dict | None] = asyncio.Queue()
         self.lists = 0
@@ -35,17 +39,21 @@ class Trained(Server):
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.methods.add(request.method)
+        if self.away:
+            return web.json_response({"kind": "Status", "code": 500, "message": "not now"}, status=500)
         discovery = self._discovery()
         if request.path in discovery:
             return web.json_response(discovery[request.path])
         if not request.path.endswith(PLURAL):
             return web.json_response({"code": 404, "message": "not found"}, status=404)
-        if not self.allowed:
-            return web.json_response({"kind": "Status", "code": 403, "message": "no"}, status=403)
-        if "watch" not in request.query:
-            self.lists += 1
+        probe = request.query.get("limit") == "1" or request.query.get("timeoutSeconds") == "1"
+        verb = "watch" if "watch" in request.query else "list"
+        if self.forbidden & {verb, *([] if probe else ["kopf"])}:
+            return web.json_response({"kind": "Status", "code": 403, "message": f"no {verb}"}, status=403)
+        if verb == "list":
+            self.lists += not probe
             return web.json_response({"metadata": {"resourceVersion": "10"}, "items": self.listed})
-        return await self._watch(request)
+        return web.Response() if probe else await self._watch(request)
 
     def _discovery(self) -> dict[str, dict]:
         """kopf waits for namespaces and definitions to be known kinds, whether it looks for any or not."""
@@ -114,7 +122,7 @@ class Seen:
 
 
 @asynccontextmanager
-async def following(server: Trained, monkeypatch, tmp_path: Path) -> AsyncIterator[Seen]:
+async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: str) -> AsyncIterator[Seen]:
     config = {
         "current-context": "here",
         "contexts": [{"name": "here", "context": {"cluster": "this", "user": "me"}}],
@@ -125,7 +133,7 @@ async def following(server: Trained, monkeypatch, tmp_path: Path) -> AsyncIterat
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))
     seen, client = Seen(), server.client()
-    task = asyncio.create_task(module.follow(Settings(), str(path), client, seen.trainings, seen.told.append))
+    task = asyncio.create_task(module.follow(Settings(namespaces), str(path), client, seen.trainings, seen.told.append))
     try:
         yield seen
         assert not task.done(), task.exception()
@@ -166,21 +174,71 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
     server.installed = False
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
+        assert seen.trainings.problem == not_listed(TRAINING)
         await until(lambda: "qwen35 crd" in caplog.text, "advice")
         await asyncio.sleep(0.3)
-        assert caplog.text.count("there is no kind") == 1
+        assert caplog.text.count("there is no such kind") == 1
+        assert seen.trainings.problem.message == "there is no such kind."
         assert server.lists == 0
         server.installed = True
         await until(lambda: seen.version == "5", "the listed one")
+        assert seen.trainings.problem is None
 
 
-async def test_when_kopf_may_not_list_it_begins_anew_until_it_may(server, monkeypatch, tmp_path, caplog) -> None:
-    server.allowed = False
+@pytest.mark.parametrize("verb", ["list", "watch"])
+async def test_what_it_may_not_do_is_said_until_it_may(server, monkeypatch, tmp_path, caplog, verb) -> None:
+    server.forbidden = {verb}
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: "Grant" in caplog.text, "advice")
+        await asyncio.sleep(0.3)
+        assert caplog.text.count("Grant") == 1
+        assert f"no {verb}" in seen.trainings.problem.message
+        fix = f"Grant get, list and watch on {TRAINING.resource} in all namespaces to the operator."
+        assert seen.trainings.problem.fix == fix
+        server.forbidden = set()
+        await until(lambda: seen.version == "5", "the listed one")
+        assert seen.trainings.problem is None
+
+
+async def test_a_permission_of_one_namespace_that_is_missing_is_named(server, monkeypatch, tmp_path) -> None:
+    server.forbidden = {"list"}
+    async with following(server, monkeypatch, tmp_path, "team") as seen:
+        await until(lambda: "no list" in seen.trainings.problem.message, "a problem")
+        assert "in namespace team" in seen.trainings.problem.fix
+
+
+async def test_when_kopf_ends_it_begins_anew(server, monkeypatch, tmp_path, caplog) -> None:
+    server.forbidden = {"kopf"}
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: f"events of {PLURAL}" in caplog.text, "a warning")
-        server.allowed = True
+        server.forbidden = set()
         await until(lambda: seen.version == "5", "the listed one")
+
+
+async def test_a_permission_that_is_taken_away_is_said(server, monkeypatch, tmp_path) -> None:
+    server.listed = [body(5)]
+    async with following(server, monkeypatch, tmp_path) as seen:
+        await until(lambda: seen.version == "5", "the listed one")
+        server.forbidden = {"list", "watch"}
+        server.events.put_nowait(None)  # the API server ends the watch
+        await until(lambda: seen.trainings.problem is not None, "a problem")
+        server.forbidden = set()
+        await until(lambda: seen.trainings.problem is None, "no problem")
+
+
+async def test_a_server_that_is_away_takes_no_sight_away(server, monkeypatch, tmp_path, caplog) -> None:
+    trainings, client = Trainings(), server.client()
+    await module.visible(client, (), trainings)
+    assert trainings.problem is None
+    server.away = True
+    task = asyncio.create_task(module.visible(client, (), trainings))
+    await until(lambda: "not now" in caplog.text, "a warning")
+    assert trainings.problem is None
+    server.away = False
+    await asyncio.wait_for(task, 10)
+    await client.close()
 
 
 async def test_its_thread_ends_with_it(server, monkeypatch, tmp_path) -> None:

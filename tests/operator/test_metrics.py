@@ -1,7 +1,10 @@
 """Names and labels are API: dashboards and alerts are written against them."""
 
+from typing import get_args
+
 from prometheus_client import generate_latest
 
+from qwen35_operator.api.v1alpha1 import State
 from qwen35_operator.metrics import Metrics
 
 NAMES = {
@@ -21,6 +24,7 @@ def test_every_metric_is_there_under_its_name() -> None:
     metrics.reconciles.labels("done").inc()
     metrics.requested("GET", "pods", 200)
     metrics.restarted("Pod")
+    metrics.count(dict)
     shown = {line.split(" ")[2] for line in generate_latest(metrics.registry).decode().splitlines() if "# HELP" in line}
     ours = {name for name in shown if name.startswith("qwen35_")}
     assert {name for name in ours if not name.endswith("_created")} == NAMES  # beside when each began to count
@@ -46,3 +50,16 @@ def test_every_operator_counts_for_itself() -> None:
     one, other = Metrics(), Metrics()
     one.restarted("Pod")
     assert other.registry.get_sample_value("qwen35_watch_restarts_total", {"kind": "Pod"}) is None
+
+
+def test_trainings_are_counted_by_state_and_states_without_any_are_0() -> None:
+    metrics, states = Metrics(), {"Running": 3}
+    metrics.count(lambda: states)
+
+    def shown() -> dict[str, float]:
+        (family,) = [one for one in metrics.registry.collect() if one.name == "qwen35_trainings"]
+        return {sample.labels["state"]: sample.value for sample in family.samples}
+
+    assert shown() == {**dict.fromkeys(get_args(State), 0), "Running": 3}
+    states = {"Pending": 1, "Failed": 2}
+    assert shown() == {**dict.fromkeys(get_args(State), 0), "Pending": 1, "Failed": 2}

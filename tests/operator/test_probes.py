@@ -7,6 +7,7 @@ import pytest
 
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.probes import serving
+from qwen35_trainer.spec import Problem
 
 
 @pytest.fixture
@@ -19,21 +20,22 @@ async def get(port: int, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def test_it_is_ready_when_the_watches_have_seen_everything(ports) -> None:
-    synced = False
-    async with serving(Metrics(), lambda: synced, **ports):
+async def test_it_is_ready_when_everything_has_been_seen_and_says_what_has_not(ports) -> None:
+    unseen = [Problem("pods", "not listed yet.", "Wait."), Problem("rayjobs.ray.io", "there is none.", "Install it.")]
+    async with serving(Metrics(), lambda: unseen, **ports):
         assert await get(ports["health_port"], "/healthz") == (200, "ok")
-        assert await get(ports["health_port"], "/readyz") == (503, "watches are not synced")
-        synced = True
+        said = "pods: not listed yet. Wait.\nrayjobs.ray.io: there is none. Install it."
+        assert await get(ports["health_port"], "/readyz") == (503, said)
+        before, unseen = unseen, []
         assert await get(ports["health_port"], "/readyz") == (200, "ok")
-        synced = False
+        unseen = before[1:]
         assert (await get(ports["health_port"], "/readyz"))[0] == 503
 
 
 async def test_metrics_are_served_on_their_own_port(ports) -> None:
     metrics = Metrics()
     metrics.restarted("Pod")
-    async with serving(metrics, lambda: True, **ports):
+    async with serving(metrics, list, **ports):
         status, text = await get(ports["metrics_port"], "/metrics")
         assert status == 200
         assert 'qwen35_watch_restarts_total{kind="Pod"} 1.0' in text
@@ -43,7 +45,7 @@ async def test_metrics_are_served_on_their_own_port(ports) -> None:
 
 @pytest.mark.parametrize("absent", ["metrics_port", "health_port"])
 async def test_port_0_serves_nothing(ports, absent) -> None:
-    async with serving(Metrics(), lambda: True, **{**ports, absent: 0}):
+    async with serving(Metrics(), list, **{**ports, absent: 0}):
         with pytest.raises(aiohttp.ClientConnectionError):
             await get(ports[absent], "/metrics")
         (other,) = set(ports) - {absent}
@@ -55,7 +57,7 @@ async def test_a_port_that_is_taken_is_an_error_and_the_other_is_given_back(port
         taken.bind(("0.0.0.0", ports["health_port"]))
         taken.listen()
         with pytest.raises(OSError, match=str(ports["health_port"])):
-            async with serving(Metrics(), lambda: True, **ports):
+            async with serving(Metrics(), list, **ports):
                 pytest.fail("it is not served")
-    async with serving(Metrics(), lambda: True, **ports):
+    async with serving(Metrics(), list, **ports):
         assert (await get(ports["metrics_port"], "/metrics"))[0] == 200

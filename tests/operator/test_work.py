@@ -1,6 +1,9 @@
 """Workers: whatever becomes of a reconcile, its key comes back when it must, and what is in hand is ended."""
 
 import asyncio
+import io
+import json
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +14,7 @@ from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import Conflict, Forbidden, Unavailable
 from qwen35_operator.kube.kinds import RAY_JOB, TRAINING
 from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.logs import JsonLines
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.settings import Settings
@@ -110,6 +114,22 @@ async def test_a_bug_is_logged_counted_and_holds_up_nobody_else(shop, caplog) ->
     assert "team/demo: this is a bug; again in 0.1 s" in caplog.text
     assert "KeyError" in caplog.text
     assert "again in 0.2 s" in caplog.text
+
+
+async def test_what_a_reconcile_logs_names_its_training(shop) -> None:
+    key, lines = shop.training(), io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonLines())
+    logging.getLogger(module.__name__).addHandler(handler)
+    TROUBLES["refused"](shop)
+    try:
+        async with shop.open():
+            shop.work.add(key)
+            await until(lambda: shop.count("refused"), "a refusal")
+    finally:
+        logging.getLogger(module.__name__).removeHandler(handler)
+    line = json.loads(lines.getvalue().splitlines()[0])
+    assert (line["namespace"], line["training"], line["level"]) == ("team", "demo", "WARNING")
 
 
 async def test_waits_begin_anew_with_every_write_that_was_carried_out(shop, caplog) -> None:

@@ -1,6 +1,8 @@
 """What a batch takes, and what it waits for."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline.buffer import Batch, Blocked, Buffer, OnMissedDeadline
 from qwen35_trainer.pipeline.window import Window
@@ -135,7 +137,7 @@ def test_discard_also_gives_back_finished_groups_that_no_batch_has_room_for():
     finish(buffer, 6, 7)
     assert buffer.take() == Batch((6, 7))
     finish(buffer, 5, 4, 3, 2)
-    assert buffer.take() == Batch((5, 4), discarded=(2, 3))
+    assert buffer.take() == Batch((5, 4), discarded=(3, 2))
 
 
 def test_discarded_groups_make_room():
@@ -207,8 +209,7 @@ def test_the_last_version_of_a_run_may_be_cut_short():
 
 
 def test_a_continued_run_starts_within_a_version():
-    buffer = buffer_of(groups=2, batches=3, threshold=1.0, lag=1)
-    buffer.start_at(7)
+    buffer = Buffer(Window(2, 3, 1.0, 1), batch=7)
     assert buffer.batch == 7
     assert buffer.counted == 2, "batch 6 trained at version 2, which the replicas have"
     dispatch(buffer, 0, 1, version=2)
@@ -219,13 +220,6 @@ def test_a_continued_run_starts_within_a_version():
     buffer.publish(3)
 
 
-def test_start_at_comes_before_the_first_dispatch():
-    buffer = buffer_of()
-    dispatch(buffer, 0)
-    with pytest.raises(AssertionError, match="start_at comes before the first dispatch"):
-        buffer.start_at(4)
-
-
 def test_pending_lists_groups_in_the_order_of_dispatch():
     buffer = buffer_of(groups=1)
     dispatch(buffer, 2, 0, 1)
@@ -233,3 +227,92 @@ def test_pending_lists_groups_in_the_order_of_dispatch():
     assert buffer.pending == (2, 0, 1)
     buffer.take()
     assert buffer.pending == (2, 1)
+
+
+def test_a_group_that_leaves_makes_room_and_is_required_no_more():
+    buffer = at_its_deadline("Wait")
+    finish(buffer, 3)
+    room = buffer.room
+    buffer.leave(0)
+    assert buffer.room == room + 1
+    assert buffer.take() == Batch((3,))
+    finish(buffer, 4)
+    with pytest.raises(ValueError, match="group 4 has finished: it leaves with a batch"):
+        buffer.leave(4)
+
+
+def test_what_is_missing_is_told_without_taking_a_batch():
+    buffer = at_its_deadline("Wait")
+    finish(buffer, 3, 4)
+    assert buffer.missing() == Blocked(finished=2, needed=1, due=(0,))
+    assert buffer.batch == 2
+
+
+class Plain:
+    """The rule as docs/design/staleness.md states it, over all held groups at every question."""
+
+    def __init__(self, window: Window, policy: OnMissedDeadline) -> None:
+        self.window, self.policy, self.batch = window, policy, 0
+        self.deadlines: dict[int, int] = {}
+        self.completed: list[int] = []
+
+    def take(self) -> Batch | None:
+        size = self.window.groups_per_batch
+        due = {g: max(d, self.batch) for g, d in self.deadlines.items() if g in self.completed or d >= self.batch}
+        order = sorted(self.completed, key=lambda g: (self.deadlines[g], self.completed.index(g)))
+        chosen: list[int] = []
+        for last in sorted(set(due.values())):
+            required = min(sum(d <= last for d in due.values()) - (last - self.batch) * size, size)
+            within = [group for group in order if due[group] <= last]
+            if len(within) < required and self.policy is OnMissedDeadline.WAIT:
+                return None
+            chosen = within[: max(len(chosen), required)]
+        if len(self.completed) < size:
+            return None
+        chosen += [group for group in self.completed if group not in chosen][: size - len(chosen)]
+        self.batch += 1
+        for group in chosen:
+            del self.deadlines[group]
+            self.completed.remove(group)
+        missed = [g for g, d in self.deadlines.items() if d < self.batch and self.policy is OnMissedDeadline.DISCARD]
+        for group in missed:
+            del self.deadlines[group]
+            self.completed = [other for other in self.completed if other != group]
+        return Batch(tuple(chosen), tuple(missed))
+
+
+@given(data=st.data())
+def test_the_buckets_decide_as_the_plain_rule_does(data):
+    window = data.draw(
+        st.builds(
+            lambda size, batches, lag: Window(size, batches, lag, lag),
+            st.integers(1, 3),
+            st.integers(1, 2),
+            st.integers(0, 3),
+        )
+    )
+    policy = data.draw(st.sampled_from(OnMissedDeadline))
+    buffer, plain = Buffer(window, policy), Plain(window, policy)
+    for number in range(data.draw(st.integers(0, 40))):
+        published = buffer.published
+        if buffer.room:
+            buffer.dispatch(number, published)
+            plain.deadlines[number] = window.deadline(published)
+        running = [group for group in plain.deadlines if group not in plain.completed]
+        if running and data.draw(st.booleans()):
+            born = data.draw(st.sampled_from(running))
+            version = published + data.draw(st.integers(0, 1))
+            buffer.born(born, version)
+            plain.deadlines[born] = window.deadline(version)
+        for group in data.draw(st.permutations(running))[: data.draw(st.integers(0, 3))]:
+            buffer.finish(group)
+            plain.completed.append(group)
+        taken, expected = buffer.take(), plain.take()
+        if expected is None:
+            assert isinstance(taken, Blocked)
+        else:
+            assert isinstance(taken, Batch)
+            assert taken.groups == expected.groups
+            assert sorted(taken.discarded) == sorted(expected.discarded)
+            if buffer.batch // window.batches_per_version > published:
+                buffer.publish(buffer.batch // window.batches_per_version)

@@ -106,6 +106,12 @@ def test_the_numbers_on_the_page_are_those_of_the_summary(tmp_path: Path, browse
     assert page.locator("pre").text_content() == MANIFEST
 
 
+def test_groups_that_left_untrained_have_a_place_of_their_own(tmp_path: Path, browser: Any) -> None:
+    left: list[Record] = [make_update(1, groups_left={"filtered": 12, "failed": 3}), make_update(2)]
+    page = opened(browser, write_report(tmp_path, left, MANIFEST, summary_of(left)))
+    assert page.locator("#left").inner_text() == "15 3 failed, 12 filtered"
+
+
 def test_a_dark_screen_gets_a_dark_report(tmp_path: Path, browser: Any, run: list[Record]) -> None:
     path = write_report(tmp_path, run, MANIFEST, summary_of(run))
     colours = [

@@ -40,6 +40,7 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "peakRssMiB": 512.5,
         "rewardErrors": 3,
         "groupsWithoutSignal": 6,
+        "groupsLeft": {},
         "checkpoint": "checkpoints/update-2",
     }
 
@@ -67,6 +68,17 @@ def test_only_updates_in_the_final_weights_count() -> None:
 def test_a_lag_without_tokens_does_not_count() -> None:
     summary = summarise([make_update(1, lag_histogram={0: 3, 9: 0})], max_version_lag=4, peak_rss_mib=None)
     assert (summary["maxTokenLag"], summary["staleness"]) == (0, {"0": 3})
+
+
+def test_groups_that_left_untrained_add_up_by_reason() -> None:
+    course = [
+        make_update(1, groups_left={"filtered": 3}),
+        make_update(2, groups_left={"filtered": 7}),
+        make_update(2, groups_left={"filtered": 2, "failed": 1}),  # again, by a resumed attempt
+        make_update(3),
+    ]
+    summary = summarise(course, max_version_lag=4, peak_rss_mib=None)
+    assert summary["groupsLeft"] == {"failed": 1, "filtered": 5}
 
 
 def test_an_attempt_that_goes_on_has_not_ended_as_the_one_before() -> None:

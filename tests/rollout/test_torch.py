@@ -1,6 +1,8 @@
 """The embedded engine: what it generates, what it says about it, and that nothing gets lost."""
 
 import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,73 +10,94 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qwen35_trainer.rollout.base import GroupRequest, GroupResult, Sampling
+from qwen35_trainer.rollout.base import NO_TOKENS, Completed, Sampling, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.rollout.torch import TorchEngine
 
 END = 2
 NEVER = 10_000
 """A token that the vocabulary does not have: sequences end at their limit."""
+AS_THE_MODEL_SAYS, GREEDY = Sampling(), Sampling(0.0)
 
 
 def engine_of(model, *, slots: int = 8, end_token: int = END) -> TorchEngine:
     return TorchEngine(model, end_token=end_token, slots=slots, max_length=96, seed=0)
 
 
-def run(engine: TorchEngine, limit: int = 500) -> dict[int, GroupResult]:
-    """Step until nothing is left. Every group finishes once."""
-    finished: dict[int, GroupResult] = {}
+def samples_of(
+    group: int, prompt: Sequence[int], samples: int, max_tokens: int, sampling: Sampling = AS_THE_MODEL_SAYS
+) -> list[SequenceRequest]:
+    """A request for each sample of a group."""
+    return [SequenceRequest((group, index), tuple(prompt), max_tokens, sampling) for index in range(samples)]
+
+
+def run(engine: TorchEngine, limit: int = 500) -> dict[SequenceId, Completed]:
+    """Step until nothing is left. Every sequence finishes once."""
+    finished: dict[SequenceId, Completed] = {}
     for _ in range(limit):
         if not engine.busy:
             return finished
-        for result in engine.step().finished:
-            assert result.group not in finished
-            finished[result.group] = result
+        for completed in engine.step().finished:
+            assert completed.sequence not in finished
+            finished[completed.sequence] = completed
     raise AssertionError(f"still busy after {limit} steps")
 
 
-def teacher_forced(model, prompt: tuple[int, ...], response: np.ndarray, temperature: float = 1.0) -> torch.Tensor:
+def teacher_forced(model, prompt: tuple[int, ...], response: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     """Log-probabilities of a response in one forward pass of the library's model."""
     ids = torch.tensor([*prompt, *response.tolist()])
     with torch.no_grad():
         logits = model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
-    return (logits / temperature).log_softmax(-1).gather(1, ids[len(prompt) :, None]).squeeze(1)
+    return (logits / temperature).log_softmax(-1).gather(1, ids[len(prompt) :, None]).squeeze(1).numpy()
+
+
+def assert_same(found: Tokens, expected: Tokens) -> None:
+    for name in ("ids", "log_probs", "versions"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+
+
+def test_tokens_join_in_order_and_are_cut_in_all_their_parts() -> None:
+    first = Tokens(np.array([4, 5], np.int32), np.array([-1, -2], np.float32), np.array([0, 1], np.int32))
+    second = Tokens(np.array([6], np.int32), np.array([-3], np.float32), np.array([2], np.int32))
+    joined = Tokens.join([first, second])
+    assert len(joined) == 3
+    assert_same(joined[1:], Tokens(*(np.array(part) for part in ([5, 6], [-2, -3], [1, 2]))))
+    assert_same(Tokens.join([]), NO_TOKENS)
 
 
 @pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
 def test_log_probabilities_are_those_of_a_whole_forward_pass(make_model, tokens, experts) -> None:
     model = make_model(experts=experts)
-    requests = [
-        GroupRequest(group, tuple(tokens(length, seed=group).tolist()), 3, 24, Sampling(temperature=0.7))
-        for group, length in enumerate([1, 5, 40])
-    ]
+    prompts = [tuple(tokens(length, seed=group).tolist()) for group, length in enumerate([1, 5, 40])]
     engine = engine_of(model)
-    engine.submit(requests)
+    for group, prompt in enumerate(prompts):
+        engine.submit(samples_of(group, prompt, 3, 24, Sampling(temperature=0.7)))
     finished = run(engine)
-    for request in requests:
-        for sequence in finished[request.group].sequences:
-            expected = teacher_forced(model, request.prompt, sequence.tokens, 0.7)
-            np.testing.assert_allclose(sequence.log_probs, expected.numpy(), atol=1e-4)
+    assert finished.keys() == {(group, index) for group in range(3) for index in range(3)}
+    for (group, _), completed in finished.items():
+        expected = teacher_forced(model, prompts[group], completed.tokens.ids, 0.7)
+        np.testing.assert_allclose(completed.tokens.log_probs, expected, atol=1e-4)
 
 
 def test_a_sequence_ends_at_the_end_token_or_at_its_limit(make_model) -> None:
     engine = engine_of(make_model())
-    engine.submit([GroupRequest(0, (3, 4, 5), 40, 12)])
-    [result] = run(engine).values()
-    assert len(result.sequences) == 40  # through 8 slots
-    ends = [sequence for sequence in result.sequences if not sequence.truncated]
-    assert 0 < len(ends) < 40
-    for sequence in result.sequences:
-        assert END not in sequence.tokens[:-1]
-        assert sequence.truncated == (sequence.tokens[-1] != END)
-        assert len(sequence.tokens) == 12 if sequence.truncated else len(sequence.tokens) <= 12
+    engine.submit(samples_of(0, (3, 4, 5), 40, 12))
+    finished = run(engine).values()
+    assert len(finished) == 40  # through 8 slots
+    assert 0 < sum(not completed.truncated for completed in finished) < 40
+    for completed in finished:
+        ids = completed.tokens.ids
+        assert END not in ids[:-1]
+        assert completed.truncated == (ids[-1] != END)
+        assert len(ids) == 12 if completed.truncated else len(ids) <= 12
 
 
 def test_greedy_samples_of_a_prompt_are_equal_and_sampled_ones_differ(make_model) -> None:
     engine = engine_of(make_model(), end_token=NEVER)
-    engine.submit([GroupRequest(0, (3, 4), 4, 16, Sampling(0.0)), GroupRequest(1, (3, 4), 4, 16)])
+    engine.submit(samples_of(0, (3, 4), 4, 16, GREEDY) + samples_of(1, (3, 4), 4, 16))
     finished = run(engine)
-    assert len({tuple(sequence.tokens) for sequence in finished[0].sequences}) == 1
-    assert len({tuple(sequence.tokens) for sequence in finished[1].sequences}) > 1
+    responses = [{tuple(finished[group, index].tokens.ids) for index in range(4)} for group in (0, 1)]
+    assert len(responses[0]) == 1
+    assert len(responses[1]) > 1
 
 
 def test_weights_change_in_the_middle_of_a_sequence_and_every_token_says_which_made_it(make_model, tokens) -> None:
@@ -82,38 +105,159 @@ def test_weights_change_in_the_middle_of_a_sequence_and_every_token_says_which_m
     reference = make_model(seed=0)
     prompt = tuple(tokens(7).tolist())
     engine = engine_of(model, end_token=NEVER)
-    engine.submit([GroupRequest(0, prompt, 2, 10)])
+    engine.submit(samples_of(0, prompt, 2, 10))
     for _ in range(4):
         engine.step()
     engine.load(other.state_dict(), version=5)
     assert engine.version == 5
-    [result] = run(engine).values()
-    for sequence in result.sequences:
+    for completed in run(engine).values():
         # The distribution of the fifth token was there already when the weights came.
-        assert sequence.versions.tolist() == [0] * 5 + [5] * 5
-        old = teacher_forced(reference, prompt, sequence.tokens)
-        np.testing.assert_allclose(sequence.log_probs[:5], old[:5].numpy(), atol=1e-4)
-        assert np.abs(sequence.log_probs[5:] - old[5:].numpy()).max() > 0.01
+        assert completed.tokens.versions.tolist() == [0] * 5 + [5] * 5
+        old = teacher_forced(reference, prompt, completed.tokens.ids)
+        np.testing.assert_allclose(completed.tokens.log_probs[:5], old[:5], atol=1e-4)
+        assert np.abs(completed.tokens.log_probs[5:] - old[5:]).max() > 0.01
 
 
-def test_a_group_is_born_with_its_first_token_and_not_when_it_is_queued(make_model) -> None:
+def test_a_sequence_starts_with_its_first_token_and_not_when_it_is_queued(make_model) -> None:
     engine = engine_of(make_model(), slots=2, end_token=NEVER)
-    engine.submit([GroupRequest(0, (3,), 2, 3), GroupRequest(1, (4,), 3, 2)])
-    assert engine.step().born == {0: 0}
+    engine.submit(samples_of(0, (3,), 2, 3) + samples_of(1, (4,), 3, 2))
+    assert engine.step().started == {(0, 0): 0, (0, 1): 0}
     engine.load(make_model(seed=1).state_dict(), version=1)
-    born = {}
+    started: list[tuple[SequenceId, int]] = []
     while engine.busy:
-        born |= engine.step().born
-    assert born == {1: 1}
+        started += engine.step().started.items()
+    assert started == [((1, 0), 1), ((1, 1), 1), ((1, 2), 1)]
 
 
-def test_more_samples_than_slots_are_one_birth(make_model) -> None:
+def test_more_samples_than_slots_start_once_each(make_model) -> None:
     engine = engine_of(make_model(), slots=2, end_token=NEVER)
-    engine.submit([GroupRequest(0, (3,), 5, 2)])
-    births = []
+    engine.submit(samples_of(0, (3,), 5, 2))
+    started: list[SequenceId] = []
     while engine.busy:
-        births += list(engine.step().born)
-    assert births == [0]
+        started += engine.step().started
+    assert started == [(0, index) for index in range(5)]
+
+
+@pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
+def test_a_greedy_sequence_goes_on_in_another_engine_as_if_it_had_stayed(make_model, tokens, experts) -> None:
+    prompt = tuple(tokens(7).tolist())
+    request = SequenceRequest((3, 1), prompt, 20, GREEDY)
+    stays, source, target = (engine_of(make_model(experts=experts), end_token=NEVER) for _ in range(3))
+    stays.submit([request])
+    [expected] = run(stays).values()
+    source.submit([request, *samples_of(4, prompt, 1, 20)])
+    for _ in range(8):
+        source.step()
+    taken = source.take([(3, 1)])
+    assert taken.keys() == {(3, 1)}
+    assert taken[3, 1].ids.tolist() == expected.tokens.ids[:8].tolist()
+    target.load(make_model(experts=experts).state_dict(), version=4)  # the same weights, by another name
+    target.submit([dataclasses.replace(request, kept=taken[3, 1])])
+    [completed] = run(target).values()
+    assert (completed.sequence, completed.truncated) == ((3, 1), True)
+    assert completed.tokens.ids.tolist() == expected.tokens.ids.tolist()
+    assert_same(completed.tokens[:8], taken[3, 1])
+    assert completed.tokens.versions.tolist() == [0] * 8 + [4] * 12
+    by_hand = teacher_forced(make_model(experts=experts), prompt, completed.tokens.ids)
+    np.testing.assert_allclose(completed.tokens.log_probs, by_hand, atol=1e-4)
+    assert run(source).keys() == {(4, 0)}  # nothing of it is left behind
+
+
+def test_after_a_hand_over_to_other_weights_each_token_has_the_log_probability_of_its_own(make_model, tokens) -> None:
+    prompt = tuple(tokens(9).tolist())
+    source, target = (engine_of(make_model(), end_token=NEVER) for _ in range(2))
+    source.load(make_model(seed=1).state_dict(), version=1)
+    target.load(make_model(seed=2).state_dict(), version=2)
+    source.submit(samples_of(0, prompt, 3, 24, Sampling(temperature=0.7)))
+    for _ in range(10):
+        source.step()
+    taken = source.take([(0, 0), (0, 2)])
+    target.submit([SequenceRequest(name, prompt, 24, Sampling(temperature=0.7), kept) for name, kept in taken.items()])
+    finished = run(target)
+    assert finished.keys() == {(0, 0), (0, 2)}
+    for name, completed in finished.items():
+        assert_same(completed.tokens[:10], taken[name])
+        assert completed.tokens.versions.tolist() == [1] * 10 + [2] * 14
+        for seed, part in ((1, slice(0, 10)), (2, slice(10, 24))):
+            expected = teacher_forced(make_model(seed=seed), prompt, completed.tokens.ids, 0.7)
+            np.testing.assert_allclose(completed.tokens.log_probs[part], expected[part], atol=1e-4)
+
+
+def test_a_kept_sequence_and_new_samples_of_its_group_are_admitted_together(make_model, tokens) -> None:
+    model, prompt = make_model(), tuple(tokens(6).tolist())
+    before = engine_of(model, end_token=NEVER)
+    before.submit(samples_of(0, prompt, 1, 12, GREEDY))
+    [whole] = run(before).values()
+    new = samples_of(0, prompt, 4, 12, GREEDY)
+    kept = {1: whole.tokens[:5], 3: whole.tokens[:8]}  # two lengths, between new ones
+    engine = engine_of(model, end_token=NEVER)
+    engine.submit([dataclasses.replace(request, kept=kept.get(request.sequence[1], NO_TOKENS)) for request in new])
+    first = engine.step()
+    assert first.started == {(0, 0): 0, (0, 2): 0}  # the others have their first token
+    assert first.tokens == 4
+    finished = run(engine)
+    assert len(finished) == 4
+    for completed in finished.values():
+        assert completed.tokens.ids.tolist() == whole.tokens.ids.tolist()
+        np.testing.assert_allclose(completed.tokens.log_probs, whole.tokens.log_probs, atol=1e-4)
+
+
+def test_progress_gives_every_new_token_once_wherever_its_slot_moves(make_model) -> None:
+    engine = engine_of(make_model(), slots=4, end_token=NEVER)
+    # The first slots empty first, so that the last ones move, and what waits fills up.
+    engine.submit([SequenceRequest((0, index), (3, 4), limit) for index, limit in enumerate((2, 4, 11, 12, 9, 10))])
+    parts: dict[SequenceId, list[Tokens]] = {}
+    finished: dict[SequenceId, Completed] = {}
+    for step in range(1, 40):
+        finished |= {completed.sequence: completed for completed in engine.step().finished}
+        if step % 3 == 0:
+            for name, grown in engine.progress().items():
+                assert name not in finished
+                assert len(grown) > 0
+                parts.setdefault(name, []).append(grown)
+            assert engine.progress() == {}
+    assert len(finished) == 6
+    assert parts.keys() == finished.keys() - {(0, 0)}  # over before anybody asked
+    for name, given_so_far in parts.items():
+        reported = Tokens.join(given_so_far)
+        assert len(reported) >= len(finished[name].tokens) - 3
+        assert_same(reported, finished[name].tokens[: len(reported)])
+
+
+def test_tokens_that_a_sequence_came_with_are_no_progress(make_model) -> None:
+    source, target = engine_of(make_model(), end_token=NEVER), engine_of(make_model(), end_token=NEVER)
+    source.submit(samples_of(0, (3, 4), 1, 12))
+    for _ in range(5):
+        source.step()
+    kept = source.take([(0, 0)])[0, 0]
+    assert source.progress() == {}
+    target.submit([SequenceRequest((0, 0), (3, 4), 12, kept=kept)])
+    for _ in range(2):
+        target.step()
+    [grown] = target.progress().values()
+    [completed] = run(target).values()
+    assert_same(grown, completed.tokens[5:7])
+
+
+def test_what_waits_is_taken_with_the_tokens_it_came_with_and_what_is_over_or_unknown_not_at_all(make_model) -> None:
+    engine = engine_of(make_model(), slots=1, end_token=NEVER)
+    kept = Tokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+    engine.submit(
+        [
+            SequenceRequest((0, 0), (3,), 1),
+            SequenceRequest((0, 1), (3,), 9),
+            SequenceRequest((1, 0), (3,), 9, kept=kept),
+            SequenceRequest((1, 1), (3,), 9),
+        ]
+    )
+    [over] = engine.step().finished
+    engine.step()
+    taken = engine.take([(0, 0), (0, 1), (1, 0), (1, 1), (7, 7)])
+    assert over.sequence == (0, 0)
+    assert {name: len(tokens) for name, tokens in taken.items()} == {(0, 1): 1, (1, 0): 2, (1, 1): 0}
+    assert_same(taken[1, 0], kept)
+    assert not engine.busy
+    assert engine.take([(0, 1)]) == {}
 
 
 def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_model) -> None:
@@ -136,42 +280,92 @@ def test_a_tensor_of_another_shape_is_refused_even_where_a_copy_would_stretch_it
 
 def test_a_request_that_does_not_fit_names_the_field_to_lower(make_model) -> None:
     with pytest.raises(ValueError, match=r"group 7: prompt 3 \+ response 94 tokens exceed the engine's 96"):
-        engine_of(make_model()).submit([GroupRequest(7, (3, 4, 5), 1, 94)])
+        engine_of(make_model()).submit(samples_of(7, (3, 4, 5), 1, 94))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_one_request_that_does_not_fit_keeps_all_of_them_out(make_model) -> None:
+    engine = engine_of(make_model())
+    with pytest.raises(ValueError, match="group 8"):
+        engine.submit([*samples_of(7, (3, 4), 2, 9), *samples_of(8, (3, 4), 1, 95)])
+    assert not engine.busy
+
+
+class History:
+    """Two engines, and what has happened to every sequence on either of them."""
+
+    def __init__(self, engines: Sequence[TorchEngine]) -> None:
+        self.engines = engines
+        self.requests: dict[SequenceId, SequenceRequest] = {}
+        self.dropped: set[SequenceId] = set()
+        self.kept: dict[SequenceId, Tokens] = {}
+        self.started: Counter[SequenceId] = Counter()
+        self.finished: dict[SequenceId, Completed] = {}
+
+    def submit(self, engine: TorchEngine, requests: Sequence[SequenceRequest]) -> None:
+        self.requests |= {request.sequence: request for request in requests}
+        engine.submit(requests)
+
+    def drop(self, engine: TorchEngine, name: SequenceId) -> None:
+        self.dropped |= engine.take([name, (999, 0)]).keys()
+
+    def hand_over(self, source: TorchEngine, target: TorchEngine, names: Sequence[SequenceId]) -> None:
+        taken = source.take(names)
+        self.kept |= taken
+        target.submit([dataclasses.replace(self.requests[name], kept=tokens) for name, tokens in taken.items()])
+
+    def step(self, engine: TorchEngine) -> None:
+        output = engine.step()
+        self.started.update(output.started.keys())
+        for completed in output.finished:
+            assert completed.sequence not in self.finished
+            self.finished[completed.sequence] = completed
+
+    def end(self) -> None:
+        while any(engine.busy for engine in self.engines):
+            for engine in self.engines:
+                self.step(engine)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_every_group_finishes_exactly_once_whatever_happens_around_it(make_model, data: st.DataObject) -> None:
-    engine = engine_of(make_model(), slots=data.draw(st.integers(1, 6)))
+def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_model, data: st.DataObject) -> None:
+    """On two engines: sequences are submitted, dropped, and handed from either to the other."""
+    history = History([engine_of(make_model(), slots=data.draw(st.integers(1, 6))) for _ in range(2)])
     weights = make_model(seed=1).state_dict()
-    requests: dict[int, GroupRequest] = {}
-    cancelled: set[int] = set()
-    finished: dict[int, GroupResult] = {}
-    for move in data.draw(st.lists(st.sampled_from(["submit", "step", "step", "cancel", "load"]), max_size=25)):
+    moves = st.sampled_from(["submit", "step", "step", "step", "drop", "hand over", "hand over", "load", "progress"])
+    for group, move in enumerate(data.draw(st.lists(moves, max_size=30))):
+        here, there = data.draw(st.permutations(history.engines))
+        known = sorted(history.requests)
         match move:
             case "submit":
-                prompt = tuple(data.draw(st.lists(st.integers(3, 20), min_size=1, max_size=5)))
-                request = GroupRequest(
-                    len(requests), prompt, data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
-                )
-                requests[request.group] = request
-                engine.submit([request])
-            case "cancel" if requests:
-                group = data.draw(st.sampled_from(sorted(requests)))
-                engine.cancel([group, 999])
-                cancelled |= {group} - finished.keys()
+                prompt = data.draw(st.lists(st.integers(3, 20), min_size=1, max_size=5))
+                samples, limit = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 6)))
+                history.submit(here, samples_of(group, prompt, samples, limit))
+            case "drop" if known:
+                history.drop(here, data.draw(st.sampled_from(known)))
+            case "hand over" if known:
+                names = data.draw(st.lists(st.sampled_from(known), unique=True, max_size=4))
+                history.hand_over(here, there, names)
             case "load":
-                engine.load(weights, engine.version + 1)
+                here.load(weights, here.version + 1)
+            case "progress":
+                assert not here.progress().keys() & history.finished.keys()
             case "step":
-                for result in engine.step().finished:
-                    assert result.group not in finished
-                    finished[result.group] = result
-    finished |= run(engine)
-    assert finished.keys() == requests.keys() - cancelled
-    for group, result in finished.items():
-        assert len(result.sequences) == requests[group].samples
-        for sequence in result.sequences:
-            assert 1 <= len(sequence.tokens) <= requests[group].max_tokens
-            assert (np.diff(sequence.versions) >= 0).all()
-            assert (sequence.log_probs <= 0).all()
-    assert dataclasses.astuple(engine.step()) == ((), {}, 0)
+                history.step(here)
+    history.end()
+    assert history.finished.keys() == history.requests.keys() - history.dropped
+    assert history.started.keys() >= history.finished.keys()
+    assert set(history.started.values()) <= {1}
+    for name, completed in history.finished.items():
+        tokens, kept = completed.tokens, history.kept.get(name)
+        assert 1 <= len(tokens) <= history.requests[name].max_tokens
+        assert len(tokens.ids) == len(tokens.log_probs) == len(tokens.versions)
+        assert (tokens.log_probs <= 0).all()
+        assert END not in tokens.ids[:-1]
+        if kept is None:
+            assert (np.diff(tokens.versions) >= 0).all()
+        else:
+            assert_same(tokens[: len(kept)], kept)
+    for engine in history.engines:
+        assert dataclasses.astuple(engine.step()) == ((), {}, 0)
+        assert engine.progress() == {}

@@ -5,18 +5,16 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
-from qwen35_trainer.rollout.base import Completed
+from qwen35_trainer.rollout.base import Completed, Tokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
 
 def sequence(*versions: int) -> Completed:
     length = len(versions)
-    return Completed(
-        np.arange(length, dtype=np.int32),
-        np.full(length, -0.5, dtype=np.float32),
-        np.array(versions, dtype=np.int32),
-        truncated=False,
+    tokens = Tokens(
+        np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32), np.array(versions, dtype=np.int32)
     )
+    return Completed((0, 0), tokens, truncated=False)
 
 
 def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:

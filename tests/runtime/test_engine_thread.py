@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.models.qwen3_5.build import build
-from qwen35_trainer.rollout.base import GroupRequest, GroupResult, RolloutEngine
+from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceRequest, Tokens
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineThread
 from qwen35_trainer.spec import Model
 
@@ -54,8 +55,8 @@ class Driven:
             self.collected.append(self.thread.drain())
 
     @property
-    def finished(self) -> list[GroupResult]:
-        return [result for collected in self.collected for result in collected.finished]
+    def finished(self) -> list[Completed]:
+        return [completed for collected in self.collected for completed in collected.finished]
 
 
 @pytest.fixture
@@ -66,34 +67,66 @@ def driven(tmp_path: Path) -> Iterator[Driven]:
     built.thread.close()
 
 
-def request(group: int, *, samples: int = 2, tokens: int = 6) -> GroupRequest:
-    return GroupRequest(group, (3, 4, 5), samples, tokens)
+def requests(group: int, *, samples: int = 2, tokens: int = 6) -> list[SequenceRequest]:
+    return [SequenceRequest((group, index), (3, 4, 5), tokens) for index in range(samples)]
 
 
-def test_every_group_comes_out_once_with_all_its_samples(driven):
+@pytest.fixture
+def reporting(monkeypatch) -> None:
+    """Unfinished sequences report their tokens at every step."""
+    monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.0)
+
+
+def test_every_sequence_comes_out_once_and_its_start_is_told(driven):
+    groups = [requests(group) for group in range(9)]
     for first in (0, 3, 6):
-        assert driven.do(lambda engine, first=first: engine.submit([request(first + n) for n in range(3)])) is None
-    driven.until(lambda: len(driven.finished) == 9)
-    assert sorted(result.group for result in driven.finished) == list(range(9))
-    assert {len(result.sequences) for result in driven.finished} == {2}
-    generated = sum(len(sequence.tokens) for result in driven.finished for sequence in result.sequences)
+        several = [request for group in groups[first : first + 3] for request in group]
+        assert driven.do(lambda engine, several=several: engine.submit(several)) is None
+    driven.until(lambda: len(driven.finished) == 18)
+    names = [(group, index) for group in range(9) for index in range(2)]
+    assert sorted(completed.sequence for completed in driven.finished) == names
+    generated = sum(len(completed.tokens) for completed in driven.finished)
     assert sum(collected.tokens for collected in driven.collected) == generated
-    assert {
-        group: version for collected in driven.collected for group, version in collected.born.items()
-    } == dict.fromkeys(range(9), 0)
+    started = [pair for collected in driven.collected for pair in collected.started.items()]
+    assert sorted(started) == [(name, 0) for name in names]
+
+
+def test_unfinished_sequences_report_their_tokens_now_and_then(driven, reporting):
+    driven.do(lambda engine: engine.submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)]))
+    driven.until(lambda: len(driven.finished) == 7)
+    for completed in driven.finished:
+        parts = [part for collected in driven.collected for part in collected.progress.get(completed.sequence, ())]
+        reported = Tokens.join(parts)
+        # All but the one that ended it, which comes with the whole.
+        assert len(reported) == len(completed.tokens) - 1
+        assert reported.ids.tolist() == completed.tokens.ids[:-1].tolist()
+        assert reported.log_probs.tolist() == completed.tokens.log_probs[:-1].tolist()
+
+
+def test_what_a_taken_sequence_has_reported_is_no_news_any_more(driven, reporting):
+    """It goes on with all its tokens: reported once more when it comes back, they would count twice."""
+
+    def step_and_take(engine: RolloutEngine) -> None:
+        engine.submit(requests(0, tokens=30))
+        driven.thread._step()  # in this call, so that the second step does not come before the taking
+        driven.thread.forget(engine.take([(0, 0)]))
+
+    assert driven.do(step_and_take) is None
+    driven.until(lambda: len(driven.finished) == 1)
+    assert {name for collected in driven.collected for name in collected.progress} == {(0, 1)}
 
 
 def test_draining_empties_the_outbox(driven):
-    driven.do(lambda engine: engine.submit([request(0)]))
-    driven.until(lambda: bool(driven.finished))
-    assert driven.thread.drain() == Collected((), {}, 0, ())
+    driven.do(lambda engine: engine.submit(requests(0)))
+    driven.until(lambda: len(driven.finished) == 2)
+    assert driven.thread.drain() == Collected()
 
 
 def test_a_call_that_fails_tells_its_caller_and_the_engine_goes_on(driven):
-    error = driven.do(lambda engine: engine.submit([request(0, tokens=400)]))
+    error = driven.do(lambda engine: engine.submit(requests(0, tokens=400)))
     assert isinstance(error, ValueError)
     assert "prompt 3 + response 400 tokens exceed the engine's 40" in str(error)
-    assert driven.do(lambda engine: engine.submit([request(1)])) is None
+    assert driven.do(lambda engine: engine.submit(requests(1))) is None
     driven.until(lambda: bool(driven.finished))
     assert driven.thread.failure is None
 
@@ -102,7 +135,7 @@ def test_new_weights_come_in_between_two_tokens_of_a_running_sequence(driven):
     weights = {name: tensor.clone() for name, tensor in driven.engine._model.state_dict().items()}
 
     def load_midway(engine: RolloutEngine) -> None:
-        engine.submit([request(0, samples=1, tokens=30)])
+        engine.submit(requests(0, samples=1, tokens=30))
         for _ in range(5):
             engine.step()
         engine.load(weights, 7)
@@ -110,19 +143,22 @@ def test_new_weights_come_in_between_two_tokens_of_a_running_sequence(driven):
     assert driven.do(load_midway) is None
     driven.until(lambda: bool(driven.finished))
     # The sixth token was drawn already from what the old weights computed.
-    assert driven.finished[0].sequences[0].versions.tolist() == [0] * 6 + [7] * 24
+    assert driven.finished[0].tokens.versions.tolist() == [0] * 6 + [7] * 24
 
 
-def test_a_cancelled_group_never_comes_out(driven):
-    def cancel_midway(engine: RolloutEngine) -> None:
-        engine.submit([request(0, tokens=30), request(1)])
+def test_a_taken_sequence_never_comes_out_and_its_tokens_are_handed_over(driven):
+    taken: dict[tuple[int, int], Tokens] = {}
+
+    def take_midway(engine: RolloutEngine) -> None:
+        engine.submit([*requests(0, samples=2, tokens=30), *requests(1)])
         engine.step()
-        engine.cancel([0])
+        taken.update(engine.take([(0, 0), (0, 1), (5, 5)]))
 
-    assert driven.do(cancel_midway) is None
+    assert driven.do(take_midway) is None
     driven.until(lambda: not driven.engine.busy)
     driven.collected.append(driven.thread.drain())
-    assert [result.group for result in driven.finished] == [1]
+    assert sorted(completed.sequence for completed in driven.finished) == [(1, 0), (1, 1)]
+    assert {name: len(tokens) for name, tokens in taken.items()} == {(0, 0): 1, (0, 1): 1}
 
 
 def test_a_dead_engine_is_reported_and_wakes_the_collector(driven):
@@ -131,15 +167,15 @@ def test_a_dead_engine_is_reported_and_wakes_the_collector(driven):
 
     driven.do(break_it)
     driven.news.clear()
-    driven.do(lambda engine: engine.submit([request(0)]))
+    driven.do(lambda engine: engine.submit(requests(0)))
     assert driven.news.wait(DEADLINE)
     assert isinstance(driven.thread.failure, AttributeError)
 
 
 def test_busy_time_is_the_time_that_sequences_ran(driven):
     before = time.time()
-    driven.do(lambda engine: engine.submit([request(0, samples=4, tokens=30)]))
-    driven.until(lambda: len(driven.finished) == 1)
+    driven.do(lambda engine: engine.submit(requests(0, samples=4, tokens=30)))
+    driven.until(lambda: len(driven.finished) == 4)
     intervals = [interval for collected in driven.collected for interval in collected.busy]
     assert intervals
     assert all(before <= start <= end <= time.time() for start, end in intervals)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
 from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime.rollout_worker import PROGRESS_SECONDS
+
+from .conftest import Ended
 
 BROKEN = """
 def score(prompt, response, answer, metadata):
@@ -31,6 +35,29 @@ def score(prompt, response, answer, metadata):
         time.sleep(3600)
     return float(len(response))
 """
+SLOW = """
+import time
+
+def score(prompt, response, answer, metadata):
+    time.sleep(0.05)
+    return float(len(response))
+"""
+NOTED = """
+from pathlib import Path
+
+def score(prompt, response, answer, metadata):
+    with Path(__file__).with_name("scored").open("a") as scored:
+        scored.write(prompt + "\\n")
+    return float(len(response))
+"""
+ENDLESS = {
+    "seed": 1,
+    "model.source.random": {"hiddenSize": 16, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
+    | {"characters": "0123456789>="},
+    "data.shuffle": False,
+    "rollout": {"engine": "Torch", "maxSequences": 2, "topK": 1},
+}
+"""With these weights the likeliest tokens go round in a circle of three: a response ends at its limit."""
 
 
 @pytest.fixture
@@ -108,36 +135,91 @@ def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(command, 
     assert ended.of(FinishRecord)[-1].outcome == "Failed"
 
 
-def test_a_full_disk_under_the_metrics_ends_the_run_and_tears_no_line(command, write, tmp_path, disk):
+def test_a_full_disk_under_the_run_folder_ends_the_run_and_tears_no_line(command, write, tmp_path, disk):
     folder = disk("64k")
     changes = {"train.updates": 200, "checkpoint": {"everyUpdates": 1000, "storage": {"path": str(tmp_path / "ckpt")}}}
     ended = command.run(write(tmp_path, changes, prompts=900), output=folder / "out")
     assert ended.code == 1
     metrics = folder / "out" / "metrics.jsonl"
-    assert f"{metrics}: cannot write to the metrics file: No space left on device" in ended.err
-    assert "Free space or choose another run folder, then resume" in ended.err
+    # The journal lies there too: now one needs the last page, now the other.
+    full = "No space left on device. Free space or choose another run folder, then resume"
+    full_journal = "No space left on device. Free space, or make the folder writable, then continue with --resume auto"
+    assert (
+        f"{metrics}: cannot write to the metrics file: {full}" in ended.err
+        or f"journal {folder / 'out' / 'journal'} was not written: {full_journal}" in ended.err
+    )
     assert "Traceback" not in ended.err
     assert metrics.read_bytes().endswith(b"\n")
     assert ended.records
 
 
-@pytest.mark.parametrize(
-    ("title", "message"),
-    [("ray::RolloutWorker", "rollout-0 was lost during"), ("ray::Driver", "the driver was lost")],
-)
-def test_a_process_that_is_killed_ends_the_run_by_name(command, write, tmp_path, title, message):
-    """In the middle of a reward that hangs, which must not outlive the run either."""
-    file = write(tmp_path, {"train.updates": 500, "checkpoint.everyUpdates": 2}, prompts=2100, reward=STUCK)
-    running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
-    running.wait_until((tmp_path / "stuck").exists, "call that hangs")
-    (victim,) = running.processes(title)
-    victim.kill()
-    ended = running.end()
+def _ended_by_name(ended: Ended, message: str) -> None:
     assert ended.code == 1
     assert message in ended.err
     assert "Traceback" not in ended.err
     assert ended.of(FinishRecord)[-1].outcome == "Failed"
     assert CheckpointStore(ended.folder / "checkpoints", 3).latest() is not None
+
+
+def test_a_driver_that_is_killed_ends_the_run_by_name(command, write, tmp_path):
+    """In the middle of a reward that hangs, which must not outlive the run either."""
+    file = write(tmp_path, {"train.updates": 500, "checkpoint.everyUpdates": 2}, prompts=2100, reward=STUCK)
+    running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
+    running.wait_until((tmp_path / "stuck").exists, "call that hangs")
+    (victim,) = running.processes("ray::Driver")
+    victim.kill()
+    _ended_by_name(running.end(), "the driver was lost")
+
+
+def test_a_train_worker_that_is_killed_ends_the_run_by_name(command, write, tmp_path):
+    file = write(tmp_path, {"train.updates": 500, "checkpoint.everyUpdates": 2}, prompts=2100)
+    running = command.start("run", file, output=tmp_path / "out")
+    running.wait_for("update=4/")
+    (victim,) = running.processes("ray::TrainWorker")
+    victim.kill()
+    _ended_by_name(running.end(), "the train pool was lost during")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_rollout_replica_that_is_killed_is_replaced_and_every_prompt_trains_once(command, write, tmp_path, replicas):
+    changes = {"rollout.nodes": replicas, "train.updates": 16}
+    running = command.start("run", write(tmp_path, changes, reward=SLOW), output=tmp_path / "out")
+    running.wait_for("update=4/")
+    running.processes("ray::RolloutWorker")[0].kill()
+    ended = running.end()
+    assert ended.code == 0, ended.err
+    assert "its sequences go on elsewhere" in (ended.folder / "logs" / "driver.log").read_text()
+    updates = ended.of(UpdateRecord)
+    assert [record.update for record in updates] == list(range(1, 17))
+    assert max(record.lag_max for record in updates) <= 2
+    progress = ended.progress(16)
+    assert (sum(record.prompts for record in updates), progress["position"], progress["pending"]) == (64, 64, [])
+
+
+def test_tokens_outlive_the_replica_that_generated_them(command, write, tmp_path):
+    """Two groups, one after the other on one replica, which is killed within the second, after version 1 has come.
+
+    What takes its place knows version 1 only: tokens of version 0 in the second update are those of the dead.
+    """
+    changes = {
+        "data.maxResponseTokens": 3000,
+        "algorithm.groupSize": 2,
+        "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchPerDevice": 2}},
+        "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1},
+    }
+    running = command.start("run", write(tmp_path, ENDLESS | changes, reward=NOTED), output=tmp_path / "out")
+    metrics = tmp_path / "out" / "metrics.jsonl"
+    running.wait_until(lambda: metrics.exists() and '"version 1"' in metrics.read_text(), "publication")
+    time.sleep(2 * PROGRESS_SECONDS)  # tokens are reported at least once
+    running.processes("ray::RolloutWorker")[0].kill()
+    scored = (tmp_path / "scored").read_text().split()
+    ended = running.end()
+    assert len(scored) == 2, "the second group was not under way any more"
+    assert ended.code == 0, ended.err
+    first, second = ended.of(UpdateRecord)
+    assert (first.lag_histogram, second.response_tokens_mean) == ({0: 6000}, 3000.0)
+    assert second.lag_histogram.keys() == {0, 1}
+    assert sum(second.lag_histogram.values()) == 6000
 
 
 @pytest.fixture(scope="module")

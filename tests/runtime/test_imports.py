@@ -30,7 +30,8 @@ def test_the_core_imports_without_frameworks(package):
         f"import pkgutil, importlib, qwen35_trainer.{package} as package\n"
         "for module in pkgutil.walk_packages(package.__path__, package.__name__ + '.'): importlib.import_module(module.name)"
     )
-    assert imported_by(walk, "torch", "ray", "vllm", "kubernetes", "transformers", "numpy") == set()
+    arrays = () if package == "simulate" else ("numpy",)
+    assert imported_by(walk, "torch", "ray", "vllm", "kubernetes", "transformers", *arrays) == set()
 
 
 def test_the_driver_imports_without_torch():

@@ -34,6 +34,12 @@ async def score(prompt, response, answer, metadata):
     await asyncio.sleep(1.0 if answer in "07" else 0.02)
     return float(len(response)) + response.count("1")
 """
+PARTLY_CONSTANT = """
+def score(prompt, response, answer, metadata):
+    return 0.5 if answer in "05" else float(sum(map(int, filter(str.isdigit, response))))
+"""
+MANY_CHARACTERS = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
+"""An end token is one in five hundred: responses are long."""
 
 
 @contextlib.contextmanager
@@ -100,6 +106,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
         "run.id",
         "metrics.jsonl",
         "checkpoints",
+        "journal",
         "tensorboard",
         "logs",
         "summary.json",
@@ -199,6 +206,60 @@ def test_after_missed_deadlines_every_prompt_has_still_left_once(straggling):
     progress = straggling.ended.progress(12)
     assert (progress["position"], progress["pending"]) == (48, [])
     assert sum(record.prompts for record in straggling.ended.of(UpdateRecord)) == 48
+
+
+@pytest.fixture(scope="module")
+def lane(command, write, tmp_path_factory):
+    """One replica, and a lane of one with two threads: what has 8 tokens when it reports moves there."""
+    changes = {
+        "model.source.random.characters": MANY_CHARACTERS + "0123456789=",
+        "data.maxResponseTokens": 400,
+        "rollout": {"engine": "Torch", "maxSequences": 16, "nodes": 3}
+        | {"lane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},
+        "train.batch.microBatchPerDevice": 4,
+    }
+    return command.run(
+        write(
+            tmp_path_factory.mktemp("lane"),
+            changes,
+            reward="score = lambda prompt, response, answer, metadata: float(len(response))\n",
+        )
+    )
+
+
+def test_stragglers_move_to_the_lane_and_finish_there(lane):
+    assert lane.code == 0, lane.err
+    assert {span.lane for span in lane.of(SpanRecord) if span.kind == "generate"} == {"rollout-0", "lane-0"}
+    assert max(record.response_tokens_mean for record in lane.of(UpdateRecord)) > 100
+
+
+def test_with_a_lane_every_prompt_trains_once_within_the_bound(lane):
+    assert lane.summary["maxTokenLag"] <= 2
+    progress = lane.progress(3)
+    assert (progress["position"], progress["pending"]) == (12, [])
+    assert sum(record.prompts for record in lane.of(UpdateRecord)) == 12
+
+
+@pytest.fixture(scope="module")
+def filtered(command, write, tmp_path_factory):
+    """A fifth of the prompts are worth the same whatever the response."""
+    changes = {"train.updates": 8, "algorithm.dynamicSampling": True}
+    return command.run(write(tmp_path_factory.mktemp("filtered"), changes, reward=PARTLY_CONSTANT))
+
+
+def test_groups_without_signal_are_replaced_by_others(filtered):
+    assert filtered.code == 0, filtered.err
+    updates = filtered.of(UpdateRecord)
+    assert [record.prompts for record in updates] == [4] * 8
+    assert [record.groups_without_signal for record in updates] == [0] * 8
+    assert sum(record.groups_left.get("filtered", 0) for record in updates) > 0
+
+
+def test_every_prompt_has_been_trained_or_filtered(filtered):
+    left = filtered.summary["groupsLeft"]
+    progress = filtered.progress(8)
+    assert left.keys() == {"filtered"}
+    assert (progress["position"], progress["pending"]) == (8 * 4 + left["filtered"], [])
 
 
 def test_a_gym_task_trains_with_its_own_scorer(command, write, tmp_path):

@@ -1,65 +1,433 @@
-"""Which replica gets a group. Replicas are stand-ins for the remote actors, with the calls that the pool makes."""
+"""Replicas come, load, are lost and replaced. They are stand-ins for the remote actors, with the calls that the pool makes."""
 
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
-from qwen35_trainer.rollout.base import GroupRequest
-from qwen35_trainer.runtime.rollout_pool import RolloutPool
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.rollout.base import NO_TOKENS, Completed, SequenceId, SequenceRequest, Tokens
+from qwen35_trainer.runtime.rollout_pool import MOST_LOSSES, Limits, Replica, RolloutPool, replica_names
+from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
+from qwen35_trainer.weights.publication import Publication, WeightManifest
+
+PATIENCE = 20.0
+FINISHED = Collected(finished=(Completed((0, 0), NO_TOKENS, truncated=False),))
+REQUEST = SequenceRequest((0, 0), (3,), 8)
 
 
-@dataclass
-class Remote:
-    """`actor.submit.remote(…)`, answered at once."""
+class Call:
+    """`actor.method.remote(…)`: under way at once, answered unless the actor dies before."""
 
-    groups: list[int] = field(default_factory=list)
+    def __init__(self, actor: "Actor", act: Callable[..., Coroutine[Any, Any, object]]) -> None:
+        self._actor, self._act = actor, act
+
+    def remote(self, *arguments: object) -> asyncio.Future[object]:
+        return asyncio.ensure_future(self._answer(*arguments))
+
+    async def _answer(self, *arguments: object) -> object:
+        work = asyncio.ensure_future(self._act(*arguments))
+        died = asyncio.ensure_future(self._actor.died.wait())
+        await asyncio.wait({work, died}, return_when=asyncio.FIRST_COMPLETED)
+        died.cancel()
+        if self._actor.died.is_set():
+            work.cancel()
+            raise RayActorError(error_msg="its process ended")
+        return work.result()
+
+
+class Actor:
+    """A replica's process. `hangs` names methods that never answer; `loading` is unset while `load` takes its time."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.died, self.loading = asyncio.Event(), asyncio.Event()
+        self.loading.set()
+        self.hangs: set[str] = set()
+        self.news: asyncio.Queue[Collected | Exception] = asyncio.Queue()
+        self.loaded: list[int] = []
+        self.submitted: list[SequenceId] = []
+
+    def __getattr__(self, name: str) -> Call:
+        return Call(self, getattr(type(self), f"do_{name}").__get__(self))
+
+    async def do_ready(self) -> str:
+        await self._hang("ready")
+        return self.host
+
+    async def do_load(self, manifest: WeightManifest, *buckets: object) -> None:
+        await self._hang("load")
+        await self.loading.wait()
+        self.loaded.append(manifest.version)
+
+    async def do_collect(self, wait_seconds: float) -> Collected:
+        try:
+            news = await asyncio.wait_for(self.news.get(), wait_seconds)
+        except TimeoutError:
+            return Collected()
+        if isinstance(news, Exception):
+            raise news
+        return news
+
+    async def do_submit(self, requests: list[SequenceRequest]) -> None:
+        await self._hang("submit")
+        self.submitted += [request.sequence for request in requests]
+
+    async def do_take(self, sequences: list[SequenceId]) -> dict[SequenceId, Tokens]:
+        await self._hang("take")
+        return dict.fromkeys(sequences, NO_TOKENS)
+
+    async def _hang(self, method: str) -> None:
+        if method in self.hangs:
+            await asyncio.Event().wait()
+
+
+class Crew:
+    """Who hears of the replicas."""
+
+    def __init__(self) -> None:
+        self.events: list[on.Event] = []
+        self.news: list[tuple[int, Collected]] = []
+        self.losses: list[int] = []
+
+    def tell(self, event: on.Event) -> None:
+        self.events.append(event)
+
+    def collected(self, replica: Replica, news: Collected) -> None:
+        self.news.append((replica.number, news))
+
+    def lost(self, replica: Replica) -> None:
+        self.losses.append(replica.number)
+
+    def of[E](self, kind: type[E]) -> list[E]:
+        return [event for event in self.events if isinstance(event, kind)]
 
     @property
-    def submit(self) -> "Remote":
-        return self
-
-    async def remote(self, requests: list[GroupRequest]) -> None:
-        self.groups += [request.group for request in requests]
+    def leaving(self) -> dict[int, bool]:
+        """What each replica was told last."""
+        return {event.worker: event.leaving for event in self.of(on.WorkerLeaving)}
 
 
-@pytest.fixture
-def actors() -> list[Remote]:
-    return [Remote(), Remote(), Remote()]
+class Over(Exception):
+    """Ends the tasks of a pool."""
 
 
-@pytest.fixture
-def pool(actors) -> RolloutPool:
-    return RolloutPool(actors, ["pod-a", "pod-b", "pod-c"], call_seconds=60.0, publish_seconds=60.0)
+def end() -> None:
+    raise Over
 
 
-def groups(first: int, count: int) -> list[GroupRequest]:
-    return [GroupRequest(group, (1,), samples=4, max_tokens=8) for group in range(first, first + count)]
+class Cluster:
+    """A pool, and the processes that it started. Replica n is on the host `pod-n` unless `hosts` says otherwise."""
+
+    def __init__(self, *, target: int = 1, lanes: int = 0, seconds: float = PATIENCE) -> None:
+        self.crew = Crew()
+        self.actors: dict[int, Actor] = {}
+        self.hosts: dict[int, str] = {}
+        self.names: dict[int, str] = {}
+        self.prepare: Callable[[Actor], None] = lambda actor: None
+        limits = Limits(slots=5, start=seconds, call=seconds, publish=seconds)
+        self.pool = RolloutPool(self.spawn, self.crew, limits, target=target, lanes=lanes)
+
+    def spawn(self, number: int, name: str, lane: bool) -> Replica:
+        self.actors[number] = Actor(self.hosts.get(number, f"pod-{number}"))
+        self.names[number] = name
+        self.prepare(self.actors[number])
+        return Replica(number, name, self.actors[number], lane)
+
+    @asynccontextmanager
+    async def running(self, version: int = 0, first: Iterable[Replica] = ()) -> AsyncIterator[None]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self.pool.run(tasks, weights(version), first)
+                yield
+                end()
+        except* Over:
+            pass
+
+    async def joined(self, count: int) -> None:
+        """Until so many replicas have joined, counted from the start."""
+        await until(lambda: len(self.crew.of(on.WorkerJoined)) >= count)
 
 
-async def test_groups_are_spread_by_load(pool, actors):
-    await pool.submit(groups(0, 6))
-    assert [len(actor.groups) for actor in actors] == [2, 2, 2]
+def weights(version: int) -> Publication:
+    return Publication(WeightManifest(version, (), ()), ())
 
 
-async def test_a_leaving_pod_gets_no_more_groups(pool, actors):
-    pool.leaving = frozenset({"pod-b"})
-    await pool.submit(groups(0, 6))
-    assert [len(actor.groups) for actor in actors] == [3, 0, 3]
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110, anything may make it true
+            await asyncio.sleep(0.001)
 
 
-async def test_when_all_leave_the_training_goes_on_with_what_there_is(pool, actors):
-    pool.leaving = frozenset({"pod-a", "pod-b", "pod-c", "pod-of-yesterday"})
-    await pool.submit(groups(0, 6))
-    assert [len(actor.groups) for actor in actors] == [2, 2, 2]
+async def settled() -> None:
+    """Everything that can happen without time has happened."""
+    for _ in range(50):
+        await asyncio.sleep(0)
 
 
-async def test_a_pod_that_stays_after_all_gets_groups_again(pool, actors):
-    pool.leaving = frozenset({"pod-a"})
-    await pool.submit(groups(0, 4))
-    pool.leaving = frozenset()
-    await pool.submit(groups(4, 2))
-    assert actors[0].groups == [4, 5]
+@pytest.fixture(autouse=True)
+def killing(monkeypatch) -> None:
+    """Ray ends stand-ins as it ends actors."""
+    monkeypatch.setattr(ray, "kill", lambda actor: actor.died.set())
 
 
-def test_hosts_are_told_by_replica(pool):
-    assert pool.hosts == {"rollout-0": "pod-a", "rollout-1": "pod-b", "rollout-2": "pod-c"}
+async def test_a_replica_joins_with_the_weights_loaded():
+    cluster = Cluster(target=2, lanes=1)
+    async with cluster.running(version=3):
+        await cluster.joined(3)
+    assert [actor.loaded for actor in cluster.actors.values()] == [[3]] * 3
+    assert sorted(cluster.crew.of(on.WorkerJoined), key=lambda event: event.worker) == [
+        on.WorkerJoined(0, 5, 3),
+        on.WorkerJoined(1, 5, 3),
+        on.WorkerJoined(2, 5, 3, lane=True),
+    ]
+    assert cluster.pool.hosts == {"rollout-0": "pod-0", "rollout-1": "pod-1", "lane-0": "pod-2"}
+    assert cluster.pool.names == {0: "rollout-0", 1: "rollout-1", 2: "lane-0"}
+
+
+async def test_replicas_whose_actors_started_before_are_not_started_again():
+    cluster = Cluster(target=2)
+    first = [cluster.spawn(number, name, lane=False) for number, name in enumerate(replica_names(2))]
+    async with cluster.running(first=first):
+        await cluster.joined(2)
+        cluster.actors[0].died.set()
+        await cluster.joined(3)
+    assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-0"}
+
+
+async def test_news_reach_the_crew_with_the_replica_that_sent_them():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.actors[1].news.put_nowait(FINISHED)
+        await until(lambda: bool(cluster.crew.news))
+    assert cluster.crew.news[0] == (1, FINISHED)
+
+
+async def test_every_replica_tells_when_it_has_loaded_a_publication():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.actors[0].loading.clear()
+        cluster.pool.publish(weights(1))
+        await settled()
+        assert cluster.crew.of(on.Loaded) == [on.Loaded(1, 1)]
+        cluster.actors[0].loading.set()
+        await until(lambda: len(cluster.crew.of(on.Loaded)) == 2)
+    assert cluster.crew.of(on.Loaded)[1] == on.Loaded(0, 1)
+
+
+async def test_a_publication_that_comes_while_a_replica_loads_is_loaded_before_it_joins():
+    cluster = Cluster()
+    cluster.prepare = lambda actor: actor.loading.clear()
+    async with cluster.running():
+        await settled()
+        cluster.pool.publish(weights(1))
+        cluster.pool.publish(weights(2))
+        cluster.actors[0].loading.set()
+        await cluster.joined(1)
+    assert cluster.actors[0].loaded == [0, 2]
+    assert cluster.crew.events == [on.WorkerJoined(0, 5, 2)]
+
+
+async def test_a_lost_replica_is_told_of_once_and_another_comes_in_its_place_with_the_newest_weights():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.pool.publish(weights(4))
+        await until(lambda: len(cluster.crew.of(on.Loaded)) == 2)
+        lost = cluster.actors[1]
+        lost.hangs.add("take")
+        taking = asyncio.create_task(cluster.pool.take(1, [(0, 0)]))
+        cluster.pool.submit(1, [REQUEST])
+        await settled()
+        lost.died.set()
+        assert await taking is None
+        await cluster.joined(3)
+        await settled()
+        assert cluster.crew.losses == [1]
+        assert len(cluster.pool) == 2
+    assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-1"}
+    assert cluster.crew.of(on.WorkerJoined)[-1] == on.WorkerJoined(2, 5, 4)
+    assert cluster.actors[2].loaded == [4]
+
+
+async def test_a_replica_whose_engine_failed_is_ended_and_replaced():
+    cluster = Cluster()
+    async with cluster.running():
+        await cluster.joined(1)
+        cluster.actors[0].news.put_nowait(EngineFailed("rollout-0: RuntimeError: no memory"))
+        await cluster.joined(2)
+        assert cluster.actors[0].died.is_set()
+    assert cluster.crew.losses == [0]
+
+
+async def test_a_replica_lost_before_it_joined_is_replaced_and_nobody_is_told():
+    cluster = Cluster()
+    cluster.prepare = lambda actor: actor.loading.clear()
+    async with cluster.running():
+        await settled()
+        cluster.prepare = lambda actor: None
+        cluster.actors[0].died.set()
+        await cluster.joined(1)
+    assert cluster.crew.losses == []
+    assert cluster.crew.events == [on.WorkerJoined(1, 5, 0)]
+
+
+async def test_a_lane_replica_is_replaced_by_a_lane_replica():
+    cluster = Cluster(target=1, lanes=2)
+    async with cluster.running():
+        await cluster.joined(3)
+        cluster.actors[2].died.set()
+        await cluster.joined(4)
+    assert cluster.names == {0: "rollout-0", 1: "lane-0", 2: "lane-1", 3: "lane-1"}
+    assert cluster.crew.of(on.WorkerJoined)[-1] == on.WorkerJoined(3, 5, 0, lane=True)
+
+
+async def test_one_loss_after_the_other_ends_the_run_with_the_last_reason():
+    cluster = Cluster()
+
+    async def lose_one_after_the_other() -> None:
+        async with cluster.running():
+            for number in range(MOST_LOSSES):
+                await cluster.joined(number + 1)
+                cluster.actors[number].news.put_nowait(EngineFailed(f"reason {number}"))
+            await cluster.joined(MOST_LOSSES + 1)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await lose_one_after_the_other()
+    [error] = raised.value.exceptions
+    assert str(error) == f"rollout-0 was lost {MOST_LOSSES} times in a row; the last: reason {MOST_LOSSES - 1}"
+
+
+async def test_a_node_that_takes_many_replicas_with_it_at_once_does_not_end_the_run():
+    cluster = Cluster(target=MOST_LOSSES + 1)
+    async with cluster.running():
+        await cluster.joined(MOST_LOSSES + 1)
+        for actor in list(cluster.actors.values()):
+            actor.died.set()
+        await cluster.joined(2 * (MOST_LOSSES + 1))
+
+
+async def test_losses_between_which_a_sequence_finished_are_not_in_a_row():
+    cluster = Cluster()
+    async with cluster.running():
+        for number in range(2 * MOST_LOSSES):
+            await cluster.joined(number + 1)
+            cluster.actors[number].news.put_nowait(FINISHED)
+            cluster.actors[number].news.put_nowait(EngineFailed("again"))
+        await cluster.joined(2 * MOST_LOSSES + 1)
+
+
+@pytest.mark.parametrize("method", ["submit", "take", "load"])
+async def test_a_replica_with_a_call_that_hangs_is_ended_and_replaced(method):
+    cluster = Cluster(seconds=0.05)
+    async with cluster.running():
+        await cluster.joined(1)
+        cluster.actors[0].hangs.add(method)
+        match method:
+            case "submit":
+                cluster.pool.submit(0, [REQUEST])
+            case "take":
+                assert await cluster.pool.take(0, [(0, 0)]) is None
+            case "load":
+                cluster.pool.publish(weights(1))
+        await cluster.joined(2)
+        assert cluster.actors[0].died.is_set()
+    assert cluster.crew.losses == [0]
+    assert cluster.crew.of(on.Loaded) == []
+    assert cluster.crew.of(on.WorkerJoined)[-1].version == (1 if method == "load" else 0)
+
+
+async def test_what_a_lost_replica_is_told_goes_nowhere():
+    """The coordinator may not have heard of it yet."""
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.actors[0].died.set()
+        await until(lambda: cluster.crew.losses == [0])
+        cluster.pool.submit(0, [REQUEST])
+        cluster.pool.cancel(0, [(0, 0)])
+        assert await cluster.pool.take(0, [(0, 0)]) is None
+        cluster.pool.submit(1, [REQUEST])
+        await settled()
+    assert (cluster.actors[0].submitted, cluster.actors[1].submitted) == ([], [(0, 0)])
+
+
+async def test_the_pool_grows_at_once_and_does_not_shrink_by_itself():
+    cluster = Cluster(target=1)
+    cluster.pool.resize(2)  # before it began
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.pool.resize(3)
+        await cluster.joined(3)
+        cluster.pool.resize(1)
+        await settled()
+        assert len(cluster.pool) == 3
+        assert not any(actor.died.is_set() for actor in cluster.actors.values())
+        # Of those too many, the lost are not replaced.
+        cluster.actors[0].died.set()
+        cluster.actors[2].died.set()
+        await until(lambda: len(cluster.pool) == 1)
+        await settled()
+    cluster.pool.resize(9)  # after it ended
+    await settled()
+    assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-2"}
+
+
+async def test_replicas_on_leaving_hosts_take_no_more_and_take_again_when_these_stay():
+    cluster = Cluster(target=3, lanes=1)
+    cluster.hosts = {3: "pod-1"}
+    async with cluster.running():
+        await cluster.joined(4)
+        cluster.pool.leave(frozenset({"pod-1"}))
+        assert cluster.crew.leaving == {0: False, 1: True, 2: False, 3: True}
+        cluster.pool.leave(frozenset())
+        assert not any(cluster.crew.leaving.values())
+
+
+async def test_nobody_leaves_when_all_would():
+    cluster = Cluster(target=2, lanes=1)
+    async with cluster.running():
+        await cluster.joined(3)
+        # The lane, which is to stay, takes stragglers only.
+        cluster.pool.leave(frozenset({"pod-0", "pod-1", "pod-of-yesterday"}))
+        assert not any(cluster.crew.leaving.values())
+
+
+async def test_those_that_had_to_stay_leave_once_another_has_come():
+    cluster = Cluster(target=1)
+    async with cluster.running():
+        await cluster.joined(1)
+        cluster.pool.leave(frozenset({"pod-0"}))
+        assert cluster.crew.leaving == {0: False}
+        cluster.pool.resize(2)
+        await cluster.joined(2)
+        assert cluster.crew.leaving == {0: True, 1: False}
+
+
+async def test_those_that_leave_go_on_when_the_last_that_stayed_is_lost():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        cluster.pool.leave(frozenset({"pod-0"}))
+        assert cluster.crew.leaving == {0: True, 1: False}
+        cluster.prepare = lambda actor: actor.loading.clear()
+        cluster.actors[1].died.set()
+        await until(lambda: cluster.crew.losses == [1])
+        assert cluster.crew.leaving[0] is False
+        cluster.actors[2].loading.set()
+        await cluster.joined(3)
+        assert cluster.crew.leaving[0] is True
+
+
+async def test_a_replica_that_comes_on_a_leaving_host_takes_nothing():
+    cluster = Cluster(target=2)
+    cluster.pool.leave(frozenset({"pod-1"}))
+    async with cluster.running():
+        await cluster.joined(2)
+        assert cluster.crew.leaving[1] is True

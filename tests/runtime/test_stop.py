@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from qwen35_trainer.data.prompts import PromptOrder
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.pipeline.journal import recover
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
+from qwen35_trainer.runtime.checkpoint import CheckpointStore
 
 PROMPTS, PER_UPDATE, GROUP = 120, 4, 4
 LOGGED = """
@@ -26,11 +28,11 @@ def score(prompt, response, answer, metadata):
     return float(response[:1] == answer)
 """
 HANGING = """
-import time
+import asyncio
 
-def score(prompt, response, answer, metadata):
+async def score(prompt, response, answer, metadata):
     if len(prompt) == 7:  # a validation prompt
-        time.sleep(3600)
+        await asyncio.sleep(3600)
     return 1.0
 """
 
@@ -161,11 +163,24 @@ def _flatten(path: str, value: object, into: dict[str, object]) -> None:
         into[path] = value
 
 
-def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_path):
+def test_a_signal_does_not_wait_for_an_evaluation_that_takes_long(command, write, tmp_path):
     changes = {"data.validation": [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]}
-    file = write(tmp_path, changes, reward=HANGING)
+    file = write(tmp_path, changes | {"train.updates": 500, "evaluation": {"maxPrompts": 4}}, reward=HANGING)
     running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
     running.wait_for("update=1/")
+    running.signal(signal.SIGINT)
+    ended = running.end()
+    assert ended.code == 0, ended.err
+    assert ended.of(FinishRecord)[-1].outcome == "Stopped"
+    assert ended.of(CheckpointRecord)[-1].update == ended.of(UpdateRecord)[-1].update
+
+
+def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_path):
+    """The train worker answers nothing, as on a node that hangs: the checkpoint of the first signal never comes."""
+    running = command.start("run", write(tmp_path, {"train.updates": 500}, prompts=2100), output=tmp_path / "out")
+    running.wait_for("update=1/")
+    (worker,) = running.processes("ray::TrainWorker")
+    worker.suspend()
     running.signal(signal.SIGINT)
     running.wait_for("phase=stopping after this update")
     running.signal(signal.SIGTERM)
@@ -173,6 +188,47 @@ def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_
     assert ended.code == 130
     assert ended.err.strip().endswith("ended by a second signal; nothing since the last checkpoint was kept")
     assert not list((tmp_path / "out").glob("checkpoints/.*"))
+
+
+@pytest.fixture(scope="module")
+def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
+    """All prompts of one epoch, in two attempts: everything is killed at once, and to the end."""
+    folder = tmp_path_factory.mktemp("crashed")
+    changes = {"train.updates": PROMPTS // PER_UPDATE, "checkpoint": {"everyUpdates": 4, "keep": 2}}
+    file = write(folder, changes, prompts=PROMPTS, reward=LOGGED)
+    first = command.start("run", file, output=folder / "out")
+    first.wait_for("update=7/")
+    first.signal(signal.SIGKILL, group=True)
+    first.kill()  # what is in groups of its own
+    saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
+    journal = (folder / "out" / "journal").read_bytes()
+    (folder / "scores.txt").unlink()
+    return SimpleNamespace(
+        saved=saved,
+        journal=journal,
+        finished=command.run(file, "--resume", "auto"),
+        scored=(folder / "scores.txt").read_text().split(),
+    )
+
+
+def test_after_a_crash_the_run_goes_on_from_its_checkpoint_and_its_journal(crashed):
+    assert crashed.finished.code == 0, crashed.finished.err
+    assert crashed.saved.progress.update >= 4
+    assert b'{"t":%d,' % crashed.saved.progress.batch in crashed.journal  # more had trained than was saved
+    updates = surviving_updates(crashed.finished.records)
+    assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))
+    assert max(record.lag_max for record in updates) <= 2
+
+
+def test_after_a_crash_every_prompt_trains_exactly_once(crashed):
+    start = recover(crashed.journal, crashed.saved.progress.batch)
+    trained = set(range(start.position)) - set(start.pending)
+    assert len(trained) == crashed.saved.progress.update * PER_UPDATE
+    order = PromptOrder(PROMPTS)
+    text = [f"{order.prompt_index(position)}=" for position in range(PROMPTS)]
+    assert Counter(crashed.scored) == {text[position]: GROUP for position in set(range(PROMPTS)) - trained}
+    end = crashed.finished.progress(PROMPTS // PER_UPDATE)
+    assert (end["position"], end["pending"]) == (PROMPTS, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -31,7 +31,6 @@ PLACES = {
     "spec.data.train[0].files.volume",
     "spec.rollout.engine",
     "spec.rollout.tensorParallel",
-    "spec.rollout.lane",
     "spec.train.engine",
     "spec.train.parallelism",
     "spec.train.batch.removePadding",
@@ -47,6 +46,11 @@ def test_all_that_needs_a_cluster_is_listed_at_once(write, tmp_path):
 
 def test_what_runs_anywhere_is_not_refused(write, tmp_path):
     assert unsupported(load_manifest(write(tmp_path))) == []
+
+
+def test_a_lane_between_replicas_of_more_and_fewer_threads_runs_here(write, tmp_path):
+    changes = {"rollout.nodes": 3, "rollout.lane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 2}}
+    assert unsupported(load_manifest(write(tmp_path, changes))) == []
 
 
 @pytest.mark.parametrize("mode", ["Colocated", "SFT"])

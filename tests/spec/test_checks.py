@@ -49,6 +49,16 @@ CASES = {
         "spec.async.onMissedDeadline",
         {**SFT, "async": {"onMissedDeadline": "Wait"}},
     ),
+    "adaptive dispatch in colocated mode": (
+        {"mode": "Colocated", "async": {"adaptiveDispatch": True}},
+        "spec.async.adaptiveDispatch",
+        {"mode": "Colocated", "async": {"adaptiveDispatch": False}},
+    ),
+    "a filter that leaves nothing": (
+        {"algorithm": {"advantage": "ReinforcePlusPlus", "groupSize": 1, "dynamicSampling": True}},
+        "spec.algorithm.dynamicSampling",
+        {"algorithm": {"advantage": "ReinforcePlusPlus", "groupSize": 2, "dynamicSampling": True}},
+    ),
     "partial rollout in colocated mode": (
         {"mode": "Colocated", "async": {"partialRollout": True}},
         "spec.async.partialRollout",

@@ -172,6 +172,8 @@ def _start_controllers(plane: ControlPlane) -> None:
         f"--service-account-private-key-file={keys / 'service-accounts.key'}",
         f"--root-ca-file={plane.ca}",
         "--allocate-node-cidrs=false",
+        # A quota of a kind that it has not seen yet is counted at the next round, which is 5 minutes apart by default.
+        "--resource-quota-sync-period=5s",
     )
     # A namespace without it takes no pods, and it comes well after the controllers say that they are healthy.
     plane.processes.wait(name, lambda: plane.api.exists("/api/v1/namespaces/default/serviceaccounts/default"))

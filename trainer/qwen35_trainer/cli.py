@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 from rich.console import Console
+
+from qwen35_trainer import commands_simulate
 
 app = typer.Typer(
     name="qwen35",
@@ -141,6 +143,9 @@ def operator(
         list[str] | None,
         typer.Option(metavar="PROFILE=IMAGE", help="Trainer image of nvidia, ascend or cpu. May be repeated."),
     ] = None,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Lines for people, or a JSON object per line.")
+    ] = "text",
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every step.")] = False,
 ) -> None:
     """Run the operator, until SIGTERM."""
@@ -159,7 +164,7 @@ def operator(
             health_port=health_port,
             workers=workers,
         )
-        run_operator(settings, kubeconfig, verbose=verbose)
+        run_operator(settings, kubeconfig, log_format, verbose=verbose)
     except (SettingsRefused, OSError) as error:
         _fail(str(error), REFUSED)
 
@@ -170,6 +175,10 @@ def crd() -> None:
     from qwen35_operator.api import crd as definition
 
     sys.stdout.write(definition.text())
+
+
+app.command()(commands_simulate.simulate)
+app.command()(commands_simulate.plan)
 
 
 @app.command()

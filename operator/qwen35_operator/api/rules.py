@@ -121,6 +121,11 @@ MODES = (
         field=".algorithm.groupSize",
     ),
     Rule(
+        "self.mode == 'SFT' || !self.algorithm.dynamicSampling || self.algorithm.groupSize >= 2",
+        "A single reward never differs: dynamicSampling needs groupSize of at least 2.",
+        field=".algorithm.dynamicSampling",
+    ),
+    Rule(
         f"self.mode != 'FullyAsync' || {SHARE} <= double({LAG})",
         "stalenessThreshold must be at most maxVersionLag.",
         "'stalenessThreshold %s is above maxVersionLag %s: groups would be born past their deadline. Lower it, or "
@@ -136,6 +141,7 @@ MODES = (
     _needs_window("maxVersionLag", "0"),
     _needs_window("onMissedDeadline", "'Wait'"),
     _needs_window("partialRollout", "false"),
+    _needs_window("adaptiveDispatch", "false"),
     Rule(
         "self.mode != 'Colocated' || !has(self.rollout) || self.rollout.nodes == self.train.nodes",
         "In mode Colocated the pools share their nodes: rollout.nodes must be train.nodes.",

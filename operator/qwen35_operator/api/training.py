@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from qwen35_trainer.spec import TrainingSpec
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Training:
-    """One object whose spec could be read."""
+    """One object whose spec could be read. Equal to itself only: what is costly to make of one is kept by it."""
 
     name: str
     namespace: str

@@ -1,5 +1,8 @@
 """`-config`: the resolved manifest, as the trainer inside the pods reads it."""
 
+from functools import lru_cache
+from typing import Final
+
 from qwen35_operator.api.training import Training
 from qwen35_operator.desired.objects import Manifest, metadata, sealed
 from qwen35_operator.desired.volumes import mounted
@@ -8,7 +11,11 @@ from qwen35_trainer.spec import API_VERSION, KIND, Metadata, dump_manifest
 from qwen35_trainer.spec import Manifest as TrainingManifest
 from qwen35_trainer.spec.pods import Pods
 
+KEPT: Final = 2048
+"""ConfigMaps that are kept: to write one as YAML takes longer than all else that a decision does."""
 
+
+@lru_cache(maxsize=KEPT)
 def build(training: Training) -> Manifest:
     """The ConfigMap. Claims are paths in it; spec.pods, which names Secrets, is left out."""
     spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": Pods()})

@@ -3,11 +3,16 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from qwen35_operator.desired import label_syntax
 from qwen35_trainer.spec import Problem
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """References that lead nowhere, and values given twice. `place` is where the change is in the manifest."""
+    """References that lead nowhere, values given twice, and labels that are none.
+
+    `place` is where the change is in the manifest.
+    """
+    yield from label_syntax.problems(template, place)
     spec = template["spec"]
     known = {volume["name"] for volume in spec["volumes"]}
     for volume in spec["volumes"]:

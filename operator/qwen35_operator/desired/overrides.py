@@ -5,7 +5,7 @@ All that is not fenced in may be set, and extra containers, init containers, vol
 """
 
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from qwen35_operator.api.training import Training
@@ -50,6 +50,12 @@ RAY_CONTAINER: Final[Mapping[str, str]] = {
     "args": "KubeRay writes them; a lifecycle hook or an init container runs before Ray.",
 }
 """Fields of the container `ray`, and what to do instead."""
+PORTS: Final[Mapping[Pool, Mapping[int, str]]] = {
+    "head": {6379: "gcs-server", 8080: "metrics", 8265: "dashboard", 10001: "client", 52365: "dashboard-agent"},
+    "rollout": {8080: "metrics", 52365: "dashboard-agent"},
+    "train": {8080: "metrics", 52365: "dashboard-agent"},
+}
+"""Ports that Ray listens on, by KubeRay's names for them. All containers of a pod share them."""
 RESERVED: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter")
 """Names of containers that KubeRay adds."""
 
@@ -89,6 +95,7 @@ def _fenced(training: Training, pool: Pool, change: Mapping[str, Any], place: st
         for index, container in enumerate(spec.get(kind, ())):
             here = f"{place}.spec.{kind}[{index}]"
             yield from _container(container, profile, here)
+            yield from _ports(container.get("ports", ()), pool, here, own=container["name"] == CONTAINER)
             if kind == "containers" and container["name"] == CONTAINER:
                 yield from _ray_container(training, profile, pool, container, here)
             elif container["name"] in (CONTAINER, *RESERVED):
@@ -102,6 +109,21 @@ def _container(container: Mapping[str, Any], profile: Profile, place: str) -> It
         if isinstance(amounts, Mapping) and profile.resource in amounts:
             wrong = f"{amounts[profile.resource]} {profile.resource}: the operator sets the number of devices."
             yield Problem(f"{place}.resources.{part}", wrong, "Use spec.accelerator.perNode.")
+
+
+def _ports(ports: Sequence[Mapping[str, Any]], pool: Pool, place: str, *, own: bool) -> Iterator[Problem]:
+    """`own`: of the container `ray`. KubeRay makes the head's Service of the ports there, and adds its own to none."""
+    if own and pool == "head" and ports:
+        wrong = "the head's Service would have these ports, and Ray's no more: KubeRay could not reach the dashboard."
+        yield Problem(f"{place}.ports", wrong, "Remove them: pods are reached on ports that are not listed, too.")
+        return
+    taken = PORTS[pool]
+    for index, port in enumerate(ports):
+        number, name, here = port["containerPort"], port.get("name"), f"{place}.ports[{index}]"
+        if number in taken and port.get("protocol", "TCP") == "TCP":
+            yield Problem(f"{here}.containerPort", f"{number} is Ray's ({taken[number]}).", "Use another port.")
+        elif own and name in PORTS["head"].values():
+            yield Problem(f"{here}.name", f"{name} is the name of a port of Ray.", "Give yours another name.")
 
 
 def _ray_container(

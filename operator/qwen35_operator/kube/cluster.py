@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from qwen35_operator.kube.client import RestClient
 from qwen35_operator.kube.kinds import WATCHED, Kind
 from qwen35_operator.kube.store import Key, Store
-from qwen35_operator.kube.watch import Watch
+from qwen35_operator.kube.watch import Watch, not_listed
 from qwen35_trainer.spec import Problem
 
 
@@ -40,10 +40,10 @@ class Cluster:
         """Return once every watch has seen everything, or knows that it cannot."""
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
-    @property
-    def synced(self) -> bool:
-        """Whether everything has been seen."""
-        return all(watch.synced.is_set() for watch in self.watches)
+    def unseen(self) -> list[Problem]:
+        """Of what there is no complete list, and why."""
+        blind = (watch for watch in self.watches if not watch.synced.is_set())
+        return [watch.problem or not_listed(watch.kind) for watch in blind]
 
     def problems(self, namespace: str) -> tuple[Problem, ...]:
         """What cannot be seen of a namespace, and why."""

@@ -26,7 +26,7 @@ from qwen35_trainer.spec import Problem
 
 logger = logging.getLogger(__name__)
 
-PAGE = 500
+PAGE = 200
 SERVER_SECONDS = 290
 """The API server ends a watch after so long: connections move on to replicas that came later."""
 FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0
@@ -125,14 +125,14 @@ class Watch:
         version = str(raw["metadata"]["resourceVersion"])
         if event["type"] == "BOOKMARK":
             return version
-        training, about = training_of(raw), raw["metadata"]
+        about = raw["metadata"]
         if event["type"] == "DELETED":
-            news = self.store.remove(about["namespace"], about["name"], about["uid"], version)
+            changed = self.store.remove(about["namespace"], about["name"], about["uid"], version)
         else:
             one = self._record(raw)
-            news = one is not None and self.store.put(training, one)
-        if news:
-            self.changed((about["namespace"], training))
+            changed = set() if one is None else self.store.put(training_of(raw), one)
+        for key in changed:
+            self.changed(key)
         return version
 
     def _record(self, raw: Json) -> Record | None:
@@ -156,14 +156,24 @@ class Watch:
 
     def _cannot(self, error: ApiError) -> None:
         """Remember what only people can mend; all else passes."""
-        where = "all namespaces" if self.namespace is None else f"namespace {self.namespace}"
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
             fix = "Install KubeRay 1.5.1 or newer; nothing here needs to be restarted."
             self.problem = Problem(self.kind.resource, "there is no such kind: KubeRay is not installed.", fix)
         elif isinstance(error, Forbidden):
-            fix = f"Grant get, list and watch on {self.kind.resource} in {where} to the operator."
-            self.problem = Problem(self.kind.resource, f"the operator may not watch it: {error.message}.", fix)
+            self.problem = not_allowed(self.kind, self.namespace, error)
         else:
             return
         self.synced.clear()
         self.settled.set()
+
+
+def not_listed(kind: Kind) -> Problem:
+    """At first, of any kind."""
+    return Problem(kind.resource, "not listed yet.", "Wait; the log says what is in the way.")
+
+
+def not_allowed(kind: Kind, namespace: str | None, error: Forbidden) -> Problem:
+    """Who must grant what."""
+    where = "all namespaces" if namespace is None else f"namespace {namespace}"
+    fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."
+    return Problem(kind.resource, f"the operator may not watch it: {error.message}.", fix)

@@ -67,14 +67,15 @@ class Actor:
         try:
             made = await self._client.post(kind.path(seen.namespace), manifest, {"fieldValidation": "Strict"})
         except Conflict:
-            return await self._meet(seen, action, kind, name)
+            return await self._meet(seen, action, kind, manifest)
         except (Forbidden, Invalid, NotFound) as error:
             return None if _going(error) else refusal(action, kind, seen.namespace, name, "create", error)
-        self._put(kind, made)
+        self._put(seen, kind, made)
         return None
 
-    async def _meet(self, seen: Observed, action: Create, kind: Kind, name: str) -> Refused | None:
+    async def _meet(self, seen: Observed, action: Create, kind: Kind, manifest: Mapping[str, Any]) -> Refused | None:
         """Something has the name already: ours, from before, or somebody else's."""
+        name = manifest["metadata"]["name"]
         try:
             there = await self._client.get(kind.path(seen.namespace, name))
         except NotFound:
@@ -82,7 +83,9 @@ class Actor:
         about = there["metadata"]
         owner: Json = next((one for one in about.get("ownerReferences", ()) if one.get("controller")), {})
         if owner.get("uid") == seen.uid and "deletionTimestamp" not in about:
-            self._put(kind, there)
+            if training_of(there) != seen.name:  # somebody has changed the label by which it is found
+                return await self._update(seen, action, manifest, about["uid"])
+            self._put(seen, kind, there)
             return None
         earlier = owner.get("kind") == v1alpha1.KIND and owner.get("name") == seen.name
         if earlier or owner.get("uid") == seen.uid:
@@ -90,7 +93,9 @@ class Actor:
         message = f"{kind.name} {name} exists and is not this training's. Delete it, or create the training under another name"
         return Refused(action, "NameTaken", message)
 
-    async def _update(self, seen: Observed, action: Update, manifest: Mapping[str, Any], uid: str) -> Refused | None:
+    async def _update(
+        self, seen: Observed, action: Create | Update, manifest: Mapping[str, Any], uid: str
+    ) -> Refused | None:
         kind, name = WRITTEN[manifest["kind"]], manifest["metadata"]["name"]
         guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
         try:
@@ -99,7 +104,7 @@ class Actor:
             return Refused(action, "Cleaning", f"{kind.name} {name} is gone; it is created anew at once")
         except (Forbidden, Invalid) as error:
             return refusal(action, kind, seen.namespace, name, "patch", error)
-        self._put(kind, made)
+        self._put(seen, kind, made)
         return None
 
     async def _scale(self, seen: Observed, action: Scale) -> Refused | None:
@@ -117,7 +122,7 @@ class Actor:
             raise Conflict(error.status, error.message) from error
         except Forbidden as error:
             return refusal(action, RAY_CLUSTER, seen.namespace, action.cluster, "patch", error)
-        self._put(RAY_CLUSTER, made)
+        self._put(seen, RAY_CLUSTER, made)
         return None
 
     async def _delete(self, seen: Observed, action: Delete) -> Refused | None:
@@ -130,7 +135,7 @@ class Actor:
         except Forbidden as error:
             return refusal(action, kind, seen.namespace, action.name, "delete", error)
         if left.get("kind") == kind.name:
-            self._put(kind, left)  # it has finalizers, and is on its way out
+            self._put(seen, kind, left)  # it has finalizers, and is on its way out
         else:
             store = self._cluster.stores[kind]
             for one in list(store.of((seen.namespace, seen.name))):
@@ -168,8 +173,10 @@ class Actor:
         except ApiError as error:
             logger.warning("%s/%s: event %s was not posted: %s", seen.namespace, seen.name, action.reason, error)
 
-    def _put(self, kind: Kind, raw: Json) -> None:
-        self._cluster.stores[kind].put_own(training_of(raw), record(kind, raw))
+    def _put(self, seen: Observed, kind: Kind, raw: Json) -> None:
+        """Know at once what was written. What has another training's label by now is the watch's: it tells both."""
+        if training_of(raw) == seen.name:
+            self._cluster.stores[kind].put_own(seen.name, record(kind, raw))
 
 
 def refusal(action: Action, kind: Kind, namespace: str, name: str, verb: str, error: ApiError) -> Refused:

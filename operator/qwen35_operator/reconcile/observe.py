@@ -7,6 +7,8 @@ from typing import Any
 
 from qwen35_operator.api.training import Training
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.desired.config import KEPT
+from qwen35_operator.desired.queueing import handed_on
 from qwen35_operator.kube.client import Client
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import NotFound
@@ -21,36 +23,41 @@ from qwen35_trainer.spec import Problem, TrainingSpec, parse_spec
 FINISHED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
-class Specs:
-    """Parsed specs of the generations seen last: most reconciles are about a child."""
+class Parsed:
+    """The trainings seen last, read: most reconciles are about a child, and find the very same one."""
 
-    def __init__(self, size: int = 2048) -> None:
+    def __init__(self, size: int = KEPT) -> None:
         self._size = size
-        self._parsed: dict[str, tuple[int, TrainingSpec | None, tuple[Problem, ...]]] = {}
+        self._known: dict[str, tuple[list[object], Training | None, tuple[Problem, ...]]] = {}
 
-    def of(self, uid: str, generation: int, document: object) -> tuple[TrainingSpec | None, tuple[Problem, ...]]:
-        known = self._parsed.pop(uid, None)
-        if known is None or known[0] != generation:
-            spec, problems = parse_spec(document)
-            known = generation, None if problems else spec, tuple(problems)
-        self._parsed[uid] = known  # the youngest now
-        while len(self._parsed) > self._size:
-            del self._parsed[next(iter(self._parsed))]
+    def of(self, raw: Mapping[str, Any]) -> tuple[Training | None, tuple[Problem, ...]]:
+        """The training, or what is wrong with its spec."""
+        about = raw["metadata"]
+        given = [handed_on(about.get(part, {})) for part in ("labels", "annotations")]
+        state = [about["generation"], *given]
+        known = self._known.pop(about["uid"], None)
+        if known is None or known[0] != state:
+            spec, problems = parse_spec(raw.get("spec", {}))
+            training = None if problems or spec is None else _training(about, spec, *given)
+            known = state, training, tuple(problems)
+        self._known[about["uid"]] = known  # the youngest now
+        while len(self._known) > self._size:
+            del self._known[next(iter(self._known))]
         return known[1:]
 
 
-async def observe(raw: Mapping[str, Any], cluster: Cluster, specs: Specs, client: Client) -> Observed:
+async def observe(raw: Mapping[str, Any], cluster: Cluster, parsed: Parsed, client: Client) -> Observed:
     """Everything that a decision about this training may look at. Raises ApiError when the live read fails."""
     about = raw["metadata"]
     key, uid, created = (about["namespace"], about["name"]), about["uid"], time(about["creationTimestamp"])
-    spec, problems = specs.of(uid, about["generation"], raw.get("spec", {}))
+    training, problems = parsed.of(raw)
     jobs = [job for job in cluster.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid]
     children = _children(cluster, key, uid)
     progress = children.get(("ConfigMap", progress_name(about["name"])))
     progress = await _last_word(progress, jobs, client)
     order = children.get(("ConfigMap", control_name(about["name"])))
     return Observed(
-        training=None if spec is None else _training(about, spec),
+        training=training,
         name=about["name"],
         namespace=about["namespace"],
         uid=uid,
@@ -70,15 +77,17 @@ async def observe(raw: Mapping[str, Any], cluster: Cluster, specs: Specs, client
     )
 
 
-def _training(about: Mapping[str, Any], spec: TrainingSpec) -> Training:
+def _training(
+    about: Mapping[str, Any], spec: TrainingSpec, labels: Mapping[str, str], annotations: Mapping[str, str]
+) -> Training:
     return Training(
         name=about["name"],
         namespace=about["namespace"],
         uid=about["uid"],
         generation=about["generation"],
         spec=spec,
-        labels=about.get("labels", {}),
-        annotations=about.get("annotations", {}),
+        labels=labels,
+        annotations=annotations,
     )
 
 

@@ -21,7 +21,7 @@ from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.reconcile.act import Actor
 from qwen35_operator.reconcile.actions import Create
 from qwen35_operator.reconcile.decide import decide
-from qwen35_operator.reconcile.observe import Specs, observe
+from qwen35_operator.reconcile.observe import Parsed, observe
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.report import blocked
 from qwen35_operator.settings import Settings
@@ -49,7 +49,7 @@ class Reconciler:
         self._cluster = cluster
         self._trainings = trainings
         self._actor = Actor(client, cluster, "qwen35-operator", progressed)
-        self._specs = Specs()
+        self._parsed = Parsed()
 
     async def reconcile(self, key: Key) -> float | None:
         """Seconds after which to look again; None for when something happens.
@@ -59,7 +59,7 @@ class Reconciler:
         raw = self._trainings.get(key)
         if raw is None:
             return None
-        seen = await observe(raw, self._cluster, self._specs, self._client)
+        seen = await observe(raw, self._cluster, self._parsed, self._client)
         now: datetime = self._client.now()
         decision = decide(seen, self._settings, now)
         if any(isinstance(action, Create) for action in decision.actions) and not await self._lives(seen):

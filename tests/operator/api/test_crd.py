@@ -18,7 +18,8 @@ UNTYPED = {"spec.data.train[].gym.config{}", "spec.data.validation[].gym.config{
 # Parts of pod templates: the API server checks them when the RayJob is made from them.
 TEMPLATES = {f"spec.pods.{pool}" for pool in ("head", "rollout", "train")}
 BY_MODE = {
-    f"spec.async.{name}" for name in ("stalenessThreshold", "maxVersionLag", "onMissedDeadline", "partialRollout")
+    f"spec.async.{name}"
+    for name in ("stalenessThreshold", "maxVersionLag", "onMissedDeadline", "partialRollout", "adaptiveDispatch")
 }
 VALID = {
     "apiVersion": "rl.qwen35.io/v1alpha1",

@@ -70,6 +70,12 @@ FENCED = {
         {"spec": {"initContainers": [{"name": "wait-gcs-ready", "image": "x"}]}},
         "spec.initContainers[0].name",
     ),
+    "port of ray": (ray(ports=[{"containerPort": 8080}]), f"{RAY}.ports[0].containerPort"),
+    "name of a port of ray": (ray(ports=[{"containerPort": 9000, "name": "dashboard"}]), f"{RAY}.ports[0].name"),
+    "port of ray in a sidecar": (
+        {"spec": {"containers": [{"name": "x", "image": "x", "ports": [{"containerPort": 52365}]}]}},
+        f"{RAY}.ports[0].containerPort",
+    ),
     "devices of a sidecar": (
         {"spec": {"containers": [{"name": "x", "image": "x", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}},
         f"{RAY}.resources.limits",
@@ -105,6 +111,7 @@ INCONSISTENT = {
         f"{RAY}.env",
     ),
     "number for a value": (ray(env=[{"name": "A", "value": 1}]), f"{RAY}.env"),
+    "node selector": ({"spec": {"nodeSelector": {"zone": "a b"}}}, "spec.nodeSelector.zone"),
 }
 
 
@@ -125,6 +132,21 @@ def test_a_template_that_does_not_hold_together_is_refused(case, refused):
     change, path = INCONSISTENT[case]
     # The container of ray is the first in the change and in the template.
     assert refused(change) == [path.replace("[0]", "")]
+
+
+def test_the_heads_ray_declares_no_ports_since_its_service_would_have_no_others(refused):
+    change = ray(ports=[{"containerPort": 9000, "name": "mine"}])
+    assert refused({}, pods_head=change) == [f"spec.pods.head.{RAY}.ports"]
+    assert refused(change) == []
+
+
+@pytest.mark.parametrize("number", [6379, 8080, 8265, 10001, 52365])
+def test_a_sidecar_of_the_head_keeps_off_rays_ports(number, refused):
+    sidecar = {"name": "x", "image": "x", "ports": [{"containerPort": number}]}
+    (path,) = refused({}, pods_head={"spec": {"containers": [sidecar]}})
+    assert path == f"spec.pods.head.{RAY}.ports[0].containerPort"
+    sidecar = sidecar | {"ports": [{"containerPort": number, "protocol": "UDP"}]}
+    assert refused({}, pods_head={"spec": {"containers": [sidecar]}}) == []
 
 
 def test_all_problems_are_told_at_once(refused):
@@ -158,6 +180,8 @@ ALLOWED: list[dict[str, Any]] = [
         resources={"limits": {"memory": "1Ti", "rdma/hca": 1}}, securityContext={"capabilities": {"add": ["IPC_LOCK"]}}
     ),
     ray(env=[{"name": "NCCL_DEBUG", "value": None, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}]),
+    ray(ports=[{"containerPort": 9000, "name": "mine"}, {"containerPort": 8080, "protocol": "UDP"}]),
+    {"spec": {"containers": [{"name": "x", "image": "x", "ports": [{"containerPort": 6379, "name": "metrics"}]}]}},
     {},
 ]
 

@@ -15,6 +15,7 @@ NAMED = {
     *(names.TRAINING, names.ATTEMPT, names.POOL, names.HASH, names.SPEC_HASH),
     *(*queueing.PREFIXES, *queueing.KEYS),
     *(*overrides.VARIABLES, *overrides.POD, *overrides.RAY_CONTAINER, *overrides.RESERVED),
+    *overrides.PORTS["head"].values(),
     *(variable for profile in PROFILES.values() for variable in profile.environment),
 }
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qwen35_operator.kube.kinds import CONFIG_MAP
 from qwen35_operator.kube.parse import record
-from qwen35_operator.kube.store import Store
+from qwen35_operator.kube.store import Key, Store
 from tests.operator.kube import raw
 
 KEY = ("team", "demo")
@@ -83,10 +83,10 @@ def test_an_answer_that_is_early_is_not_undone_by_news_of_before() -> None:
     assert versions(store) == {"a": "9"}
 
 
-def test_an_object_is_found_under_the_training_that_its_label_names_last() -> None:
+def test_an_object_is_found_under_the_training_that_its_label_names_last_and_both_are_told() -> None:
     store = Store()
-    store.put("demo", one(version=3))
-    store.put("other", one(version=4, training="other"))
+    assert store.put("demo", one(version=3)) == {KEY}
+    assert store.put("other", one(version=4, training="other")) == {KEY, ("team", "other")}
     assert versions(store) == {}
     assert versions(store, ("team", "other")) == {"a": "4"}
 
@@ -102,6 +102,19 @@ def test_a_list_drops_what_it_does_not_name_and_keeps_what_is_newer() -> None:
     assert changed == {("team", "demo"), ("team", "new")}
     assert versions(store) == {"stays": "4"}
     assert versions(store, ("team", "later")) == {"created since": "12"}
+
+
+def test_a_list_tells_both_trainings_of_an_object_that_went_from_one_to_the_other() -> None:
+    store = Store()
+    store.put("demo", one(version=3))
+    assert store.replace(None, [("other", one(version=4, training="other"))], "10") == {KEY, ("team", "other")}
+
+
+def test_the_end_of_an_object_is_told_to_the_training_that_had_it() -> None:
+    store = Store()
+    store.put("demo", one(version=3))
+    assert store.remove("team", "a", "u1", "9") == {KEY}
+    assert store.remove("team", "a", "u1", "9") == set()
 
 
 def test_a_list_with_nothing_new_tells_nobody() -> None:
@@ -127,10 +140,12 @@ class Event:
     deleted: bool
 
     def reach(self, store: Store) -> None:
+        before = held(store)
         if self.deleted:
-            store.remove("team", self.name, self.uid, str(self.version))
+            told = store.remove("team", self.name, self.uid, str(self.version))
         else:
-            store.put(self.training, self.record)
+            told = store.put(self.training, self.record)
+        assert_told(told, before, held(store))
 
     @property
     def record(self):
@@ -165,6 +180,12 @@ def held(store: Store) -> dict[str, tuple[str, int]]:
     }
 
 
+def assert_told(told: set[Key], before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> None:
+    """Those trainings and no others whose objects are not what they were."""
+    moved = {name for name in before | after if before.get(name) != after.get(name)}
+    assert told == {("team", where[name][0]) for name in moved for where in (before, after) if name in where}
+
+
 @settings(max_examples=200)
 @given(log=logs(), data=st.data())
 def test_replays_late_answers_and_lists_end_at_what_is(log, data) -> None:
@@ -185,7 +206,9 @@ def test_replays_late_answers_and_lists_end_at_what_is(log, data) -> None:
                 listed = [
                     event for event in log[:place] if state(log[:place]).get(event.name, ("", 0))[1] == event.version
                 ]
-                store.replace(None, [(event.training, event.record) for event in listed], str(place))
+                before = held(store)
+                told = store.replace(None, [(event.training, event.record) for event in listed], str(place))
+                assert_told(told, before, held(store))
             case "answer":
                 written = data.draw(st.sampled_from(log))
                 if not written.deleted:

@@ -55,3 +55,14 @@ def test_an_answer_brings_nothing_back_that_was_deleted_meanwhile() -> None:
     assert trainings.get(KEY)["metadata"]["uid"] == "u2"
     trainings.put_own(body(7, "u2"))
     assert version(trainings) == 7
+
+
+def test_they_are_counted_by_state() -> None:
+    trainings = Trainings()
+    for number, state in enumerate(["Running", "Failed", "Running", None]):
+        status = {} if state is None else {"status": {"state": state}}
+        trainings.put(body(1, name=f"demo-{number}") | status)
+    assert trainings.states() == {"Running": 2, "Failed": 1, "Pending": 1}
+    trainings.put(body(2, name="demo-0") | {"status": {"state": "Succeeded"}})
+    trainings.remove(("team", "demo-1"), "u1")
+    assert trainings.states() == {"Running": 1, "Succeeded": 1, "Pending": 1}

@@ -11,7 +11,7 @@ from qwen35_operator.kube import watch as module
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, Kind
 from qwen35_operator.kube.store import Key, Store
-from qwen35_operator.kube.watch import METADATA, METADATA_LIST, Watch
+from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE, Watch, not_listed
 from qwen35_trainer.spec import Problem
 from tests.operator.kube import raw
 from tests.operator.kube.server import Server, bookmark, event, page, refuses, says, serving, stream, until
@@ -80,7 +80,7 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
         assert watch.names == {"a": "1", "b": "2"}
         assert watch.told == [KEY]
     first, second, following = (dict(request.query) for request in server.requests)
-    assert first == {"labelSelector": "rl.qwen35.io/training", "limit": "500"}
+    assert first == {"labelSelector": "rl.qwen35.io/training", "limit": str(PAGE)}
     assert second == {**first, "continue": "more"}
     assert following["resourceVersion"] == "7"
     assert following["watch"] == "true"
@@ -114,6 +114,26 @@ async def test_events_change_the_store_and_tell_whom_it_concerns(server) -> None
         await until(lambda: len(watch.told) == 5, "all news")
         assert watch.names == {"b": "13"}
         assert watch.told == [KEY, KEY, ("team", "other"), KEY, KEY]
+
+
+async def test_a_label_that_is_moved_tells_both_trainings(server) -> None:
+    moved = event("MODIFIED", one("a", 11, training="other"))
+    server.script = [page(one("a", 10), version=10), stream(moved, stays=True)]
+    async with watching(server) as watch:
+        await until(lambda: len(watch.told) == 3, "all news")
+        assert watch.names == {}
+        assert set(watch.told[1:]) == {KEY, ("team", "other")}
+
+
+async def test_the_end_of_an_object_is_told_to_the_training_that_had_it(server) -> None:
+    """Its label was moved while the watch was cut, and the move was not seen."""
+    server.script = [
+        page(one("a", 10), version=10),
+        stream(event("DELETED", one("a", 12, training="other")), stays=True),
+    ]
+    async with watching(server) as watch:
+        await until(lambda: len(watch.told) == 2, "all news")
+        assert watch.told == [KEY, KEY]
 
 
 async def test_news_of_before_tell_nobody(server) -> None:
@@ -329,9 +349,10 @@ async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems
     assert not settling.done()
     blind = cluster.watches[0]
     assert blind.namespace == "a"
+    assert cluster.unseen() == [not_listed(blind.kind)]
     blind.problem = Problem("rayjobs.ray.io", "no", "install")
     blind.settled.set()
+    assert cluster.unseen() == [blind.problem]
     await asyncio.wait_for(settling, 5)
-    assert not cluster.synced
     assert cluster.problems("a") == (blind.problem,)
     assert cluster.problems("b") == ()

@@ -83,6 +83,24 @@ async def test_to_create_what_we_have_created_before_is_fine(stage) -> None:
     assert stage.stored()["demo-config"].uid == there["metadata"]["uid"]
 
 
+async def test_a_child_whose_label_was_changed_by_hand_gets_it_back(stage) -> None:
+    there = stage.api.place(PATH, config("as it was", labels={names.TRAINING: "other", "mine": "too"}))
+    assert await stage.act(Create(config())) is None
+    now = stage.api.objects[PATH]["metadata"]
+    assert now["uid"] == there["metadata"]["uid"]
+    assert now["labels"] == {names.TRAINING: "demo", "mine": "too"}
+    assert stage.stored()["demo-config"].version == now["resourceVersion"]
+
+
+async def test_an_answer_that_bears_another_trainings_label_is_left_to_the_watch(stage) -> None:
+    cluster = raw.ray_cluster("demo-1-x", training="other", groups=[{"groupName": "rollout", "replicas": 2}])
+    stage.api.place(CLUSTER, cluster)
+    uid = cluster["metadata"]["uid"]
+    assert await stage.act(Scale("demo-1-x", uid, 0, "rollout", 2, wanted=3, least=1, most=4)) is None
+    store = stage.cluster.stores[RAY_CLUSTER]
+    assert [*store.of(KEY), *store.of(("team", "other"))] == []
+
+
 async def test_what_somebody_else_made_is_left_alone_and_named(stage) -> None:
     there = stage.api.place(PATH, config(ownerReferences=[]))
     refused = await stage.act(Create(config()), Create(ray_job()))

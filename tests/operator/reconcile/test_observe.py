@@ -5,11 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from qwen35_operator.desired import config
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import Unavailable
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE, Kind
 from qwen35_operator.kube.parse import record, training_of
-from qwen35_operator.reconcile.observe import Specs, observe
+from qwen35_operator.reconcile.observe import Parsed, observe
 from qwen35_trainer.spec import Problem
 from tests.operator.kube import raw
 from tests.operator.kube.memory import Memory
@@ -35,7 +36,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.api = Memory()
-        self.specs = Specs()
+        self.parsed = Parsed()
         self.cluster = Cluster((), lambda key: None, lambda kind: None)
 
     def put(self, kind: Kind, *bodies: dict) -> None:
@@ -43,7 +44,7 @@ class Scene:
             self.cluster.stores[kind].put(training_of(body), record(kind, body))
 
     async def observe(self, **changes):
-        return await observe({**TRAINING, **changes}, self.cluster, self.specs, self.api)
+        return await observe({**TRAINING, **changes}, self.cluster, self.parsed, self.api)
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ async def test_a_spec_that_cannot_be_read_is_none_with_its_problems(scene) -> No
 
 
 async def test_a_body_without_spec_and_status_can_be_looked_at(scene) -> None:
-    seen = await observe({"metadata": TRAINING["metadata"]}, scene.cluster, scene.specs, scene.api)
+    seen = await observe({"metadata": TRAINING["metadata"]}, scene.cluster, scene.parsed, scene.api)
     assert seen.training is None
     assert seen.problems
 
@@ -208,27 +209,49 @@ async def test_a_last_word_that_cannot_be_had_now_decides_nothing(scene) -> None
         await scene.observe()
 
 
-def test_a_spec_is_parsed_once_in_a_generation() -> None:
-    specs = Specs()
-    first, _ = specs.of("u", 1, SPEC)
-    assert specs.of("u", 1, SPEC)[0] is first
-    assert specs.of("u", 1, {"nonsense": 1})[0] is first
-    changed, problems = specs.of("u", 2, {**SPEC, "rollout": {"nodes": 3, "maxNodes": 4}})
+def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **about) -> dict:
+    return {"metadata": {**TRAINING["metadata"], "uid": uid, "generation": generation, **about}, "spec": spec}
+
+
+def test_a_training_is_read_once_in_a_generation() -> None:
+    parsed = Parsed()
+    first, _ = parsed.of(body())
+    assert parsed.of(body())[0] is first
+    assert parsed.of(body(spec={"nonsense": 1}))[0] is first
+    changed, problems = parsed.of(body(generation=2, spec={**SPEC, "rollout": {"nodes": 3, "maxNodes": 4}}))
     assert problems == ()
-    assert changed.rollout.nodes == 3
+    assert changed.spec.rollout.nodes == 3
+
+
+def test_a_training_is_read_again_when_what_it_hands_on_has_changed() -> None:
+    parsed = Parsed()
+    first, _ = parsed.of(body())
+    assert parsed.of(body(annotations={"note": "nobody hands it on"}))[0] is first
+    moved, _ = parsed.of(body(labels={"kueue.x-k8s.io/queue-name": "others"}))
+    assert moved.labels == {"kueue.x-k8s.io/queue-name": "others"}
+    topology, _ = parsed.of(body(annotations={"huawei.com/schedule": "near"}))
+    assert topology.annotations == {"huawei.com/schedule": "near"}
 
 
 def test_problems_are_kept_as_well() -> None:
-    specs = Specs()
-    assert specs.of("u", 1, {})[0] is None
-    assert specs.of("u", 1, SPEC)[1]
+    parsed = Parsed()
+    assert parsed.of(body(spec={}))[0] is None
+    assert parsed.of(body())[1]
 
 
-def test_of_too_many_specs_the_one_unused_longest_goes() -> None:
-    specs = Specs(size=2)
-    a, _ = specs.of("a", 1, SPEC)
-    b, _ = specs.of("b", 1, SPEC)
-    specs.of("a", 1, SPEC)
-    specs.of("c", 1, SPEC)
-    assert specs.of("a", 1, SPEC)[0] is a
-    assert specs.of("b", 1, SPEC)[0] is not b
+def test_of_too_many_trainings_the_one_unused_longest_goes() -> None:
+    parsed = Parsed(size=2)
+    a, _ = parsed.of(body("a"))
+    b, _ = parsed.of(body("b"))
+    parsed.of(body("a"))
+    parsed.of(body("c"))
+    assert parsed.of(body("a"))[0] is a
+    assert parsed.of(body("b"))[0] is not b
+
+
+async def test_what_is_costly_to_make_of_a_training_is_made_once(scene) -> None:
+    first, again = (await scene.observe()).training, (await scene.observe()).training
+    assert config.build(again) is config.build(first)
+    about = {**TRAINING["metadata"], "generation": 4}
+    changed = (await scene.observe(metadata=about, spec={**SPEC, "seed": 5})).training
+    assert "seed: 5" in config.build(changed)["data"]["training.yaml"]

@@ -64,26 +64,29 @@ class PromptSet(Sequence[Prompt]):
 class PromptOrder:
     """Which prompt trains when. A pure function of (seed, position): resuming needs the position alone.
 
-    length: prompts in the set. epochs: passes over it. shuffle: a new permutation in each epoch; without it every
+    length: prompts in the set. epochs: passes over it, None for any number. shuffle: a new permutation in each epoch; without it every
     epoch is 0, 1, 2, …  Raises DataError for an empty set.
     """
 
     length: int
     seed: int = 0
-    epochs: int = 1
+    epochs: int | None = 1
     shuffle: bool = True
 
     def __post_init__(self) -> None:
-        if self.length < 1 or self.epochs < 1:
+        if self.length < 1 or (self.epochs is not None and self.epochs < 1):
             raise DataError([f"{self.length} prompts × {self.epochs} epochs: nothing to train on. Add prompts."])
 
     def __len__(self) -> int:
+        if self.epochs is None:
+            raise TypeError("an order without end has no length")
         return self.length * self.epochs
 
     def prompt_index(self, position: int) -> int:
         """Index in the set of the prompt at `position`, counted over all epochs. Raises IndexError beyond the end."""
-        if not 0 <= position < len(self):
-            raise IndexError(f"position {position} is outside 0 … {len(self) - 1}: {self.epochs} × {self.length}")
+        if position < 0 or (self.epochs is not None and position >= self.length * self.epochs):
+            passes = "any number of" if self.epochs is None else self.epochs
+            raise IndexError(f"position {position} is outside {passes} passes over {self.length} prompts")
         epoch, place = divmod(position, self.length)
         return _permutation(self.length, self.seed, epoch)[place] if self.shuffle else place
 

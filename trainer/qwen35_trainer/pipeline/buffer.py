@@ -1,16 +1,24 @@
 """What is dispatched and not yet trained, and which of it the next batch takes: deadline-first.
 
     dispatch ─► running ──finish──► finished ──take──► trained
-                   └────────────── discard ──────────► discarded          every group leaves exactly once
+                   ├────────────── leave ────────────► filtered, failed
+                   └────────────── take ─────────────► discarded          every group leaves exactly once
 
 Before batch b may leave, for every d ≥ b at least |D(d)| - (d - b)·P groups of D(d) must be in it, where D(d) are the
 held groups with deadline ≤ d and P is the batch's size. They are taken first, earliest deadline first; the rest of the
 batch fills in the order of completion. When a group that must go has not finished, the missed-deadline policy decides.
+
+Groups of one deadline share a bucket. There are at most S + 1 deadlines to come, so that a question about all D(d) looks at
+that many counters however much is held.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import heapq
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from qwen35_trainer.pipeline.window import Window
@@ -46,22 +54,31 @@ class Blocked:
 
 
 @dataclass
-class _Held:
-    group: int
+class _Bucket:
+    """Held groups of one deadline. Of the finished ones, with the place of each in the order of completion."""
+
     deadline: int
-    completed: int | None = None
+    running: dict[int, None] = field(default_factory=dict)
+    finished: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.finished)
 
 
 class Buffer:
     """Groups between dispatch and training. Deterministic: the same calls give the same batches."""
 
-    def __init__(self, window: Window, on_missed_deadline: OnMissedDeadline = OnMissedDeadline.WAIT) -> None:
-        self._window = window
+    def __init__(
+        self, window: Window, on_missed_deadline: OnMissedDeadline = OnMissedDeadline.WAIT, *, batch: int = 0
+    ) -> None:
+        """`batch` is the next one: 0, or where an earlier run stopped."""
+        self.window = window
         self._policy = on_missed_deadline
-        self._held: dict[int, _Held] = {}
-        self._completions = 0
-        self._published = 0
-        self._batch = 0
+        self._held: dict[int, _Bucket] = {}
+        self._buckets: dict[int, _Bucket] = {}
+        self._deadlines: list[int] = []  # of the buckets, ascending
+        self._completions = self._finished = 0
+        self._batch, self._published = batch, window.version_of(batch)
 
     @property
     def batch(self) -> int:
@@ -69,47 +86,78 @@ class Buffer:
         return self._batch
 
     @property
+    def published(self) -> int:
+        """The version that every worker has."""
+        return self._published
+
+    @property
+    def held(self) -> int:
+        """Groups dispatched and not yet left."""
+        return len(self._held)
+
+    @property
     def pending(self) -> tuple[int, ...]:
         """Groups dispatched and not yet left, in order of dispatch."""
         return tuple(self._held)
 
     @property
+    def finished(self) -> int:
+        """Groups that a batch could take."""
+        return self._finished
+
+    @property
     def counted(self) -> int:
         """Groups that count against the window: held, or trained at the version that replicas have, or a later one."""
-        trained = self._batch - self._published * self._window.batches_per_version
-        return len(self._held) + trained * self._window.groups_per_batch
+        trained = self._batch - self._published * self.window.batches_per_version
+        return len(self._held) + trained * self.window.groups_per_batch
 
     @property
     def room(self) -> int:
         """Groups that may be dispatched now."""
-        return self._window.limit - self.counted
+        return self.window.limit - self.counted
 
-    def start_at(self, batch: int) -> None:
-        """Continue an earlier run: `batch` is the next one. Only before the first dispatch."""
-        assert not self._held, "start_at comes before the first dispatch"
-        self._batch = batch
-        self._published = self._window.version_of(batch)
+    def deadline(self, group: int) -> int:
+        """The last batch that may train a held group."""
+        return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
         """A group enters. `version`: every replica has at least these weights, so it cannot be born earlier."""
         if self.room < 1:
-            raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self._window.limit})")
+            raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:
             raise ValueError(f"group {group} dispatched twice")
-        self._held[group] = _Held(group, self._window.deadline(version))
+        bucket = self._held[group] = self._bucket(self.window.deadline(version))
+        bucket.running[group] = None
 
     def born(self, group: int, version: int) -> None:
-        """The group's first token comes from `version`: that sets its deadline."""
-        if group in self._held:
-            self._held[group].deadline = self._window.deadline(version)
+        """The first token of a running group comes from `version`: that sets its deadline. No news of any other."""
+        old = self._held.get(group)
+        if old is None or group not in old.running:
+            return
+        deadline = self.window.deadline(version)
+        if deadline != old.deadline:
+            del old.running[group]
+            self._drop_if_empty(old)
+            new = self._held[group] = self._bucket(deadline)
+            new.running[group] = None
 
     def finish(self, group: int) -> None:
         """All sequences of the group are complete and scored."""
-        held = self._held[group]
-        if held.completed is not None:
+        bucket = self._held[group]
+        if group not in bucket.running:
             raise ValueError(f"group {group} finished twice")
-        held.completed = self._completions
+        del bucket.running[group]
+        bucket.finished.append((self._completions, group))
         self._completions += 1
+        self._finished += 1
+
+    def leave(self, group: int) -> None:
+        """A running group leaves without being trained: it has failed, or has nothing to teach."""
+        bucket = self._held[group]
+        if group not in bucket.running:
+            raise ValueError(f"group {group} has finished: it leaves with a batch")
+        del self._held[group], bucket.running[group]
+        self._drop_if_empty(bucket)
 
     def publish(self, version: int) -> None:
         """Every replica has `version`: what trained before it counts no longer.
@@ -117,59 +165,107 @@ class Buffer:
         The next batch may be training already while its predecessors' weights travel; it goes on counting.
         """
         # Rounded up: the last version of a run may be cut short.
-        if not self._published < version <= -(-self._batch // self._window.batches_per_version):
+        if not self._published < version <= -(-self._batch // self.window.batches_per_version):
             raise ValueError(f"version {version} published after {self._published}, with {self._batch} batches trained")
         self._published = version
 
+    def missing(self) -> Blocked:
+        """What the next batch waits for."""
+        _, due = self._required()
+        waited_for = () if due is None or self._policy is not OnMissedDeadline.WAIT else self._running_until(due)
+        return Blocked(self._finished, self.window.groups_per_batch, tuple(waited_for))
+
+    @property
+    def ready(self) -> bool:
+        """Whether a batch can leave. Asked after every event, so it does not look for what a batch waits for."""
+        if self._finished < self.window.groups_per_batch:
+            return False
+        return self._policy is not OnMissedDeadline.WAIT or self._required()[1] is None
+
     def take(self) -> Batch | Blocked:
         """The next batch, which thereby leaves the buffer, or why there is none yet."""
-        size = self._window.groups_per_batch
-        chosen, due = self._required()
-        finished = sorted((h for h in self._held.values() if h.completed is not None), key=_completion)
-        if (due and self._policy is OnMissedDeadline.WAIT) or len(finished) < size:
-            return Blocked(len(finished), size, tuple(due) if self._policy is OnMissedDeadline.WAIT else ())
-        for held in finished:
-            if len(chosen) < size:
-                chosen.setdefault(held.group)
-        for group in chosen:
+        if not self.ready:
+            return self.missing()
+        size = self.window.groups_per_batch
+        required, _ = self._required()
+        groups = [*self._earliest_deadlines(required), *self._earliest_completions(size - required)]
+        for group in groups:
             del self._held[group]
-        discarded = self._missed() if self._policy is OnMissedDeadline.DISCARD else ()
-        for group in discarded:
-            del self._held[group]
+        self._finished -= size
         self._batch += 1
-        return Batch(tuple(chosen), discarded)
+        for deadline in tuple(self._deadlines):
+            self._drop_if_empty(self._buckets[deadline])
+        return Batch(tuple(groups), self._missed() if self._policy is OnMissedDeadline.DISCARD else ())
 
-    def _required(self) -> tuple[dict[int, None], list[int]]:
-        """Finished groups that the batch must contain, and running ones without which it may not leave."""
-        size = self._window.groups_per_batch
-        chosen: dict[int, None] = {}
-        candidates: list[_Held] = []
-        waiting: list[int] = []
-        due: list[int] = []
-        nested = 0  # |D(d)|
-        for deadline, members in self._by_deadline():
-            nested += len(members)
-            required = min(nested - (deadline - self._batch) * size, size)
-            waiting += [h.group for h in members if h.completed is None]
-            candidates += sorted((h for h in members if h.completed is not None), key=_completion)
-            while len(chosen) < required and candidates:
-                chosen[candidates.pop(0).group] = None
-            if len(chosen) < required and not due:
-                due = list(waiting)
-        return chosen, due
+    def excess(self) -> int:
+        """By how much the claim of docs/design/staleness.md fails: max over d of |D(d)| - (d - b + 1)·P, or 0."""
+        nested, worst = 0, 0
+        for deadline in self._deadlines:
+            nested += len(self._buckets[deadline])
+            worst = max(worst, nested - (deadline - self._batch + 1) * self.window.groups_per_batch)
+        return worst
 
-    def _by_deadline(self) -> list[tuple[int, list[_Held]]]:
-        """Held groups by deadline, the earliest first, without running ones whose deadline has passed already."""
-        groups: dict[int, list[_Held]] = {}
-        for held in self._held.values():
-            if held.completed is not None or held.deadline >= self._batch:
-                groups.setdefault(max(held.deadline, self._batch), []).append(held)
-        return sorted(groups.items())
+    def _required(self) -> tuple[int, int | None]:
+        """How many finished groups the batch must contain, counted in the order of deadlines, and the first deadline of
+        which it must contain groups that still run.
+        """
+        size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
+        due: int | None = None
+        for deadline in self._deadlines:
+            bucket = self._buckets[deadline]
+            finished += len(bucket.finished)
+            # What runs past its deadline can no longer be required: it is masked, or it has left.
+            held += len(bucket) if deadline >= self._batch else len(bucket.finished)
+            needed = min(held - (max(deadline, self._batch) - self._batch) * size, size)
+            if needed > finished and due is None:
+                due = deadline
+            required = max(required, min(needed, finished))
+        return required, due
+
+    def _running_until(self, deadline: int) -> Iterator[int]:
+        """Running groups whose deadline is that one or an earlier one to come."""
+        for each in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
+            if each <= deadline:
+                yield from self._buckets[each].running
+
+    def _earliest_deadlines(self, count: int) -> Iterator[int]:
+        for deadline in self._deadlines:
+            finished = self._buckets[deadline].finished
+            while count and finished:
+                count -= 1
+                yield finished.popleft()[1]
+
+    def _earliest_completions(self, count: int) -> Iterator[int]:
+        buckets = [(bucket.finished[0], bucket.deadline) for bucket in self._buckets.values() if bucket.finished]
+        heapq.heapify(buckets)
+        for _ in range(count):
+            (_, group), deadline = buckets[0]
+            finished = self._buckets[deadline].finished
+            finished.popleft()
+            if finished:
+                heapq.heapreplace(buckets, (finished[0], deadline))
+            else:
+                heapq.heappop(buckets)
+            yield group
 
     def _missed(self) -> tuple[int, ...]:
-        return tuple(h.group for h in self._held.values() if h.deadline < self._batch + 1)
+        """Take out what cannot train any more, in order of deadlines."""
+        missed: list[int] = []
+        while self._deadlines and self._deadlines[0] < self._batch:
+            bucket = self._buckets.pop(self._deadlines.pop(0))
+            self._finished -= len(bucket.finished)
+            missed += [*bucket.running, *(group for _, group in bucket.finished)]
+        for group in missed:
+            del self._held[group]
+        return tuple(missed)
 
+    def _bucket(self, deadline: int) -> _Bucket:
+        if deadline not in self._buckets:
+            self._buckets[deadline] = _Bucket(deadline)
+            insort(self._deadlines, deadline)
+        return self._buckets[deadline]
 
-def _completion(held: _Held) -> int:
-    assert held.completed is not None
-    return held.completed
+    def _drop_if_empty(self, bucket: _Bucket) -> None:
+        if not bucket:
+            del self._buckets[bucket.deadline]
+            self._deadlines.remove(bucket.deadline)

@@ -27,11 +27,20 @@ class Window:
     """S, in versions: no token trains at a version later than its own + S."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.staleness_threshold <= self.max_version_lag:
-            raise ValueError(
-                f"stalenessThreshold {self.staleness_threshold} must lie between 0 and maxVersionLag "
-                f"{self.max_version_lag}: otherwise groups would be born past their deadline"
-            )
+        problems = [
+            *([] if self.groups_per_batch >= 1 else [f"{self.groups_per_batch} groups in a batch < 1"]),
+            *([] if self.batches_per_version >= 1 else [f"{self.batches_per_version} batches in a version < 1"]),
+            *(
+                []
+                if 0 <= self.staleness_threshold <= self.max_version_lag
+                else [
+                    f"stalenessThreshold {self.staleness_threshold} must lie between 0 and maxVersionLag "
+                    f"{self.max_version_lag}: otherwise groups would be born past their deadline"
+                ]
+            ),
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
 
     @property
     def limit(self) -> int:

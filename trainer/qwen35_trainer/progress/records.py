@@ -84,6 +84,8 @@ class UpdateRecord:
     reward_errors: int = 0
     groups_without_signal: int = 0
     """Groups whose rewards were all equal: no advantage, no gradient."""
+    groups_left: dict[str, int] = field(default_factory=dict)
+    """Groups that left untrained since the previous update, by reason: filtered, discarded, failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

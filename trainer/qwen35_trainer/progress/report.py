@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -88,6 +88,7 @@ def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
         ("tokensPerSecond", "Generated", formatting.number(summary["tokensPerSecond"]), "tokens/s")
         if summary["tokensPerSecond"] is not None
         else ("tokensPerSecond", "Trained", formatting.number(summary["trainedTokensPerSecond"]), "tokens/s"),
+        _left(summary["groupsLeft"]),
         ("seconds", "Time", formatting.duration(summary["seconds"]), ""),
     ]
     return [tile for tile in tiles if tile is not None]
@@ -98,6 +99,13 @@ def _idle(summary: Summary) -> tuple[str, str, str, str]:
     if rollout is None:
         return "idle", "Idle, train", formatting.percent(trainer), ""
     return "idle", "Idle, rollout · train", f"{formatting.percent(rollout)} · {formatting.percent(trainer)}", ""
+
+
+def _left(groups: Mapping[str, int]) -> tuple[str, str, str, str] | None:
+    if not groups:
+        return None
+    reasons = ", ".join(f"{formatting.count(count)} {reason}" for reason, count in groups.items())
+    return "left", "Groups left untrained", formatting.count(sum(groups.values())), reasons
 
 
 def _tile(name: str, label: str, number: str, after: str) -> str:

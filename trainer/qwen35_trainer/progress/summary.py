@@ -61,6 +61,8 @@ class Summary(TypedDict):
     peakRssMiB: float | None
     rewardErrors: int
     groupsWithoutSignal: int
+    groupsLeft: dict[str, int]
+    """Groups that left untrained until the last update, by reason; a discarded one's prompt was dispatched again."""
     checkpoint: str | None
 
 
@@ -107,6 +109,7 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         peakRssMiB=peak_rss_mib,
         rewardErrors=sum(update.reward_errors for update in updates),
         groupsWithoutSignal=sum(update.groups_without_signal for update in updates),
+        groupsLeft=_left(updates),
         checkpoint=checkpoint.path if checkpoint else None,
     )
 
@@ -126,6 +129,13 @@ def _lags(updates: Sequence[UpdateRecord]) -> Counter[int]:
     for update in updates:
         lags.update({lag: count for lag, count in update.lag_histogram.items() if count})
     return lags
+
+
+def _left(updates: Sequence[UpdateRecord]) -> dict[str, int]:
+    left: Counter[str] = Counter()
+    for update in updates:
+        left.update(update.groups_left)
+    return {reason: left[reason] for reason in sorted(left)}
 
 
 def _version(records: Sequence[Record]) -> int:

@@ -1,9 +1,10 @@
 """The embedded engine: continuous batching, token by token, in plain torch.
 
-    submit ─► waiting ──(slots free: prefill, one prompt once for all its samples)──► running ──(end or limit)──► result
-                                                                                        │ ▲
-                                                                                step ───┘ │ every running sequence, one token
-                                                                                load ─────┘ between two steps, nothing drained
+    submit ─► waiting ──(slots free: prefill, one prompt once for all its new samples)──► running ──(end or limit)──► completed
+                                                                                            │ ▲
+                                                                                    step ───┘ │ every running sequence, one token
+                                                                                    load ─────┘ between two steps, nothing drained
+                                                                                    take ─► its tokens, to go on elsewhere
 
 It serves small models on any device without another process; large ones run on vLLM behind the same contract.
 """
@@ -12,21 +13,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
-from qwen35_trainer.rollout.base import Completed, GroupRequest, GroupResult, StepOutput
+from qwen35_trainer.rollout.base import Completed, SequenceId, SequenceRequest, StepOutput, Tokens
 from qwen35_trainer.rollout.sampling import sample
-
-
-@dataclass
-class _Group:
-    request: GroupRequest
-    completed: list[Completed] = field(default_factory=list)
 
 
 class TorchEngine:
@@ -39,13 +34,13 @@ class TorchEngine:
         self._end_token, self._slots, self._max_length = end_token, slots, max_length
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
-        self._waiting: deque[GroupRequest] = deque()  # one entry per sequence
-        self._groups: dict[int, _Group] = {}
-        self._running: list[GroupRequest] = []  # by slot
+        self._waiting: deque[SequenceRequest] = deque()
+        self._running: list[SequenceRequest] = []  # by slot
         # Of the token that each slot is about to get, and the version that computed its distribution.
         self._logits = torch.empty(slots, model.config.vocab_size, device=device)
         self._logits_version = torch.zeros(slots, dtype=torch.int32, device=device)
         self._generated = torch.zeros(slots, dtype=torch.int64, device=device)
+        self._reported = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens that `progress` has given
         self._limit = torch.zeros(slots, dtype=torch.int64, device=device)
         self._sampling = torch.zeros(slots, 3, device=device)  # temperature, top-p, top-k
         self._tokens = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
@@ -58,23 +53,34 @@ class TorchEngine:
 
     @property
     def busy(self) -> bool:
-        return bool(self._groups)
+        return bool(self._running or self._waiting)
 
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        """Queue groups. Raises ValueError for one that does not fit into `max_length`."""
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        """Queue sequences. Raises ValueError for one that does not fit into `max_length`; then none is queued."""
         for request in requests:
             if len(request.prompt) + request.max_tokens > self._max_length:
                 raise ValueError(
-                    f"group {request.group}: prompt {len(request.prompt)} + response {request.max_tokens} tokens exceed "
-                    f"the engine's {self._max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
+                    f"group {request.sequence[0]}: prompt {len(request.prompt)} + response {request.max_tokens} tokens "
+                    f"exceed the engine's {self._max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
                 )
-            self._groups[request.group] = _Group(request)
-            self._waiting.extend([request] * request.samples)
+        self._waiting.extend(requests)
 
-    def cancel(self, groups: Sequence[int]) -> None:
-        dropped = {group for group in groups if self._groups.pop(group, None) is not None}
-        self._waiting = deque(request for request in self._waiting if request.group not in dropped)
-        self._free([slot for slot, request in enumerate(self._running) if request.group in dropped])
+    def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens]:
+        names = set(sequences)
+        taken = {request.sequence: request.kept for request in self._waiting if request.sequence in names}
+        self._waiting = deque(request for request in self._waiting if request.sequence not in names)
+        slots = [slot for slot, request in enumerate(self._running) if request.sequence in names]
+        taken |= {self._running[slot].sequence: self._tokens_of(slot, 0) for slot in slots}
+        self._free(slots)
+        return taken
+
+    def progress(self) -> dict[SequenceId, Tokens]:
+        n = len(self._running)
+        new = (self._generated[:n] > self._reported[:n]).nonzero().squeeze(1).tolist()
+        starts = self._reported[:n].tolist()
+        grown = {self._running[slot].sequence: self._tokens_of(slot, starts[slot]) for slot in new}
+        self._reported[:n] = self._generated[:n]
+        return grown
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
@@ -93,7 +99,7 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> StepOutput:
-        born = self._admit()
+        started = self._admit()
         n = len(self._running)
         if n == 0:
             return StepOutput()
@@ -108,43 +114,59 @@ class TorchEngine:
         self._generated[:n] += 1
         ended = tokens == self._end_token
         done = ended | (self._generated[:n] >= self._limit[:n])
-        finished: tuple[GroupResult, ...] = ()
+        finished: tuple[Completed, ...] = ()
         if bool(done.any()):
             tokens, finished = self._collect(tokens, ended, done)
         if self._running:
             running = len(self._running)
             self._logits[:running] = self._decoder.step(tokens[:running])
             self._logits_version[:running] = self._version
-        return StepOutput(finished, born, n)
+        return StepOutput(finished, started, n)
 
-    def _admit(self) -> dict[int, int]:
-        """Give free slots to waiting sequences; the samples of a prompt share one prefill."""
+    def _admit(self) -> dict[SequenceId, int]:
+        """Give free slots to waiting sequences; new samples of a prompt share one prefill."""
         start = len(self._running)
         admitted = [self._waiting.popleft() for _ in range(min(self._slots - start, len(self._waiting)))]
         if not admitted:
             return {}
-        born = {r.group: self._version for r in admitted if self._is_first(r)}
-        slots: dict[int, list[int]] = {}
+        # What has tokens already is a prefix of its own.
+        prefixes: dict[tuple[int, int], list[int]] = {}
         for slot, request in enumerate(admitted, start):
-            slots.setdefault(request.group, []).append(slot)
-        prompts = [self._groups[group].request.prompt for group in slots]
-        logits = self._decoder.prefill(prompts, list(slots.values()))
-        for row, held in enumerate(slots.values()):
-            self._logits[held[0] : held[-1] + 1] = logits[row]
+            group, index = request.sequence
+            prefixes.setdefault((group, index if len(request.kept) else -1), []).append(slot)
+        firsts = [admitted[held[0] - start] for held in prefixes.values()]
+        prompts = [(*request.prompt, *request.kept.ids.tolist()) for request in firsts]
+        logits = self._decoder.prefill(prompts, list(prefixes.values()))
+        for row, held in enumerate(prefixes.values()):
+            self._logits[held] = logits[row]
         new = slice(start, start + len(admitted))
         self._logits_version[new] = self._version
-        self._generated[new] = 0
-        self._limit[new] = torch.tensor([r.max_tokens for r in admitted])
+        self._generated[new] = self._reported[new] = torch.tensor([len(request.kept) for request in admitted])
+        self._limit[new] = torch.tensor([request.max_tokens for request in admitted])
         self._sampling[new] = torch.tensor(
             [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in admitted]
         )
         self._running += admitted
-        return born
+        for slot, request in enumerate(admitted, start):
+            self._put_back(slot, request.kept)
+        return {request.sequence: self._version for request in admitted if not len(request.kept)}
 
-    def _is_first(self, request: GroupRequest) -> bool:
-        return not self._groups[request.group].completed and not any(r.group == request.group for r in self._running)
+    def _put_back(self, slot: int, kept: Tokens) -> None:
+        length = len(kept)
+        if length:
+            for table, values in (
+                (self._tokens, kept.ids),
+                (self._log_probs, kept.log_probs),
+                (self._versions, kept.versions),
+            ):
+                table[slot, :length] = torch.from_numpy(np.array(values))
 
-    def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[GroupResult, ...]]:
+    def _tokens_of(self, slot: int, start: int) -> Tokens:
+        end = int(self._generated[slot])
+        tables = (self._tokens, self._log_probs, self._versions)
+        return Tokens(*(table[slot, start:end].cpu().numpy().copy() for table in tables))
+
+    def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
         """Take finished sequences out of their slots. Returns the tokens of those that go on, by slot."""
         index = done.nonzero().squeeze(1)
         lengths = self._generated[index]
@@ -156,19 +178,18 @@ class TorchEngine:
             strict=True,
         )
         slots: list[int] = index.tolist()
-        results: list[GroupResult] = []
-        for slot, (ids, log_probs, versions, length, complete) in zip(slots, rows, strict=True):
-            group = self._groups[self._running[slot].group]
-            group.completed.append(
-                Completed(ids[:length], log_probs[:length], versions[:length], truncated=not complete)
+        finished = tuple(
+            Completed(
+                self._running[slot].sequence,
+                Tokens(ids[:length], log_probs[:length], versions[:length]),
+                truncated=not complete,
             )
-            if len(group.completed) == group.request.samples:
-                results.append(GroupResult(group.request.group, tuple(group.completed)))
-                del self._groups[group.request.group]
+            for slot, (ids, log_probs, versions, length, complete) in zip(slots, rows, strict=True)
+        )
         tokens = tokens.clone()
         for source, target in self._free(slots):
             tokens[target] = tokens[source]
-        return tokens, tuple(results)
+        return tokens, finished
 
     def _free(self, slots: Sequence[int]) -> list[tuple[int, int]]:
         """Empty `slots` (ascending) and close the holes with the last running sequences. Returns the moves made."""
@@ -179,7 +200,7 @@ class TorchEngine:
         if moves:
             source, target = (torch.tensor(side) for side in zip(*moves, strict=True))
             self._decoder.move(source, target)
-            tables = (self._logits, self._logits_version, self._generated, self._limit, self._sampling)
+            tables = (self._logits, self._logits_version, self._generated, self._reported, self._limit, self._sampling)
             for table in (*tables, self._tokens, self._log_probs, self._versions):
                 table[target] = table[source]
             for old, new in moves:

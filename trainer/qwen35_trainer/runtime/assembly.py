@@ -45,7 +45,7 @@ def assemble(
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
-    lag = version - np.concatenate([sequence.versions for sequence in sequences])
+    lag = version - np.concatenate([sequence.tokens.versions for sequence in sequences])
     young = lag <= max_lag
     if not mask_old and not young.all():
         raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
@@ -55,10 +55,10 @@ def assemble(
     batch = TrainBatch(
         prompts=np.concatenate(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
-        responses=np.concatenate([sequence.tokens for sequence in sequences]),
+        responses=np.concatenate([sequence.tokens.ids for sequence in sequences]),
         response_lengths=lengths,
         trainable=trainable,
-        log_probs=np.concatenate([sequence.log_probs for sequence in sequences]),
+        log_probs=np.concatenate([sequence.tokens.log_probs for sequence in sequences]),
         rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
         valid=valid,
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),

@@ -35,6 +35,10 @@ class Progress:
     """Positions dispatched and not yet trained: they come first after a resume."""
     elapsed: float
     """Seconds of all attempts until here."""
+    group: int = 0
+    """The number of the next group."""
+    journal: str = ""
+    """The attempt whose journal tells what came after this."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +71,15 @@ class CheckpointStore:
         await asyncio.to_thread(self._forget, final)
         return final
 
+    @property
+    def newest(self) -> Path | None:
+        """The folder of the newest complete checkpoint; None when there is none."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, verified; None when there is none."""
-        complete = self._complete()
-        return load(complete[-1]) if complete else None
+        return load(self.newest) if self.newest else None
 
     def __len__(self) -> int:
         return len(self._complete())

@@ -20,8 +20,8 @@ import ray
 
 from qwen35_trainer.contract import Control
 from qwen35_trainer.data.prompts import PromptOrder
-from qwen35_trainer.pipeline.buffer import Buffer, OnMissedDeadline
-from qwen35_trainer.pipeline.window import Window
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import FinishRecord, Outcome
 from qwen35_trainer.progress.sinks import open_sinks
@@ -33,16 +33,18 @@ from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.generation import Generation, Parts
 from qwen35_trainer.runtime.job import Data, Job
+from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.news import Broadcast, News
 from qwen35_trainer.runtime.process import Process
-from qwen35_trainer.runtime.prompt_feed import PromptFeed
-from qwen35_trainer.runtime.rollout_pool import RolloutPool
+from qwen35_trainer.runtime.rollout_pool import LANE, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.supervised import Supervised
+from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
+from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_worker import TrainWorker
+from qwen35_trainer.runtime.training import Training
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Driver(Process):
         self._stop = asyncio.Event()
         self._live = LiveFields.of(job.spec)
         self._leaving: frozenset[str] = frozenset()
+        self._replicas = job.spec.rollout_replicas
         self._pool: RolloutPool | None = None
         self._broadcast = Broadcast()
         self._phase = "starting"
@@ -115,13 +118,17 @@ class Driver(Process):
         return News(self._broadcast.after(seen), self._phase, over, {} if self._pool is None else self._pool.hosts)
 
     def obey(self, control: Control) -> None:
-        """Take over what the operator asks: live fields at the next update, leaving pods at the next group. `stop` is a
-        call of its own, since signals ask for it too.
+        """Take over what the operator asks: live fields at the next update, the pool's size and leaving pods at once.
+        `stop` is a call of its own, since signals ask for it too.
         """
-        self._live.now = control.live or LiveFields.of(self._job.spec).now
+        spec = self._job.spec
+        self._live.now = control.live or LiveFields.of(spec).now
         self._leaving = frozenset(control.leaving)
+        if control.rolloutNodes and spec.rollout is not None:
+            self._replicas = spec.replicas_on(control.rolloutNodes)
         if self._pool is not None:
-            self._pool.leaving = self._leaving
+            self._pool.resize(self._replicas)
+            self._pool.leave(self._leaving)
 
     def stop(self) -> None:
         """Finish the current update, save, and end."""
@@ -130,12 +137,12 @@ class Driver(Process):
 
     async def _train(self, recorder: Recorder, clock: Clock) -> Outcome:
         self._phase = "starting workers"
-        rollout_actors, train_actors = self._start_workers()
+        replicas, train_actors = self._start_workers()
         train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
         self._phase = "loading the model"
         loading = asyncio.gather(
             answers(
-                [actor.ready.remote() for actor in rollout_actors],
+                [replica.actor.ready.remote() for replica in replicas],
                 of="the rollout pool",
                 act="loading the model",
                 seconds=START_SECONDS,
@@ -150,12 +157,27 @@ class Driver(Process):
         with scorer:
             if not await self._loaded(loading):
                 return "Stopped"
-            hosts, _ = loading.result()
-            loop = self._loop(recorder, clock, train, rollout_actors, hosts, data, scorer)
-            await self._begin(loop, train)
+            training = Training(
+                spec=spec,
+                pool=train,
+                recorder=recorder,
+                checkpoints=self._job.checkpoints,
+                clock=clock,
+                live=self._live,
+                updates_total=self._job.updates_total,
+                update=self._job.resume.progress.update if self._job.resume else 0,
+            )
+            if (checkpoint := self._job.resume) is not None:
+                if not self._stop.is_set():
+                    self._phase = "restoring the checkpoint"
+                await _restore(train, checkpoint.path)
             if not self._stop.is_set():
-                self._phase = "generating the first batch" if rollout_actors else "training"
-            return await loop.run()
+                self._phase = "generating the first batch" if replicas else "training"
+            if spec.mode == "SFT":
+                return await self._supervised(training, data).run()
+            loop = self._loop(training, data, scorer)
+            weights = await train.publication(loop.coordinator.version)
+            return await loop.run(weights, replicas)
 
     async def _loaded(self, loading: asyncio.Future[Any]) -> bool:
         """Wait for the workers. False when told to stop meanwhile: nothing is trained, so nothing is lost.
@@ -175,77 +197,78 @@ class Driver(Process):
         await loading
         return True
 
-    def _start_workers(self) -> tuple[list[Any], list[Any]]:
-        job, spec = self._job, self._job.spec
-        common = {"vocabulary": job.vocabulary, "base": job.base, "threads": job.threads, "logs": job.folder.logs}
+    def _start_workers(self) -> tuple[list[Replica], list[Any]]:
+        spec = self._job.spec
+        names = [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
+        rollout = [self._spawn(number, name, name.startswith(LANE)) for number, name in enumerate(names)]
+        return rollout, [_actor(TrainWorker).remote(spec, rank, **self._common()) for rank in range(spec.world_size)]
+
+    def _common(self, devices: int = 1) -> dict[str, Any]:
+        job = self._job
+        threads = job.threads * devices
+        return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
+
+    def _spawn(self, number: int, name: str, lane: bool) -> Replica:
+        """Start a rollout replica. `number`: another for each that comes in the place of one that was lost."""
+        job, rollout = self._job, self._job.spec.rollout
+        assert rollout is not None
         attempt = job.resume.progress.update if job.resume else 0
-        rollout = [
-            _actor(RolloutWorker).remote(spec, index, attempt=attempt, end_token=job.end_token, **common)
-            for index in range(spec.rollout_replicas)
-        ]
-        return rollout, [_actor(TrainWorker).remote(spec, rank, **common) for rank in range(spec.world_size)]
-
-    def _loop(
-        self,
-        recorder: Recorder,
-        clock: Clock,
-        train: TrainPool,
-        rollout_actors: Sequence[Any],
-        hosts: Sequence[str],
-        data: Data,
-        scorer: Scorer,
-    ) -> TrainingLoop:
-        job, spec = self._job, self._job.spec
-        knobs = spec.effective_async
-        window = Window(spec.groups_per_batch, spec.batches_per_version, knobs.stalenessThreshold, knobs.maxVersionLag)
-        buffer = Buffer(window, OnMissedDeadline(knobs.onMissedDeadline))
-        prompts = job.updates_total * spec.train.batch.promptsPerUpdate
-        length = len(data.examples) or len(data.prompts)
-        order = PromptOrder(length, seed=spec.seed, epochs=-(-prompts // length), shuffle=spec.data.shuffle)
-        progress = job.resume.progress if job.resume else None
-        generation = supervised = None
-        if spec.mode == "SFT":
-            supervised = Supervised(
-                data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
-            )
-        else:
-            feed = PromptFeed(prompts, progress.position, progress.pending) if progress else PromptFeed(prompts)
-            self._pool = pool = RolloutPool(
-                rollout_actors,
-                hosts,
-                call_seconds=spec.async_.stallSeconds,
-                publish_seconds=spec.weights.timeoutSeconds,
-            )
-            pool.leaving = self._leaving
-            generation = Generation(
-                Parts(spec, data.tokenizer, data.prompts, order, feed, buffer, pool, scorer, recorder, clock)
-            )
-        return TrainingLoop(
-            spec=spec,
-            window=window,
-            buffer=buffer,
-            train=train,
-            recorder=recorder,
-            checkpoints=job.checkpoints,
-            clock=clock,
-            updates_total=job.updates_total,
-            generation=generation,
-            supervised=supervised,
-            validation=data.validation,
-            stop=self._stop,
-            live=self._live,
-            update=progress.update if progress else 0,
+        # On a CPU the lane is the faster for its threads, as it is for its devices elsewhere.
+        devices = rollout.lane.tensorParallel if lane and rollout.lane else 1
+        actor = _actor(RolloutWorker).remote(
+            job.spec, name, life=(attempt, number), end_token=job.end_token, **self._common(devices)
         )
+        return Replica(number, name, actor, lane)
 
-    async def _begin(self, loop: TrainingLoop, train: TrainPool) -> None:
-        """Trainer at the checkpoint's weights, if there is one, and every replica at the trainer's."""
-        if (checkpoint := self._job.resume) is not None:
-            if not self._stop.is_set():
-                self._phase = "restoring the checkpoint"
-            await _restore(train, checkpoint.path)
-            loop.buffer.start_at(checkpoint.progress.batch)
-        if loop.generation is not None:
-            await loop.generation.parts.pool.publish(await train.publication(loop.version))
+    def _supervised(self, training: Training, data: Data) -> SupervisedLoop:
+        job, spec = self._job, self._job.spec
+        prompts = job.updates_total * spec.train.batch.promptsPerUpdate
+        length = len(data.examples)
+        order = PromptOrder(length, seed=spec.seed, epochs=-(-prompts // length), shuffle=spec.data.shuffle)
+        supervised = Supervised(
+            data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
+        )
+        return SupervisedLoop(supervised, training, self._stop)
+
+    def _loop(self, training: Training, data: Data, scorer: Scorer) -> TrainingLoop:
+        spec = self._job.spec
+        inbox: asyncio.Queue[on.Event] = asyncio.Queue()
+        order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
+        parts = Parts(
+            spec,
+            data.tokenizer,
+            data.prompts,
+            data.validation,
+            order,
+            scorer,
+            training.recorder,
+            training.clock,
+            inbox.put_nowait,
+        )
+        generation = Generation(parts, self._replicas)
+        assert spec.rollout is not None
+        self._pool = generation.pool = RolloutPool(
+            self._spawn,
+            generation,
+            Limits(
+                slots=slots_of(spec),
+                start=START_SECONDS,
+                call=spec.async_.stallSeconds,
+                publish=spec.weights.timeoutSeconds,
+            ),
+            target=self._replicas,
+            lanes=spec.lane_replicas,
+        )
+        self._pool.leave(self._leaving)
+        return TrainingLoop(
+            coordinator=Coordinator(settings_of(spec, self._job.updates_total), start_of(self._job)),
+            generation=generation,
+            training=training,
+            journal=JournalFile(self._job.folder.journal),
+            inbox=inbox,
+            stop=self._stop,
+            evaluates=bool(data.validation),
+        )
 
 
 async def _restore(train: TrainPool, path: Path) -> None:

@@ -4,6 +4,7 @@ run.yaml          the resolved manifest: whose folder this is
 run.id            the run's name at metric services, the same for all its attempts
 metrics.jsonl     every record, one line each
 checkpoints/      update-000020/ … complete or absent
+journal           what happened to each prompt since the newest of them
 tensorboard/      logs/           one log file per process
 summary.json      report.html     at the end
 """
@@ -42,6 +43,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.root / "checkpoints"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal"
 
     @property
     def identity(self) -> str:

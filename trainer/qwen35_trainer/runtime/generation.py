@@ -1,40 +1,41 @@
-"""The half of the loop that fills the buffer: dispatch, collect, score.
+"""The half of the loop that generates: what the coordinator asks of replicas, and what they bring.
 
-    feed ─► dispatch ─► rollout replicas ─► collect ─► score ─► buffer
-               ▲ room in the window                        │
-               └──────── a publication, or a discard ◄─────┘ (through the loop)
+    Start ─► submit ─► replica ─► started, progress, finished ─► events ─► coordinator
+    Move ──► take, submit ──┘                        │
+                                    all samples of a group ─► score ─► Scored
 
-A group's number is given at dispatch; its prompt is a position of the epoch order.
+Tokens of unfinished sequences are kept here as they are reported: they outlive their replica. News of a sequence count
+only when they come from the replica that has it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompts import PromptOrder
-from qwen35_trainer.pipeline.buffer import Buffer
+from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.base import Completion
 from qwen35_trainer.rewards.scorer import Scored, Scorer
-from qwen35_trainer.rollout.base import Completed, GroupRequest, GroupResult, Sampling
+from qwen35_trainer.rollout.base import Completed, Sampling, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
-from qwen35_trainer.runtime.changes import Changes
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.meter import PoolMeter
-from qwen35_trainer.runtime.prompt_feed import PromptFeed
-from qwen35_trainer.runtime.rollout_pool import RolloutPool
+from qwen35_trainer.runtime.rollout_pool import Replica, RolloutPool
+from qwen35_trainer.runtime.rollout_worker import Collected
 from qwen35_trainer.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 FIRST_EVALUATION_GROUP = 1 << 40
-"""Groups of evaluations are numbered from here: they never enter the buffer."""
+"""Groups of evaluations are numbered from here: they never enter the window."""
 
 
 @dataclass(frozen=True)
@@ -44,133 +45,209 @@ class Parts:
     spec: TrainingSpec
     tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[EncodedPrompt]
+    validation: Sequence[EncodedPrompt]
     order: PromptOrder
-    feed: PromptFeed
-    buffer: Buffer
-    pool: RolloutPool
     scorer: Scorer
     recorder: Recorder
     clock: Clock
+    tell: Callable[[on.Event], None]
+    """Gives the coordinator an event."""
 
 
-@dataclass
+@dataclass(eq=False)
+class _Group:
+    """A group that is not taken yet. Sequences come in any order."""
+
+    prompt: EncodedPrompt
+    samples: int
+    sampling: Sampling
+    completed: dict[int, Completed] = field(default_factory=dict)
+    scores: tuple[Scored, ...] | None = None
+
+
 class Generation:
-    """Keeps the window full. `changes`: groups that finished."""
+    """Carries out actions on `pool`; it is the crew that the pool reports to."""
 
-    parts: Parts
-    changes: Changes = field(default_factory=Changes)
-    meter: PoolMeter = field(init=False)
-    _finished: dict[int, ScoredGroup] = field(default_factory=dict)
-    _positions: dict[int, int] = field(default_factory=dict)
-    _evaluations: dict[int, asyncio.Future[tuple[GroupResult, list[Scored]]]] = field(default_factory=dict)
-    _evaluated: dict[int, EncodedPrompt] = field(default_factory=dict)
-    _next_group: int = 0
-    _next_evaluation: int = FIRST_EVALUATION_GROUP
+    pool: RolloutPool
 
-    def __post_init__(self) -> None:
-        self.meter = PoolMeter(len(self.parts.pool))
+    def __init__(self, parts: Parts, replicas: int) -> None:
+        self._parts = parts
+        self.meter = PoolMeter(replicas)
+        self.lost_rewards = 0
+        """Reward errors of groups that could not be scored at all, since they were last read."""
+        self._groups: dict[int, _Group] = {}
+        self._partial: dict[SequenceId, list[Tokens]] = {}
+        self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
+        self._moving: dict[SequenceId, int] = {}  # the replica that it is on its way to
+        self._tasks: asyncio.TaskGroup | None = None
+        self._evaluations = FIRST_EVALUATION_GROUP
 
-    @property
-    def pending_positions(self) -> tuple[int, ...]:
-        """Prompts handed out and not yet trained: dispatched, or given back and not yet dispatched again."""
-        dispatched = (self._positions[group] for group in self.parts.buffer.pending)
-        return (*dispatched, *self.parts.feed.returned)
+    def run(self, tasks: asyncio.TaskGroup) -> None:
+        """Its tasks belong to `tasks`."""
+        self._tasks = tasks
 
-    @property
-    def running(self) -> int:
-        """Groups dispatched and not yet scored."""
-        return len(self._positions) - len(self._finished)
+    # What the coordinator asks.
 
-    async def dispatch(self) -> None:
-        """Fill the window."""
-        parts, requests = self.parts, []
-        while parts.buffer.room > 0 and (position := parts.feed.take()) is not None:
-            group, self._next_group = self._next_group, self._next_group + 1
-            parts.buffer.dispatch(group, parts.pool.version)
-            self._positions[group] = position
-            rollout = parts.spec.rollout
-            assert rollout is not None
-            sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK)
-            requests.append(self._request(group, self._prompt(position), parts.spec.algorithm.groupSize, sampling))
-        if requests:
-            await parts.pool.submit(requests)
+    def dispatched(self, action: do.Dispatched) -> None:
+        rollout, algorithm = self._parts.spec.rollout, self._parts.spec.algorithm
+        assert rollout is not None
+        prompt = self._parts.prompts[self._parts.order.prompt_index(action.position)]
+        sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK)
+        self._groups[action.group] = _Group(prompt, algorithm.groupSize, sampling)
 
-    async def discard(self, groups: Sequence[int]) -> None:
-        """Stop groups that missed their deadline; their prompts are dispatched again."""
-        for group in groups:
-            self._finished.pop(group, None)
-            self.parts.feed.give_back(self._positions.pop(group))
-        await self.parts.pool.cancel(groups)
+    def start(self, action: do.Start) -> None:
+        for name, _ in action.sequences:
+            self._moving.pop(name, None)  # it was on its way to a replica that is lost
+            self._holders[name] = action.worker
+        self.pool.submit(action.worker, [self._request(name, keep) for name, keep in action.sequences])
+
+    def move(self, action: do.Move) -> None:
+        assert self._tasks is not None
+        self._moving[action.sequence] = action.target
+        self._tasks.create_task(self._hand_over(action))
+
+    def cancel(self, action: do.Cancel) -> None:
+        for name in action.sequences:
+            self._release(name)
+        self.pool.cancel(action.worker, action.sequences)
+
+    def forget(self, group: int) -> None:
+        """A group left."""
+        gone = self._groups.pop(group)
+        for index in range(gone.samples):
+            self._partial.pop((group, index), None)
+            self._release((group, index))
 
     def take(self, groups: Sequence[int]) -> list[ScoredGroup]:
-        """Groups that a batch took out of the buffer."""
-        for group in groups:
-            del self._positions[group]
-        return [self._finished.pop(group) for group in groups]
-
-    async def evaluate(self, prompts: Sequence[EncodedPrompt]) -> list[tuple[GroupResult, list[Scored]]]:
-        """Generate and score `prompts` beside the training groups, with the evaluation's own sampling."""
-        settings = self.parts.spec.evaluation
-        requests = []
-        for prompt in prompts:
-            group, self._next_evaluation = self._next_evaluation, self._next_evaluation + 1
-            self._evaluated[group] = prompt
-            self._evaluations[group] = asyncio.get_running_loop().create_future()
-            requests.append(self._request(group, prompt, settings.samplesPerPrompt, Sampling(settings.temperature)))
-        answers = [self._evaluations[request.group] for request in requests]
-        await self.parts.pool.submit(requests)
-        return list(await asyncio.gather(*answers))
-
-    async def collect(self, replica: int) -> None:
-        """Take in what one replica brings, until cancelled. Scoring runs beside the next collect."""
-        async with asyncio.TaskGroup() as scoring:
-            async for collected in self.parts.pool.collect(replica):
-                self.meter.tokens += collected.tokens
-                for start, end in collected.busy:
-                    self.meter.add(start, end)
-                    self.parts.recorder.append(
-                        SpanRecord(
-                            lane=f"rollout-{replica}",
-                            kind="generate",
-                            start=self.parts.clock.at(start),
-                            end=self.parts.clock.at(end),
-                        )
-                    )
-                for group, version in collected.born.items():
-                    self.parts.buffer.born(group, version)
-                for result in collected.finished:
-                    scoring.create_task(self._finish(result))
-
-    async def _finish(self, result: GroupResult) -> None:
-        position = self._positions.get(result.group)
-        evaluation = self._evaluations.get(result.group)
-        if position is None and evaluation is None:
-            return  # discarded while its last token was on the way
-        prompt = self._evaluated[result.group] if position is None else self._prompt(position)
-        scored = await asyncio.gather(*(self._score(prompt, sequence) for sequence in result.sequences))
-        if evaluation is not None:
-            del self._evaluations[result.group], self._evaluated[result.group]
-            evaluation.set_result((result, list(scored)))
-        elif result.group in self._positions:
-            self._finished[result.group] = ScoredGroup(
-                result.group,
-                prompt.token_ids,
-                result.sequences,
-                tuple(score.value for score in scored),
-                errors=sum(bool(score.errors) for score in scored),
+        """Groups of a batch, with their rewards."""
+        taken = []
+        for number in groups:
+            group = self._groups[number]
+            assert group.scores is not None
+            taken.append(
+                ScoredGroup(
+                    number,
+                    group.prompt.token_ids,
+                    tuple(group.completed[index] for index in range(group.samples)),
+                    tuple(score.value for score in group.scores),
+                    errors=sum(bool(score.errors) for score in group.scores),
+                )
             )
-            self.parts.buffer.finish(result.group)
-            self.changes.announce()
+            self.forget(number)
+        return taken
+
+    def evaluation(self) -> tuple[int, ...]:
+        """Numbers for the groups of one more evaluation of the held-out prompts."""
+        settings = self._parts.spec.evaluation
+        first, self._evaluations = self._evaluations, self._evaluations + len(self._parts.validation)
+        for number, prompt in enumerate(self._parts.validation, first):
+            self._groups[number] = _Group(prompt, settings.samplesPerPrompt, Sampling(settings.temperature))
+        return tuple(range(first, self._evaluations))
+
+    async def results(self, groups: Sequence[int]) -> list[tuple[list[Completed], list[Scored]]]:
+        """Score an evaluation whose sequences are all there."""
+        scores = await asyncio.gather(*(self._score_all(self._groups[number]) for number in groups))
+        completed = [list(self._groups[number].completed.values()) for number in groups]
+        for number in groups:
+            self.forget(number)
+        return list(zip(completed, map(list, scores), strict=True))
+
+    # What the pool reports.
+
+    def tell(self, event: on.Event) -> None:
+        self._parts.tell(event)
+
+    def collected(self, replica: Replica, news: Collected) -> None:
+        self.meter.tokens += news.tokens
+        for start, end in news.busy:
+            self.meter.add(start, end)
+            at = self._parts.clock.at
+            self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
+        here = replica.number
+        for name, version in news.started.items():
+            if self._holders.get(name) == here:
+                self.tell(on.Started(name, version))
+        for completed in news.finished:
+            if self._holders.get(completed.sequence) == here:
+                self._finish(completed)
+        lengths: dict[SequenceId, int] = {}
+        for name, parts in news.progress.items():
+            if self._holders.get(name) == here:
+                tokens = self._partial.setdefault(name, [])
+                tokens.extend(parts)
+                lengths[name] = sum(map(len, tokens))
+        if lengths:
+            self.tell(on.Progressed(lengths))
+
+    def lost(self, replica: Replica) -> None:
+        gone = replica.number
+        held = [name for name, number in self._holders.items() if self._moving.get(name, number) == gone]
+        for name in held:
+            self._release(name)
+        self.tell(on.WorkerLost(gone, {name: self._kept(name) for name in held}))
+        # What had finished there, and was not told of, goes on where it was to be moved.
+        for name, target in self._moving.items():
+            if self._holders.get(name) == gone:
+                self.move(do.Move(name, gone, target))
+
+    def _release(self, name: SequenceId) -> None:
+        """Nobody has the sequence now."""
+        self._holders.pop(name, None)
+        self._moving.pop(name, None)
+
+    def _kept(self, name: SequenceId) -> int:
+        return sum(map(len, self._partial.get(name, ())))
+
+    def _request(self, name: SequenceId, keep: int) -> SequenceRequest:
+        group = self._groups[name[0]]
+        kept = Tokens.join(self._partial.pop(name, ()))[:keep]
+        self._partial[name] = [kept]
+        limit = self._parts.spec.data.maxResponseTokens
+        return SequenceRequest(name, group.prompt.token_ids, limit, group.sampling, kept)
+
+    async def _hand_over(self, action: do.Move) -> None:
+        """Take a sequence from one replica and go on with it on another, from what is at hand if the first one dies."""
+        name = action.sequence
+        taken = await self.pool.take(action.source, [name])
+        if self._moving.get(name) != action.target:
+            return  # it has finished, or left, or its target is lost and it goes elsewhere
+        if taken is not None and name not in taken:
+            return  # it has just finished: its tokens are on their way from the source
+        del self._moving[name]
+        if taken is not None:
+            self._partial[name] = [taken[name]]
+        self._holders[name] = action.target
+        self.pool.submit(action.target, [self._request(name, self._kept(name))])
+
+    def _finish(self, completed: Completed) -> None:
+        assert self._tasks is not None
+        name = completed.sequence
+        self._release(name)
+        self._partial.pop(name, None)
+        group = self._groups[name[0]]
+        group.completed[name[1]] = completed
+        self.tell(on.Finished(name, len(completed.tokens)))
+        if len(group.completed) == group.samples and name[0] < FIRST_EVALUATION_GROUP:
+            self._tasks.create_task(self._score_group(name[0], group))
+
+    async def _score_group(self, number: int, group: _Group) -> None:
+        group.scores = await self._score_all(group)
+        if self._groups.get(number) is not group:
+            return  # discarded meanwhile
+        rewards = [score.value for score in group.scores if score.value is not None]
+        if rewards:
+            self.tell(on.Scored(number, signal=len(set(rewards)) > 1))
+        else:
+            self.lost_rewards += sum(bool(score.errors) for score in group.scores)
+            self.tell(on.Failed(number))
+
+    async def _score_all(self, group: _Group) -> tuple[Scored, ...]:
+        sequences = [group.completed[index] for index in range(group.samples)]
+        return tuple(await asyncio.gather(*(self._score(group.prompt, sequence) for sequence in sequences)))
 
     async def _score(self, prompt: EncodedPrompt, sequence: Completed) -> Scored:
-        text = self.parts.tokenizer.decode(sequence.tokens.tolist(), skip_special_tokens=True)
+        text = self._parts.tokenizer.decode(sequence.tokens.ids.tolist(), skip_special_tokens=True)
         assert isinstance(text, str)
-        return await self.parts.scorer.score(
+        return await self._parts.scorer.score(
             Completion(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated)
         )
-
-    def _prompt(self, position: int) -> EncodedPrompt:
-        return self.parts.prompts[self.parts.order.prompt_index(position)]
-
-    def _request(self, group: int, prompt: EncodedPrompt, samples: int, sampling: Sampling) -> GroupRequest:
-        return GroupRequest(group, prompt.token_ids, samples, self.parts.spec.data.maxResponseTokens, sampling)

@@ -1,317 +1,244 @@
-"""The training loop.
+"""The training loop: events to the coordinator, its actions to the pools.
 
-    prompts ─► dispatch ─► rollout replicas ─► score ─► buffer ─► batch ─► train pool ─► publish ─► replicas
-                  ▲                                       │                                │
-                  └───────────── window ◄─────────────────┴─────────── version ◄───────────┘
+    replicas ─┐                                           ┌─► journal            before anything else, when a batch leaves
+    scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel
+    trainer  ─┤                                           ├─► orders ─► trainer  Train, Copy, Checkpoint: one at a time
+    signals  ─┘                                           └─► publication        Publish: beside the next batch
 
-waits on              unblocked by                                             deadline
-batch: buffer         P finished groups, all due ones among them               async.stallSeconds without any group
-train: the pool       its ranks' answers                                       async.stallSeconds
-publish: replicas     every replica at the version; an evaluation in progress  weights.timeoutSeconds; stallSeconds
-dispatch: window      a publication, or a discarded group                      never alone: the batch's wait covers it
+waits on              unblocked by                                   deadline
+an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
+an order: the pool    its ranks' answers                             async.stallSeconds
+publish: a replica    its answer, or its end: then it is replaced    weights.timeoutSeconds
 
-FullyAsync, Colocated and SFT are this loop. In Colocated the window is one version and nothing runs ahead: training
-waits until everything dispatched, evaluations too, is finished, so that the pools take turns. SFT has no rollout pool: batches come straight from the data, and nothing is published.
-
-A publication runs beside the next batch; the one after it waits for it. Batch b trains version b // K, and the window
-opens for new groups only when every replica has the version, so a group is never born older than its dispatch says.
+What is dispatched, what a batch takes and when weights travel is the coordinator's to say (`pipeline/`). FullyAsync and
+Colocated are this loop; SFT has no rollouts, and a loop of its own (`supervised.py`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qwen35_trainer.data.encode import EncodedPrompt
-from qwen35_trainer.engines.base import UpdateMetrics
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.pipeline.buffer import Blocked, Buffer
-from qwen35_trainer.pipeline.window import Window
-from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import CheckpointRecord, Outcome, SpanKind, SpanRecord
-from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge, assemble
+from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.actions import Action, Reason
+from qwen35_trainer.pipeline.coordinator import Coordinator
+from qwen35_trainer.pipeline.journal import JOURNALLED
+from qwen35_trainer.progress.records import Outcome
+from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
-from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
-from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.generation import Generation
-from qwen35_trainer.runtime.live import LiveFields
-from qwen35_trainer.runtime.measures import UpdateTimes, evaluation_record, supervised_evaluation_record, update_record
-from qwen35_trainer.runtime.meter import PoolMeter
-from qwen35_trainer.runtime.schedule import learning_rate
-from qwen35_trainer.runtime.supervised import Supervised
-from qwen35_trainer.runtime.train_pool import TrainPool
-from qwen35_trainer.spec import TrainingSpec
+from qwen35_trainer.runtime.journal_file import JournalFile
+from qwen35_trainer.runtime.measures import Pipeline, evaluation_record
+from qwen35_trainer.runtime.rollout_pool import Replica
+from qwen35_trainer.runtime.training import Next, Training
+from qwen35_trainer.weights.publication import Publication
+
+type Order = do.Train | do.Copy | do.Checkpoint
 
 
-@dataclass(frozen=True)
-class Next:
-    """A batch that is about to be trained, and where it came from."""
+class _Over(Exception):
+    """Ends the tasks of a run that has ended."""
 
-    batch: TrainBatch
-    age: TokenAge
-    groups: Sequence[ScoredGroup]
-    waited: float
+
+def _end() -> None:
+    raise _Over
 
 
 @dataclass
 class TrainingLoop:
-    """Runs from `update` to `updates_total`, or until `stop` is set. Either `generation` or `supervised` feeds it."""
+    """Runs until the coordinator says that it is over. `inbox` is where everyone tells what has happened."""
 
-    spec: TrainingSpec
-    window: Window
-    buffer: Buffer
-    train: TrainPool
-    recorder: Recorder
-    checkpoints: CheckpointStore
-    clock: Clock
-    updates_total: int
-    generation: Generation | None
-    supervised: Supervised | None
-    validation: Sequence[EncodedPrompt]
+    coordinator: Coordinator
+    generation: Generation
+    training: Training
+    journal: JournalFile
+    inbox: asyncio.Queue[on.Event]
     stop: asyncio.Event
-    live: LiveFields
-    update: int = 0
-    _times: UpdateTimes = field(default_factory=UpdateTimes)
-    _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
-    _updated: float = field(default_factory=time.time)
-    _saved_at: int = field(init=False)
-    _publishing: asyncio.Task[None] | None = None
+    evaluates: bool
+    """There are held-out prompts."""
+    _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
+    _copies: dict[int, asyncio.Future[Publication]] = field(default_factory=dict)
+    _published: dict[int, float] = field(default_factory=dict)  # version → when it began to travel
+    _evaluations: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)  # version → update, groups
+    _scoring: set[asyncio.Task[None]] = field(default_factory=set)
+    _reported: Counter[str] = field(default_factory=Counter)
+    _idle_since: float = field(default_factory=time.monotonic)
+    _busy: int = 0
+    """Orders that are not carried out yet."""
+    _ended: bool = False
 
-    def __post_init__(self) -> None:
-        self._saved_at = self.update
+    async def run(self, weights: Publication, replicas: Iterable[Replica]) -> Outcome:
+        """Train, from these weights on. Raises what made it impossible to go on."""
+        training = self.training
+        await self.journal.begin(self.coordinator.snapshot, training.attempt)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self.generation.run(tasks)
+                tasks.create_task(self._train_pool())
+                tasks.create_task(self._obey())
+                if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
+                    self._ask_for_evaluation(self.coordinator.version)
+                self.generation.pool.run(tasks, weights, replicas)
+                await self._drive(tasks)
+                await self._last_scores(tasks)
+                _end()
+        except* _Over:
+            pass
+        finally:
+            await self.journal.close()
+        return "Stopped" if training.update < training.updates_total else "Succeeded"
 
-    @property
-    def batch(self) -> int:
-        """Number of the next batch."""
-        return self.update // self.spec.async_.requireBatches if self.generation is None else self.buffer.batch
+    async def _drive(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._ended:
+            actions: list[Action] = []
+            for event in await self._events():
+                actions += self.coordinator.handle(event)
+            for action in actions:
+                if isinstance(action, JOURNALLED):
+                    self.journal.add(action)
+            if any(isinstance(action, do.Train) for action in actions):
+                await self.journal.flush()
+            for action in actions:
+                self._carry_out(action, tasks)
 
-    @property
-    def version(self) -> int:
-        """Version that the next batch trains; 0 where nothing is published."""
-        return 0 if self.generation is None else self.window.version_of(self.buffer.batch)
+    async def _events(self) -> list[on.Event]:
+        """What has happened, at least one thing. Raises Stalled."""
+        limit = self.training.spec.async_.stallSeconds
+        patience = limit if self._busy else self._idle_since + limit - time.monotonic()
+        try:
+            events = [await asyncio.wait_for(self.inbox.get(), max(0.0, patience))]
+        except TimeoutError:
+            if self._busy:
+                return []  # the order has a deadline of its own
+            missing = self.coordinator.buffer.missing()
+            due = f"; groups {', '.join(map(str, missing.due[:5]))} are due and run still" if missing.due else ""
+            raise Stalled(
+                f"no group finished within spec.async.stallSeconds {limit:g}: {missing.finished} of "
+                f"{missing.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
+            ) from None
+        while not self.inbox.empty():
+            events.append(self.inbox.get_nowait())
+        if any(isinstance(event, (on.Finished, on.Scored, on.Failed)) for event in events):
+            self._idle_since = time.monotonic()
+        return events
 
-    async def run(self) -> Outcome:
-        """Train. Raises what made it impossible to go on."""
-        async with asyncio.TaskGroup() as tasks:
-            collectors = []
-            if self.generation is not None:
-                pool = self.generation.parts.pool
-                collectors = [tasks.create_task(self.generation.collect(replica)) for replica in range(len(pool))]
-                await self.generation.dispatch()
-            if self.update == 0 and self.spec.evaluation.atStart and not self.stop.is_set():
-                self._publishing = tasks.create_task(self._evaluate(0))
-                if self.generation is None:
-                    await self._publication_done()  # the train pool would take the first batch before it
-            stopped = await self._train_all(tasks)
-            await self._publication_done()
-            for collector in collectors:
-                collector.cancel()
-        return "Stopped" if stopped else "Succeeded"
+    def _carry_out(self, action: Action, tasks: asyncio.TaskGroup) -> None:
+        generation = self.generation
+        match action:
+            case do.Dispatched():
+                generation.dispatched(action)
+            case do.Start():
+                generation.start(action)
+            case do.Move():
+                generation.move(action)
+            case do.Cancel():
+                generation.cancel(action)
+            case do.Left(group):
+                generation.forget(group)
+            case do.Train() | do.Copy() | do.Checkpoint():
+                if isinstance(action, do.Copy):
+                    self._copies[action.version] = asyncio.get_running_loop().create_future()
+                self._busy += 1
+                self._orders.put_nowait(action)
+            case do.Publish(version):
+                tasks.create_task(self._publish(version))
+            case do.Published(version):
+                self._arrived(version)
+            case do.Evaluated(version):
+                task = tasks.create_task(self._evaluate(version))
+                self._scoring.add(task)
+                task.add_done_callback(self._scoring.discard)
+            case do.Ended():
+                self._ended = True
 
-    async def _train_all(self, tasks: asyncio.TaskGroup) -> bool:
-        """Batch after batch. Returns whether it was told to stop before the end."""
-        while self.update < self.updates_total:
-            upcoming = await self._next_batch()
-            if upcoming is None:
-                await self._publication_done()
-                await self._save()
-                return True
-            await self._train(upcoming)
-            if self.generation is not None and self.buffer.batch % self.spec.batches_per_version == 0:
-                await self._publish(tasks, self.window.version_of(self.buffer.batch))
-            elif self.generation is None and self._evaluation_due():
-                await self._evaluate(self.update)
-            if self._checkpoint_due():
-                await self._save()
-        if self.generation is not None and self.buffer.batch % self.spec.batches_per_version:
-            await self._publish(tasks, self.window.version_of(self.buffer.batch) + 1)
-        return False
+    # The train pool.
 
-    async def _next_batch(self) -> Next | None:
-        """The next batch, as soon as it may leave; None when the run was told to stop."""
-        started = time.time()
-        if self.stop.is_set():
-            return None
-        if self.generation is None:
-            assert self.supervised is not None
-            return Next(self.supervised.batch(self.batch), TokenAge({}, 0), (), 0.0)
-        if self.spec.mode == "Colocated":
-            await self._publication_done()
-            if not await self._generation_rests():
-                return None
-        news = self.generation.changes.count
-        while isinstance(taken := self.buffer.take(), Blocked):
-            if not await self._group_finished(taken, news):
-                return None
-            news = self.generation.changes.count
-        if taken.discarded:
-            await self.generation.discard(taken.discarded)
-            await self.generation.dispatch()
-        groups = self.generation.take(taken.groups)
+    async def _train_pool(self) -> None:
+        """Carry out orders, one at a time, until cancelled."""
+        while True:
+            idle_since = time.time()
+            match order := await self._orders.get():
+                case do.Train():
+                    await self._train(order, time.time() - idle_since)
+                case do.Copy(version):
+                    self._copies[version].set_result(await self.training.pool.publication(version))
+                case do.Checkpoint(snapshot):
+                    await self.training.save(snapshot, self.coordinator.settings.window.version_of(snapshot.batch))
+                    await self.journal.compact(snapshot.batch)
+                    self.inbox.put_nowait(on.Checkpointed())
+            self._busy -= 1
+            self._idle_since = time.monotonic()
+
+    async def _train(self, order: do.Train, waited: float) -> None:
+        settings, training = self.coordinator.settings, self.training
+        groups = self.generation.take(order.groups)
         batch, age = assemble(
             groups,
-            version=self.window.version_of(self.buffer.batch - 1),
-            max_lag=self.window.max_version_lag,
-            mask_old=self.spec.effective_async.onMissedDeadline == "MaskTokens",
-            updates=self.spec.async_.requireBatches,
+            version=order.version,
+            max_lag=settings.window.max_version_lag,
+            mask_old=settings.on_missed_deadline == "MaskTokens",
+            updates=training.spec.async_.requireBatches,
         )
-        return Next(batch, age, groups, time.time() - started)
+        await training.train(Next(batch, order.version, age, groups, waited), self._pipeline)
+        every = settings.window.batches_per_version
+        version, rest = divmod(order.batch + 1, every)
+        complete = rest == 0 or training.update >= training.updates_total
+        if complete and training.evaluation_due(training.spec.async_.requireBatches * every):
+            self._ask_for_evaluation(version + (rest > 0))
+        if training.checkpoint_due():
+            self.inbox.put_nowait(on.CheckpointAsked())
+        self.inbox.put_nowait(on.Trained(order.batch))
 
-    async def _group_finished(self, blocked: Blocked, seen: int) -> bool:
-        """Wait for news beyond those `seen`. False when the run was told to stop. Raises Stalled."""
-        assert self.generation is not None
-        limit = self.spec.async_.stallSeconds
-        news = asyncio.create_task(self.generation.changes.beyond(seen))
-        told = asyncio.create_task(self.stop.wait())
-        done, left = await asyncio.wait({news, told}, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
-        for task in left:
-            task.cancel()
-        if not done:
-            due = f"; groups {', '.join(map(str, blocked.due[:5]))} are due and run still" if blocked.due else ""
-            raise Stalled(
-                f"no group finished within spec.async.stallSeconds {limit:g}: {blocked.finished} of "
-                f"{blocked.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
-            )
-        return news in done or not told.done()
+    def _pipeline(self) -> Pipeline:
+        generation, buffer = self.generation, self.coordinator.buffer
+        generation.meter.workers = max(1, len(generation.pool))
+        idle, rate = generation.meter.read()
+        untrained = (reason for reason in Reason if reason is not Reason.TRAINED)
+        left = Counter({str(reason): self.coordinator.left[reason] for reason in untrained})
+        new, self._reported = left - self._reported, left
+        lost, generation.lost_rewards = generation.lost_rewards, 0
+        return Pipeline(buffer.counted, buffer.window.limit, idle, rate, new, lost)
 
-    async def _train(self, upcoming: Next) -> None:
-        rates = [
-            learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
-            for step in range(upcoming.batch.updates)
-        ]
+    # Weights, and what is measured with them.
+
+    async def _publish(self, version: int) -> None:
+        weights = await self._copies.pop(version)
+        self._published[version] = time.time()
+        self.generation.pool.publish(weights)
+
+    def _arrived(self, version: int) -> None:
+        started, now = self._published.pop(version, time.time()), time.time()
+        self.training.span("publish", "publish", started, now, f"version {version}", version)
+        self.training.times.published(now - started)
+
+    def _ask_for_evaluation(self, version: int) -> None:
+        if self.evaluates:
+            groups = self.generation.evaluation()
+            self._evaluations[version] = (self.training.update, groups)
+            samples = self.training.spec.evaluation.samplesPerPrompt
+            self.inbox.put_nowait(on.EvaluationAsked(version, groups, samples))
+
+    async def _evaluate(self, version: int) -> None:
         started = time.time()
-        metrics: list[UpdateMetrics] = await self.train.train(upcoming.batch, rates)
-        ended = time.time()
-        self._busy.add(started, ended)
-        self._span("train-0", "train", started, ended)
-        self._times.trained(upcoming.waited, ended - started)
-        generation = self.generation
-        pipeline = None if generation is None else (self.buffer.counted, self.window.limit, generation.meter.read())
-        trainer_idle, _ = self._busy.read()
-        version = 0 if generation is None else self.window.version_of(self.buffer.batch - 1)
-        seconds, self._updated = ended - self._updated, ended
-        for step, measured in enumerate(metrics):
-            self.update += 1
-            self.recorder.append(
-                update_record(
-                    measured,
-                    step=step,
-                    update=self.update,
-                    updates_total=self.updates_total,
-                    version=version,
-                    time=self.clock.now(),
-                    seconds=seconds,
-                    batch=upcoming.batch,
-                    age=upcoming.age,
-                    groups=upcoming.groups,
-                    times=self._times,
-                    pipeline=pipeline,
-                    trainer_idle=trainer_idle,
-                )
-            )
-        self._times = UpdateTimes()
+        update, groups = self._evaluations.pop(version)
+        results = await self.generation.results(groups)
+        training = self.training
+        training.recorder.append(evaluation_record(results, update=update, version=version, time=training.clock.now()))
+        training.span("evaluate", "evaluate", started, time.time(), f"update {update}")
 
-    async def _publish(self, tasks: asyncio.TaskGroup, version: int) -> None:
-        """Copy the weights now; give them to the replicas beside the next batch."""
-        await self._publication_done()
-        started = time.time()
-        weights = await self.train.publication(version)
-        update, evaluate = self.update, self._evaluation_due()  # now: the next batch may be over before its turn comes
-        generation = self.generation
-        assert generation is not None
+    async def _last_scores(self, tasks: asyncio.TaskGroup) -> None:
+        """Wait for evaluations that are being scored, unless told to stop."""
+        told = tasks.create_task(self.stop.wait())
+        while self._scoring and not told.done():
+            await asyncio.wait({told, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
 
-        async def publish() -> None:
-            if not self.spec.effective_async.partialRollout:
-                await self._generation_rests()  # every sequence comes from one version
-            await generation.parts.pool.publish(weights)
-            self._span("publish", "publish", started, time.time(), f"version {version}", version)
-            self._times.published(time.time() - started)
-            self.buffer.publish(version)
-            await generation.dispatch()
-            if evaluate:
-                await self._evaluate(update)
-
-        self._publishing = tasks.create_task(publish())
-
-    async def _publication_done(self) -> None:
-        """Wait for the publication, or evaluation, that runs beside training. Raises Stalled."""
-        if self._publishing is None:
-            return
-        limit = self.spec.async_.stallSeconds
-        _, running = await asyncio.wait({self._publishing}, timeout=limit)
-        if running:
-            raise Stalled(
-                f"a publication or an evaluation did not end within spec.async.stallSeconds {limit:g}. "
-                "Raise it, or lower rewards[].timeoutSeconds"
-            )
-        self._publishing = None
-
-    async def _generation_rests(self) -> bool:
-        """Wait until nothing is being generated or scored. False when the run was told to stop. Raises Stalled."""
-        generation = self.generation
-        assert generation is not None
-        while generation.running:
-            seen, dispatched = generation.changes.count, len(self.buffer.pending)
-            if not await self._group_finished(Blocked(dispatched - generation.running, dispatched), seen):
-                return False
-        return True
-
-    def _evaluation_due(self) -> bool:
-        every = self.live.now.evaluationEveryUpdates
-        step = self.spec.async_.requireBatches * self.spec.async_.updatesPerSync
-        return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
-
-    async def _evaluate(self, update: int) -> None:
-        """Held-out accuracy of the weights after `update`: no publication happens until it is done."""
-        started = time.time()
-        if self.supervised is not None and (batch := self.supervised.validation) is not None:
-            loss = await self.train.negative_log_likelihood(batch)
-            self.recorder.append(
-                supervised_evaluation_record(loss, update=update, samples=batch.samples, time=self.clock.now())
-            )
-        elif self.generation is not None and self.validation:
-            results = await self.generation.evaluate(self.validation)
-            version = self.generation.parts.pool.version
-            self.recorder.append(evaluation_record(results, update=update, version=version, time=self.clock.now()))
-        else:
-            return
-        self._span("evaluate", "evaluate", started, time.time(), f"update {update}")
-
-    def _checkpoint_due(self) -> bool:
-        every = self.live.now.checkpointEveryUpdates
-        return self.update >= self.updates_total or self.update // every > self._saved_at // every
-
-    async def _save(self) -> None:
-        """Checkpoint what is trained, and which prompts are on their way."""
-        started = time.time()
-        generation = self.generation
-        progress = Progress(
-            update=self.update,
-            batch=self.batch,
-            position=0 if generation is None else generation.parts.feed.position,
-            pending=() if generation is None else generation.pending_positions,
-            elapsed=self.clock.now(),
-        )
-        self.checkpoints.keep = self.live.now.checkpointKeep
-        path = await self.checkpoints.save(progress, self.train.save)
-        self._saved_at = self.update
-        self._span("train-0", "checkpoint", started, time.time())
-        self.recorder.append(
-            CheckpointRecord(
-                update=self.update,
-                version=self.version,
-                time=self.clock.now(),
-                path=str(path),
-                seconds=time.time() - started,
-            )
-        )
-
-    def _span(
-        self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
-    ) -> None:
-        at = self.clock.at
-        self.recorder.append(
-            SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
-        )
+    async def _obey(self) -> None:
+        """Pass on the order to stop. What is trained is saved, unless it is already."""
+        await self.stop.wait()
+        if not self.training.saved:
+            self.inbox.put_nowait(on.CheckpointAsked())
+        self.inbox.put_nowait(on.StopAsked())

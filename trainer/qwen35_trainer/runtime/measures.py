@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from qwen35_trainer.engines.base import UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.rewards.scorer import Scored
-from qwen35_trainer.rollout.base import GroupResult
+from qwen35_trainer.rollout.base import Completed
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
 
@@ -31,8 +31,20 @@ class UpdateTimes:
         self.publishing += seconds
 
 
-type Pipeline = tuple[int, int, tuple[float, float]]
-"""Groups counted, the window's limit, and (idle share, tokens per second) of the rollout pool."""
+@dataclass(frozen=True)
+class Pipeline:
+    """The rollout side between two batches."""
+
+    counted: int
+    """Groups that count against the window."""
+    limit: int
+    idle: float
+    """Share of the rollout pool's time without a sequence."""
+    tokens_per_second: float
+    left: Mapping[str, int]
+    """Groups that left untrained, by reason."""
+    lost_rewards: int
+    """Reward errors in groups that could not be scored at all."""
 
 
 def update_record(
@@ -94,21 +106,23 @@ def update_record(
         lag_mean=sum(lag * count for lag, count in age.histogram.items()) / trained if trained else None,
         lag_max=max(age.histogram) if trained else None,
         lag_histogram=age.histogram if first else {},
-        window_dispatched=None if pipeline is None else pipeline[0],
-        window_limit=None if pipeline is None else pipeline[1],
-        rollout_idle=None if pipeline is None else pipeline[2][0],
-        tokens_per_second=None if pipeline is None else pipeline[2][1],
-        reward_errors=sum(group.errors for group in groups[mine]),
+        window_dispatched=None if pipeline is None else pipeline.counted,
+        window_limit=None if pipeline is None else pipeline.limit,
+        rollout_idle=None if pipeline is None else pipeline.idle,
+        tokens_per_second=None if pipeline is None else pipeline.tokens_per_second,
+        reward_errors=sum(group.errors for group in groups[mine])
+        + (pipeline.lost_rewards if pipeline is not None and first else 0),
+        groups_left=dict(pipeline.left) if pipeline is not None and first else {},
         groups_without_signal=sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups[mine]),
     )
 
 
 def evaluation_record(
-    results: Sequence[tuple[GroupResult, list[Scored]]], *, update: int, version: int, time: float
+    results: Sequence[tuple[list[Completed], list[Scored]]], *, update: int, version: int, time: float
 ) -> EvaluationRecord:
     """A response is right when every reward gives it full marks (1)."""
     scores = [score for _, scored in results for score in scored]
-    lengths = [len(sequence.tokens) for result, _ in results for sequence in result.sequences]
+    lengths = [len(sequence.tokens) for completed, _ in results for sequence in completed]
     right = [bool(score.parts) and all(part >= 1.0 for part in score.parts.values()) for score in scores]
     return EvaluationRecord(
         update=update,

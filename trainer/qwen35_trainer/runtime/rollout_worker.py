@@ -1,9 +1,10 @@
 """One replica of the rollout pool: an engine on its own thread, behind asynchronous calls.
 
-    driver ──submit / cancel / load──► inbox ──► engine thread: step, step, step … ──► outbox ──collect──► driver
+    driver ──submit / take / load──► inbox ──► engine thread: step, step, step … ──► outbox ──collect──► driver
 
-The thread never waits while the engine has sequences, and the calls never wait for a step, except `load`, which answers
-when the new weights are in place: between two tokens, with every running sequence kept.
+The thread never waits while the engine has sequences, and the calls never wait for a step, except those with an answer:
+`load` comes back when the new weights are in place, between two tokens and with every running sequence kept, `take` with
+the tokens of what is taken. Unfinished sequences report their tokens now and then, so that they survive this process.
 """
 
 from __future__ import annotations
@@ -13,38 +14,47 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen35_trainer.rollout.base import GroupRequest, GroupResult, RolloutEngine
+from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.runtime.process import Process
 from qwen35_trainer.spec import TrainingSpec
 from qwen35_trainer.weights.publication import WeightManifest
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it looks whether it should end."""
+PROGRESS_SECONDS = 1.0
+"""Unfinished sequences report their tokens this often: what is younger is lost with the process."""
+
+
+class EngineFailed(RuntimeError):
+    """The engine of a replica raised: it generates no more."""
 
 
 @dataclass(frozen=True)
 class Collected:
     """What a replica did since the last collect."""
 
-    finished: tuple[GroupResult, ...]
-    born: dict[int, int]
-    """Group → version of its first token, for groups that started since."""
-    tokens: int
-    busy: tuple[tuple[float, float], ...]
+    finished: tuple[Completed, ...] = ()
+    started: dict[SequenceId, int] = field(default_factory=dict)
+    """Version of the first token of each sequence that started since."""
+    progress: dict[SequenceId, tuple[Tokens, ...]] = field(default_factory=dict)
+    """New tokens of unfinished sequences."""
+    tokens: int = 0
+    busy: tuple[tuple[float, float], ...] = ()
     """Intervals in which the engine had sequences, in wall-clock seconds."""
 
 
 @dataclass
 class _Outbox:
-    finished: list[GroupResult] = field(default_factory=list)
-    born: dict[int, int] = field(default_factory=dict)
+    finished: list[Completed] = field(default_factory=list)
+    started: dict[SequenceId, int] = field(default_factory=dict)
+    progress: dict[SequenceId, list[Tokens]] = field(default_factory=dict)
     tokens: int = 0
     busy: list[tuple[float, float]] = field(default_factory=list)
 
@@ -59,6 +69,7 @@ class EngineThread:
         self._lock = threading.Lock()
         self._outbox = _Outbox()
         self._closing = threading.Event()
+        self._progressed = time.time()
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -80,7 +91,14 @@ class EngineThread:
         """Take everything out of the outbox."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
-        return Collected(tuple(outbox.finished), outbox.born, outbox.tokens, tuple(outbox.busy))
+        progress = {name: tuple(parts) for name, parts in outbox.progress.items()}
+        return Collected(tuple(outbox.finished), outbox.started, progress, outbox.tokens, tuple(outbox.busy))
+
+    def forget(self, sequences: Iterable[SequenceId]) -> None:
+        """Tokens that these have reported are no news any more: the sequences are taken, and may come back."""
+        with self._lock:
+            for name in sequences:
+                self._outbox.progress.pop(name, None)
 
     def close(self) -> None:
         self._closing.set()
@@ -107,11 +125,16 @@ class EngineThread:
     def _step(self) -> None:
         started = time.time()
         output = self._engine.step()
+        progress: dict[SequenceId, Tokens] = {}
+        if started - self._progressed >= PROGRESS_SECONDS:
+            self._progressed, progress = started, self._engine.progress()
         with self._lock:
             box = self._outbox
             box.finished += output.finished
-            box.born |= output.born
+            box.started |= output.started
             box.tokens += output.tokens
+            for name, tokens in progress.items():
+                box.progress.setdefault(name, []).append(tokens)
             # Steps follow each other within microseconds: one interval grows until the engine runs empty.
             if box.busy and started - box.busy[-1][1] < 0.002:
                 box.busy[-1] = (box.busy[-1][0], time.time())
@@ -122,21 +145,24 @@ class EngineThread:
 
 
 class RolloutWorker(Process):
-    """Ray actor of one replica. `end_token` and `vocabulary` are the tokenizer's; `attempt` tells resumed runs apart."""
+    """Ray actor of one replica. `end_token` and `vocabulary` are the tokenizer's.
+
+    `life` tells its lives apart, in resumed runs and after losses: none draws the samples of another.
+    """
 
     def __init__(
         self,
         spec: TrainingSpec,
-        index: int,
+        name: str,
         *,
-        attempt: int,
+        life: tuple[int, ...],
         end_token: int,
         vocabulary: int,
         base: Path,
         threads: int,
         logs: Path,
     ) -> None:
-        super().__init__(f"rollout-{index}", logs, threads)
+        super().__init__(name, logs, threads)
         # The driver imports this module to name the class; torch comes in the worker's own process.
         from qwen35_trainer.models.qwen3_5.build import build
         from qwen35_trainer.rollout.torch import TorchEngine
@@ -148,18 +174,25 @@ class RolloutWorker(Process):
             end_token=end_token,
             slots=spec.rollout.maxSequences,
             max_length=length,
-            # Replicas must not draw the same samples, nor those that an earlier attempt drew.
-            seed=int(np.random.SeedSequence((spec.seed, index, attempt)).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence((spec.seed, *life)).generate_state(1)[0]),
         )
         self._finished = asyncio.Event()
         self._loop = asyncio.get_event_loop()
         self._engine = EngineThread(engine, lambda: self._loop.call_soon_threadsafe(self._finished.set))
 
-    async def submit(self, requests: Sequence[GroupRequest]) -> None:
+    async def submit(self, requests: Sequence[SequenceRequest]) -> None:
         await self._call(lambda engine: engine.submit(requests))
 
-    async def cancel(self, groups: Sequence[int]) -> None:
-        await self._call(lambda engine: engine.cancel(groups))
+    async def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens]:
+        """Drop sequences, and give their tokens; what has finished is left out."""
+        taken: dict[SequenceId, Tokens] = {}
+
+        def take(engine: RolloutEngine) -> None:
+            taken.update(engine.take(sequences))
+            self._engine.forget(taken)
+
+        await self._call(take)
+        return taken
 
     async def load(self, manifest: WeightManifest, *buckets: NDArray[np.uint8]) -> None:
         """Take over a version of the weights, verified. Running sequences go on. Raises WeightsDamaged."""
@@ -169,12 +202,13 @@ class RolloutWorker(Process):
         await self._call(lambda engine: engine.load(weights, manifest.version))
 
     async def collect(self, wait_seconds: float) -> Collected:
-        """What happened since the last call; waits up to `wait_seconds` for a finished group."""
-        with contextlib.suppress(TimeoutError):  # nothing finished: births and token counts are news too
+        """What happened since the last call; waits up to `wait_seconds` for a finished sequence."""
+        with contextlib.suppress(TimeoutError):  # nothing finished: births and tokens are news too
             await asyncio.wait_for(self._finished.wait(), wait_seconds)
         self._finished.clear()
         if self._engine.failure is not None:
-            raise self._engine.failure
+            failure = self._engine.failure
+            raise EngineFailed(f"{self.name}: {type(failure).__name__}: {failure}") from failure
         return self._engine.drain()
 
     async def _call(self, act: Callable[[RolloutEngine], None]) -> None:

@@ -1,14 +1,23 @@
-"""Batches of supervised fine-tuning: straight from the data, in epoch order."""
+"""Supervised fine-tuning: batches straight from the data, in epoch order, and nothing published.
+
+batch b = examples b·size … ─► train pool ─► evaluation, checkpoint, when due ─► batch b + 1
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.data.prompts import PromptOrder
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.runtime.assembly import assemble_supervised
+from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.progress.records import Outcome
+from qwen35_trainer.runtime.assembly import TokenAge, assemble_supervised
+from qwen35_trainer.runtime.measures import supervised_evaluation_record
+from qwen35_trainer.runtime.training import Next, Training
 
 
 @dataclass(frozen=True)
@@ -30,3 +39,47 @@ class Supervised:
     @property
     def validation(self) -> TrainBatch | None:
         return assemble_supervised(self.held_out, updates=1) if self.held_out else None
+
+
+@dataclass
+class SupervisedLoop:
+    """Runs to the end, or until `stop` is set."""
+
+    supervised: Supervised
+    training: Training
+    stop: asyncio.Event
+
+    @property
+    def _batch(self) -> int:
+        return self.training.update // self.supervised.updates
+
+    async def run(self) -> Outcome:
+        """Train. Raises what made it impossible to go on."""
+        training = self.training
+        if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
+            await self._evaluate()
+        while training.update < training.updates_total:
+            if self.stop.is_set():
+                await self._save()
+                return "Stopped"
+            await training.train(Next(self.supervised.batch(self._batch), version=0, age=TokenAge({}, 0)))
+            if training.evaluation_due(self.supervised.updates):
+                await self._evaluate()
+            if training.checkpoint_due():
+                await self._save()
+        return "Succeeded"
+
+    async def _save(self) -> None:
+        await self.training.save(Snapshot(batch=self._batch), version=0)
+
+    async def _evaluate(self) -> None:
+        """Held-out loss of the weights as they are."""
+        training, started = self.training, time.time()
+        if (batch := self.supervised.validation) is not None:
+            loss = await training.pool.negative_log_likelihood(batch)
+            training.recorder.append(
+                supervised_evaluation_record(
+                    loss, update=training.update, samples=batch.samples, time=training.clock.now()
+                )
+            )
+            training.span("evaluate", "evaluate", started, time.time(), f"update {training.update}")

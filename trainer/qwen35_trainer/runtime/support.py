@@ -59,8 +59,6 @@ def _engines(spec: TrainingSpec, refuse: Refuse) -> None:
         if spec.rollout.tensorParallel != 1:
             tensor = spec.rollout.tensorParallel
             refuse("rollout.tensorParallel", f"a Torch replica is one process, not {tensor}.", "Set it to 1.")
-        if spec.rollout.lane is not None:
-            refuse("rollout.lane", "a straggler lane needs replicas of unequal speed.", "Remove it.")
     if spec.train.engine != "FSDP":
         refuse("train.engine", f"{spec.train.engine} is not available to run.", "Set it to FSDP.")
     cut = spec.train.parallelism

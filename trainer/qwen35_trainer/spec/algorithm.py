@@ -114,6 +114,11 @@ class Algorithm(Section):
         description="Samples per prompt. 8 gives a usable group mean at moderate cost. "
         "verl: actor_rollout_ref.rollout.n.",
     )
+    dynamicSampling: bool = Field(
+        False,
+        description="Leave out groups whose rewards are all equal, and generate others instead (DAPO). Off: such groups "
+        "train nothing and cost nothing but their place. verl: algorithm.filter_groups.enable.",
+    )
     gamma: float = Field(
         1.0, ge=0, le=1, description="Discount per token. 1: only the end is rewarded. verl: algorithm.gamma."
     )

@@ -45,6 +45,12 @@ class Async(Section):
         description="When a group is unfinished at its last legal batch: wait for it, leave too old tokens out of the "
         "loss, or give the prompt back. Wait loses nothing. verl: none (drop or wait).",
     )
+    adaptiveDispatch: bool = Field(
+        False,
+        json_schema_extra=BY_MODE,
+        description="Hold prompts back while those under way are predicted to miss their deadlines, and fill up again "
+        "when slots stand idle. Off: the two knobs alone decide. verl: none.",
+    )
     updatesPerSync: int = Field(
         1,
         ge=1,

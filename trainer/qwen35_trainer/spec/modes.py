@@ -35,6 +35,12 @@ def group_size(spec: TrainingSpec) -> Iterator[Problem]:
             f"{algorithm.advantage} compares the samples of a prompt, and there is only 1.",
             "Use at least 2, or advantage ReinforcePlusPlus.",
         )
+    elif spec.mode != "SFT" and algorithm.dynamicSampling and algorithm.groupSize < 2:
+        yield Problem(
+            "spec.algorithm.dynamicSampling",
+            "groupSize 1 < 2: a single reward never differs, so every group would be left out.",
+            "Use groupSize 2 or more, or turn it off.",
+        )
 
 
 def staleness(spec: TrainingSpec) -> Iterator[Problem]:
@@ -64,8 +70,8 @@ def window(spec: TrainingSpec) -> Iterator[Problem]:
     """Only FullyAsync runs ahead; elsewhere a knob that was written would do nothing."""
     if spec.mode == "FullyAsync":
         return
-    neutral = {"stalenessThreshold": 0, "maxVersionLag": 0, "onMissedDeadline": "Wait", "partialRollout": False}
-    for name, value in neutral.items():
+    neutral = {"stalenessThreshold": 0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}
+    for name, value in (neutral | {"partialRollout": False, "adaptiveDispatch": False}).items():
         found = getattr(spec.async_, name)
         if name in spec.async_.model_fields_set and found != value:
             shown = str(found).lower() if isinstance(found, bool) else found

@@ -136,10 +136,19 @@ class TrainingSpec(Section):
     @property
     def rollout_replicas(self) -> int:
         """Replicas of the rollout pool at its present size, the lane's not counted; 0 without a pool."""
-        if self.rollout is None:
-            return 0
-        nodes = self.rollout.nodes - (self.rollout.lane.nodes if self.rollout.lane else 0)
-        return nodes * self.accelerator.perNode // self.rollout.tensorParallel
+        return 0 if self.rollout is None else self.replicas_on(self.rollout.nodes)
+
+    def replicas_on(self, nodes: int) -> int:
+        """Replicas of the rollout pool, the lane's not counted, when it has so many nodes."""
+        assert self.rollout is not None
+        pool = nodes - (self.rollout.lane.nodes if self.rollout.lane else 0)
+        return pool * self.accelerator.perNode // self.rollout.tensorParallel
+
+    @property
+    def lane_replicas(self) -> int:
+        """Replicas of the straggler lane; 0 without one."""
+        lane = self.rollout.lane if self.rollout is not None else None
+        return 0 if lane is None else lane.nodes * self.accelerator.perNode // lane.tensorParallel
 
     @property
     def groups_per_batch(self) -> int:
@@ -156,7 +165,8 @@ class TrainingSpec(Section):
         """The knobs as the loop uses them: outside FullyAsync, and at threshold 0, nothing runs ahead."""
         if self.mode != "FullyAsync":
             synchronous = {"stalenessThreshold": 0.0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}
-            return self.async_.model_copy(update=synchronous | {"partialRollout": False})
+            alone = {"adaptiveDispatch": False, "partialRollout": False}
+            return self.async_.model_copy(update=synchronous | alone)
         if self.async_.stalenessThreshold == 0:
             return self.async_.model_copy(update={"partialRollout": False})
         return self.async_

@@ -1,0 +1,51 @@
+"""What the operator writes to its log: lines for people, or one JSON object per line for what collects them.
+
+    {"time": "2026-01-31T10:00:00.000Z", "level": "WARNING", "logger": "qwen35_operator.work", "message": "…",
+     "namespace": "team", "training": "demo"}
+
+`namespace` and `training` are there while a training is worked on, and `exception` holds the traceback where there is one.
+"""
+
+import json
+import logging
+import sys
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from qwen35_operator.kube.store import Key
+
+type LogFormat = Literal["text", "json"]
+
+current: ContextVar[Key | None] = ContextVar("training", default=None)
+"""The training that this task works on. Tasks inherit it."""
+
+
+class JsonLines(logging.Formatter):
+    """One object per line, whatever the message holds."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (key := current.get()) is not None:
+            line["namespace"], line["training"] = key
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)  # ASCII: some characters end a line for one reader and not for another
+
+
+def begin(form: LogFormat, *, verbose: bool) -> None:
+    """Write this process's log to stderr; `verbose`: every step."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler.setFormatter(JsonLines() if form == "json" else text)
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
+    logging.getLogger("qwen35_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
+    # It warns that it takes no signals: this process takes them itself.
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -1,0 +1,37 @@
+"""What the chart renders, by Helm itself."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.testbed import binaries
+
+CHART = Path(__file__).parents[2] / "helm" / "qwen35-operator"
+NAMESPACE = "qwen35-system"
+
+type Objects = list[dict[str, Any]]
+type Render = Callable[..., Objects]
+
+
+class Refused(Exception):
+    """Helm would not render; says why."""
+
+
+@pytest.fixture(scope="session")
+def render() -> Render:
+    """render("replicas=2") are the objects of a release called `demo`. Raises Refused."""
+    helm = binaries.find()["helm"]
+
+    def objects(*changes: str, release: str = "demo") -> Objects:
+        options = [option for change in changes for option in ("--set-json", change)]
+        command = [helm, "template", release, CHART, "--namespace", NAMESPACE, "--kube-version", "1.35.4", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Refused(done.stderr)
+        return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+    return objects

@@ -1,0 +1,151 @@
+"""The chart: what it installs, for which values, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qwen35_trainer import __version__
+from tests.helm.conftest import CHART, NAMESPACE, Objects, Refused, Render
+
+CRD = Path(__file__).parents[2] / "crds" / "rl.qwen35.io_qwen35trainings.yaml"
+
+
+def of(objects: Objects, kind: str) -> Objects:
+    return [one for one in objects if one["kind"] == kind]
+
+
+def arguments(objects: Objects) -> list[str]:
+    (deployment,) = of(objects, "Deployment")
+    return deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+
+def test_the_definition_is_the_one_in_crds(render: Render):
+    (rendered,) = of(render(), "CustomResourceDefinition")
+    original = yaml.safe_load(CRD.read_text())
+    assert rendered["spec"] == original["spec"]
+    assert rendered["metadata"]["name"] == original["metadata"]["name"]
+    assert (CHART / "files" / "crd.yaml").read_text() == CRD.read_text()
+
+
+def test_the_definition_outlives_the_release_unless_told_otherwise(render: Render):
+    (kept,) = of(render(), "CustomResourceDefinition")
+    (gone,) = of(render("crds.keep=false"), "CustomResourceDefinition")
+    assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    assert "annotations" not in gone["metadata"]
+    assert of(render("crds.enabled=false"), "CustomResourceDefinition") == []
+
+
+def test_everything_is_named_after_the_release_and_labelled_alike(render: Render):
+    objects = [one for one in render() if one["kind"] != "CustomResourceDefinition"]
+    assert all(one["metadata"]["name"].startswith("demo-qwen35-operator") for one in objects)
+    labels = {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in render()}
+    assert labels == {"demo"}
+    named = [one["metadata"]["name"] for one in of(render(release="qwen35-operator"), "Deployment")]
+    assert named == ["qwen35-operator"]
+
+
+def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_each(render: Render):
+    rules = yaml.safe_load((CHART / "files" / "rules.yaml").read_text())
+    everywhere = render("rbac.aggregate=false")
+    assert [role["rules"] for role in of(everywhere, "ClusterRole")] == [rules]
+    assert len(of(everywhere, "ClusterRoleBinding")) == 1
+    named = render('watchNamespaces=["a","b"]', "rbac.aggregate=false")
+    assert of(named, "ClusterRole") == of(named, "ClusterRoleBinding") == []
+    mine = [role for role in of(named, "Role") if role["metadata"]["namespace"] != NAMESPACE]
+    assert {role["metadata"]["namespace"]: role["rules"] for role in mine} == {"a": rules, "b": rules}
+    assert [one for one in arguments(named) if "--namespace" in one] == ["--namespace=a", "--namespace=b"]
+
+
+def test_bindings_name_the_account_that_the_pod_runs_as(render: Render):
+    for changes in ([], ['serviceAccount={"create":true,"name":"mine"}'], ["serviceAccount.create=false"]):
+        objects = render(*changes)
+        (deployment,) = of(objects, "Deployment")
+        account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
+        bindings = of(objects, "ClusterRoleBinding") + of(objects, "RoleBinding")
+        assert {(subject["name"], subject["namespace"]) for one in bindings for subject in one["subjects"]} == {
+            (account, NAMESPACE)
+        }
+        assert [one["metadata"]["name"] for one in of(objects, "ServiceAccount")] in ([account], [])
+
+
+def test_the_lease_is_beside_the_operator_and_no_other_may_be_changed(render: Render):
+    objects = render()
+    assert {"--lease-namespace=qwen35-system", "--lease-name=demo-qwen35-operator"} <= set(arguments(objects))
+    (role,) = of(objects, "Role")
+    assert role["rules"][1] == {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "resourceNames": ["demo-qwen35-operator"],
+        "verbs": ["get", "update"],
+    }
+
+
+def test_the_lease_is_made_free_at_the_first_installation_only(render: Render):
+    (lease,) = of(render(), "Lease")
+    assert lease["metadata"]["annotations"] == {"helm.sh/hook": "pre-install"}
+    assert lease["spec"]["holderIdentity"] == ""
+
+
+def test_the_pod_keeps_to_the_restricted_standard(render: Render):
+    (deployment,) = of(render(), "Deployment")
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["securityContext"] == {
+        "runAsNonRoot": True,
+        "runAsUser": 65532,
+        "runAsGroup": 65532,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+    assert pod["containers"][0]["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
+    (deployment,) = of(render(), "Deployment")
+    (other,) = of(render('image={"repository":"mirror/operator","tag":"x"}'), "Deployment")
+    images = [one["spec"]["template"]["spec"]["containers"][0]["image"] for one in (deployment, other)]
+    assert images == [f"ghcr.io/qwen35/operator:{__version__}", "mirror/operator:x"]
+
+
+def test_trainer_images_that_are_given_are_handed_on(render: Render):
+    given = [one for one in arguments(render('trainerImages.cpu="mine:1"')) if one.startswith("--image")]
+    assert given == ["--image=cpu=mine:1"]
+
+
+def test_several_replicas_are_spread_and_disrupted_one_at_a_time(render: Render):
+    assert of(render(), "PodDisruptionBudget") == []
+    objects = render("replicas=2")
+    assert of(objects, "PodDisruptionBudget")[0]["spec"]["maxUnavailable"] == 1
+    (deployment,) = of(objects, "Deployment")
+    assert deployment["spec"]["template"]["spec"]["topologySpreadConstraints"][0]["maxSkew"] == 1
+
+
+def test_a_service_monitor_comes_only_when_it_is_asked_for(render: Render):
+    assert of(render(), "ServiceMonitor") == []
+    (monitor,) = of(render("metrics.serviceMonitor.enabled=true"), "ServiceMonitor")
+    assert monitor["spec"]["endpoints"] == [{"port": "metrics", "interval": "30s"}]
+
+
+def test_view_and_edit_cover_trainings(render: Render):
+    roles = {role["metadata"]["name"].rsplit("-", 1)[1]: role for role in of(render(), "ClusterRole")}
+    assert roles["view"]["rules"][0]["verbs"] == ["get", "list", "watch"]
+    assert roles["edit"]["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-admin"] == "true"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ("replica=2", "replica"),
+        ("replicas=0", "replicas"),
+        ('watchNamespaces=["Not_One"]', "watchNamespaces"),
+        ('logFormat="xml"', "logFormat"),
+        ("metrics.port=80", "metrics/port"),
+        ('image={"repo":"x"}', "image"),
+    ],
+)
+def test_a_value_that_is_wrong_or_unknown_is_refused_by_name(render: Render, wrong, named):
+    with pytest.raises(Refused, match=named):
+        render(wrong)

@@ -1,0 +1,68 @@
+"""One JSON object per line, whatever is logged; and which training it was about."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_operator import logs
+from qwen35_operator.logs import JsonLines
+
+
+def record(message: str, *arguments: object, **about: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": message, "args": arguments, **about})
+
+
+def test_a_line_says_when_how_bad_who_and_what() -> None:
+    created = datetime(2026, 1, 31, 10, 0, 0, 250_000, UTC).timestamp()
+    line = json.loads(JsonLines().format(record("%s is %d", "it", 5, created=created)))
+    assert line == {"time": "2026-01-31T10:00:00.250Z", "level": "INFO", "logger": "a.b", "message": "it is 5"}
+
+
+@given(message=st.text(), argument=st.text())
+def test_whatever_is_logged_is_one_line_that_can_be_read(message, argument) -> None:
+    line = JsonLines().format(record(message.replace("%", "") + "%s", argument))
+    assert len(line.splitlines()) == 1
+    assert json.loads(line)["message"].endswith(argument)
+
+
+def test_a_traceback_is_part_of_its_line() -> None:
+    try:
+        int("a bug")
+    except ValueError:
+        line = JsonLines().format(record("failed", exc_info=sys.exc_info()))
+    assert "\n" not in line
+    assert (
+        json.loads(line)["exception"].splitlines()[-1] == "ValueError: invalid literal for int() with base 10: 'a bug'"
+    )
+
+
+async def test_a_line_names_the_training_that_its_task_works_on() -> None:
+    async def work(name: str) -> None:
+        logs.current.set(("team", name))
+        await asyncio.sleep(0)
+        lines.append(json.loads(JsonLines().format(record("done"))))
+
+    lines: list[dict] = []
+    await asyncio.gather(*(asyncio.create_task(work(name)) for name in ("a", "b")))
+    assert [(line["namespace"], line["training"]) for line in lines] == [("team", "a"), ("team", "b")]
+    assert "training" not in json.loads(JsonLines().format(record("nobody's")))
+
+
+def test_the_operator_begins_its_log_in_either_form() -> None:
+    def written(form: str) -> str:
+        program = (
+            "import logging, sys; from qwen35_operator import logs; logs.begin(sys.argv[1], verbose=False);"
+            "logging.getLogger('qwen35_operator.x').info('shown'); logging.getLogger('other').info('not shown')"
+        )
+        done = subprocess.run([sys.executable, "-c", program, form], capture_output=True, text=True, check=True)
+        return done.stderr
+
+    assert json.loads(written("json"))["message"] == "shown"
+    assert written("text").endswith(" INFO qwen35_operator.x: shown\n")
+    assert written("text").count("\n") == 1

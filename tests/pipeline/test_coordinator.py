@@ -1,0 +1,411 @@
+"""What the coordinator asks for, event by event."""
+
+import pytest
+
+from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.actions import Reason
+from qwen35_trainer.pipeline.buffer import OnMissedDeadline
+from qwen35_trainer.pipeline.coordinator import NothingToTrain
+from qwen35_trainer.pipeline.settings import Settings, capacity_problems
+from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.window import Window
+from tests.pipeline.world import World
+
+
+def settings(
+    *, groups: int = 2, batches_per_version: int = 1, threshold: float = 1.0, lag: int = 2, **more
+) -> Settings:
+    window = Window(groups, batches_per_version, threshold, lag)
+    return Settings(**({"window": window, "group_size": 2, "batches": 9} | more))
+
+
+def world(*slots: int, start: Snapshot = Snapshot(), **more) -> World:  # noqa: B008, frozen
+    built = World(settings(**more), start)
+    for each in slots:
+        built.join(each)
+    return built
+
+
+def asked(played: World, kind: type) -> list:
+    return [action for action in played.log if isinstance(action, kind)]
+
+
+def finish_group(played: World, group: int, *, signal: bool = True) -> None:
+    for name in [name for name in played.running if name[0] == group]:
+        played.finish(name)
+    played.score(group, signal=signal)
+
+
+# Dispatch and slots.
+
+
+def test_groups_are_dispatched_as_slots_are_free_and_not_before():
+    played = world(3)
+    assert [action.group for action in asked(played, do.Dispatched)] == [0, 1]
+    assert played.running == [(0, 0), (0, 1), (1, 0)]
+    played.finish((0, 0))
+    assert played.running == [(0, 1), (1, 0), (1, 1)], "what waits comes before a new prompt"
+    assert len(played.positions) == 2
+
+
+def test_the_window_bounds_what_is_dispatched_however_many_slots_there_are():
+    played = world(100)
+    assert len(played.held) == 4
+    assert played.coordinator.why_no_dispatch == "the window is full: 4 of 4 groups"
+
+
+def test_sequences_go_to_the_worker_with_the_smallest_share_of_its_slots_taken():
+    played = world(2, 6)
+    assert [len(worker.running) for worker in played.workers.values()] == [2, 6]
+    apart = world(1, 8, groups=1)
+    assert [len(worker.running) for worker in apart.workers.values()] == [1, 3]
+
+
+def test_the_end_of_the_run_dispatches_no_more_than_its_batches_take():
+    played = world(100, batches=1)
+    assert len(played.held) == 2
+    assert played.coordinator.why_no_dispatch == "the remaining batches have all their groups"
+
+
+def test_a_worker_that_leaves_gets_nothing_and_finishes_what_it_has():
+    played = world(2, 2)
+    played.leave(0, True)
+    before = dict(played.workers[0].running)
+    played.finish((0, 0))
+    played.finish((0, 1))
+    assert before.keys() - played.workers[0].running.keys() <= {(0, 0), (0, 1)}
+    assert not played.workers[0].running.keys() - before.keys()
+    played.leave(0, False)
+    assert len(played.workers[0].running) == 2
+
+
+def test_a_worker_with_older_weights_than_the_published_may_not_join():
+    played = world(4)
+    played.play()
+    with pytest.raises(ValueError, match="worker 77 joins with version 0, and 9 is published: load that first"):
+        played.send(on.WorkerJoined(77, 1, 0))
+
+
+# Lost workers.
+
+
+def test_the_sequences_of_a_lost_worker_go_on_first_and_keep_their_tokens():
+    played = world(4)
+    played.generate(0, 5)
+    played.lose(0, keep=3)
+    played.join(3)
+    (started,) = [action for action in asked(played, do.Start) if action.worker == 1]
+    assert started.sequences == (((0, 0), 3), ((0, 1), 3), ((1, 0), 3))
+
+
+def test_without_partial_rollout_they_begin_anew():
+    played = world(4, partial_rollout=False)
+    played.generate(0, 5)
+    played.lose(0, keep=3)
+    played.join(4)
+    assert {keep for action in asked(played, do.Start)[-1:] for _, keep in action.sequences} == {0}
+
+
+def test_a_group_that_begins_anew_after_a_publication_is_young_again():
+    """All of its tokens are of the new version, so its deadline is that of a new group."""
+    played = world(1, 3, groups=1, group_size=1, lag=1, threshold=1.0)
+    finish_group(played, 1)
+    played.train()
+    played.load(1)
+    assert played.coordinator.buffer.deadline(0) == 1
+    played.lose(0, keep=0)
+    assert played.coordinator.version == 1
+    assert played.coordinator.buffer.deadline(0) == 2
+
+
+# Missed deadlines.
+
+
+def straggling(policy: OnMissedDeadline) -> World:
+    """Batch 2 is next, group 0 of version 0 runs still and must be in it; another group has finished."""
+    played = world(8, groups=1, group_size=1, lag=2, threshold=2.0, on_missed_deadline=policy)
+    for group in (1, 2):
+        finish_group(played, group)
+        played.train()
+        played.load(0)
+    finish_group(played, 3)
+    return played
+
+
+def test_wait_waits_for_the_group_that_is_due():
+    played = straggling(OnMissedDeadline.WAIT)
+    assert played.training is None
+    assert played.coordinator.buffer.missing().due == (0,)
+    finish_group(played, 0)
+    assert played.training.groups == (0,)
+
+
+def test_mask_tokens_trains_another_group_meanwhile():
+    played = straggling(OnMissedDeadline.MASK_TOKENS)
+    assert played.training.groups == (3,)
+
+
+def test_discard_drops_the_group_and_dispatches_its_prompt_again():
+    played = straggling(OnMissedDeadline.DISCARD)
+    assert played.training.groups == (3,)
+    assert asked(played, do.Cancel) == [do.Cancel(0, ((0, 0),))]
+    assert asked(played, do.Left) == [do.Left(0, 0, Reason.DISCARDED)]
+    assert played.log[-2] == do.Dispatched(5, 0)
+
+
+# The lane.
+
+
+def test_a_straggler_is_handed_to_the_lane_and_its_slot_taken_again():
+    played = world(4, lane_after=5)
+    played.join(1, lane=True)
+    played.generate(0, 5)
+    played.tell(0)
+    assert asked(played, do.Move) == [do.Move((0, 0), 0, 1)]
+    assert len(played.workers[0].running) == 4
+    assert played.workers[1].running == {(0, 0): [0] * 5}
+
+
+def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
+    played = world(2, groups=1, group_size=1, lag=2, threshold=2.0, lane_after=5)
+    lane = played.join(1, lane=True)
+    finish_group(played, 0)
+    played.train()
+    for number in (0, lane):
+        played.load(number)
+    young = max(played.running)  # dispatched at version 1, the other at version 0
+    played.generate(0, 5)
+    played.leave(lane, True)
+    played.tell(0)
+    played.leave(lane, False)
+    (move,) = asked(played, do.Move)
+    assert move.sequence == min(played.running)
+    assert move.sequence != young
+
+
+def test_a_straggler_of_a_lost_lane_goes_on_in_the_pool_and_back_to_the_next_lane():
+    played = world(4, lane_after=5)
+    played.join(1, lane=True)
+    played.generate(0, 5)
+    played.tell(0)
+    played.lose(1, keep=5)
+    assert (0, 0) not in played.running, "the pool is full"
+    played.finish((0, 1))
+    assert played.workers[0].running[0, 0] == [0] * 5
+    played.join(1, lane=True)
+    assert asked(played, do.Move)[-1] == do.Move((0, 0), 0, 2)
+
+
+def test_the_lane_takes_everything_when_the_pool_has_no_worker_left():
+    played = world(2, lane_after=5)
+    played.join(2, lane=True)
+    played.lose(0, keep=0)
+    assert len(played.workers[1].running) == 2
+
+
+# Weights.
+
+
+def test_a_publication_travels_beside_the_next_batch_and_the_window_opens_when_all_have_it():
+    played = world(4, 4, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.train()
+    assert (played.travelling, played.copied) == (1, None)
+    finish_group(played, 1)
+    assert played.training.batch == 1
+    played.load(0)
+    assert played.coordinator.version == 0
+    assert len(played.held) == 0
+    played.load(1)
+    assert asked(played, do.Published) == [do.Published(1)]
+    assert len(played.held) == 1, "the batch that trains counts still"
+
+
+def test_weights_are_copied_once_ahead_and_the_batch_after_that_waits():
+    played = world(8, groups=1, group_size=1, threshold=3.0, lag=3)
+    for group in range(3):
+        finish_group(played, group)
+    for _ in range(2):
+        played.train()
+    assert (played.travelling, played.copied) == (1, 2)
+    played.train()
+    finish_group(played, 3)
+    assert played.training is None, "version 3 has no place yet, and its weights must not change"
+    played.load(0)
+    assert (played.travelling, played.copied) == (2, 3)
+    assert played.training.batch == 3
+
+
+def test_without_partial_rollout_a_publication_waits_until_nothing_runs_and_nothing_starts_meanwhile():
+    played = world(4, groups=1, partial_rollout=False)
+    finish_group(played, 0)
+    played.train()
+    assert (played.copied, played.travelling) == (1, None)
+    played.finish((1, 0))
+    assert played.travelling is None
+    played.finish((1, 1))
+    assert played.travelling == 1
+    assert played.running == []
+    played.load(0)
+    assert played.running
+
+
+def test_a_lost_worker_does_not_hold_up_a_publication():
+    played = world(4, 4, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.train()
+    played.load(0)
+    played.lose(1, keep=0)
+    assert played.coordinator.version == 1
+
+
+def test_an_evaluation_begins_with_its_version_and_the_next_publication_waits_for_it():
+    played = world(8, groups=1, group_size=1)
+    played.evaluate(version=1, groups=2, samples=1)
+    finish_group(played, 0)
+    played.train()
+    assert all(name[0] < 100 for name in played.running)
+    played.evaluating = {1 << 40: 1, (1 << 40) + 1: 1}
+    played.load(0)
+    mine = [name for name in played.running if name[0] >= 100]
+    assert len(mine) == 2
+    finish_group(played, 1)
+    played.train()
+    assert (played.copied, played.travelling) == (2, None)
+    for name in mine:
+        played.finish(name)
+    assert asked(played, do.Evaluated) == [do.Evaluated(1)]
+    assert played.travelling == 2
+
+
+def test_pools_that_take_turns_train_when_nothing_runs_and_generate_when_nothing_trains():
+    played = world(8, groups=1, batches_per_version=2, threshold=0.0, lag=0, partial_rollout=False, taking_turns=True)
+    finish_group(played, 0)
+    assert played.training is None, "the second group of the version still runs"
+    finish_group(played, 1)
+    assert played.training.batch == 0
+    played.train()
+    assert played.training.batch == 1
+    assert played.running == []
+    played.train()
+    played.load(0)
+    assert len(played.held) == 2
+
+
+# What leaves untrained.
+
+
+def test_a_group_without_signal_is_filtered_and_replaced():
+    played = world(8, dynamic_sampling=True)
+    for name in [(0, 0), (0, 1)]:
+        played.finish(name)
+    played.score(0, signal=False)
+    assert asked(played, do.Left) == [do.Left(0, 0, Reason.FILTERED)]
+    assert asked(played, do.Dispatched)[-1] == do.Dispatched(4, 4)
+
+
+def test_without_dynamic_sampling_a_group_without_signal_trains():
+    played = world(8, groups=1)
+    for name in [(0, 0), (0, 1)]:
+        played.finish(name)
+    played.score(0, signal=False)
+    assert played.training.groups == (0,)
+
+
+def test_a_failed_group_leaves_its_slots_and_is_replaced():
+    played = world(2)
+    played.send(on.Failed(0))
+    assert asked(played, do.Cancel) == [do.Cancel(0, ((0, 0), (0, 1)))]
+    assert asked(played, do.Left) == [do.Left(0, 0, Reason.FAILED)]
+    assert played.running == [(1, 0), (1, 1)]
+
+
+def test_a_filter_that_leaves_nothing_ends_the_run_with_the_count():
+    played = world(8, groups=1, dynamic_sampling=True, patience=5)
+    for group in range(4):
+        finish_group(played, group, signal=False)
+    for name in [name for name in played.running if name[0] == 4]:
+        played.finish(name)
+    with pytest.raises(NothingToTrain, match=r"5 groups in a row left untrained; .*algorithm.dynamicSampling"):
+        played.score(4, signal=False)
+
+
+# Checkpoints and the end.
+
+
+def test_a_checkpoint_comes_between_two_batches_and_knows_what_is_under_way():
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    finish_group(played, 1)
+    played.send(on.CheckpointAsked())
+    assert played.saving is None, "batch 0 trains"
+    played.train()
+    assert played.saving == do.Checkpoint(Snapshot(batch=1, position=2, pending=(1,), group=2))
+    assert played.training is None
+    played.save()
+    assert played.training.batch == 1
+
+
+def test_a_stop_saves_what_has_trained_and_ends():
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.send(on.StopAsked())
+    played.train()
+    assert played.saving is not None
+    played.save()
+    assert played.ended
+    assert played.coordinator.why_no_dispatch == "the run is stopping"
+
+
+def test_a_run_that_continues_dispatches_first_what_was_under_way():
+    played = world(8, groups=1, group_size=1, start=Snapshot(4, 10, (7, 3), group=20))
+    assert asked(played, do.Dispatched) == [do.Dispatched(20, 7), do.Dispatched(21, 3)]
+    finish_group(played, 20)
+    assert played.training == do.Train(4, 4, (20,))
+
+
+def test_a_whole_run_trains_every_prompt_once_publishes_every_version_and_saves_at_the_end():
+    played = world(3, 2, batches_per_version=2)
+    played.play()
+    assert played.trained == sorted(played.trained, key=played.trained.index)
+    assert sorted(played.trained) == list(range(18))
+    assert [action.version for action in asked(played, do.Published)] == [1, 2, 3, 4, 5]
+    assert [snapshot.batch for snapshot in played.saved] == [9]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "inequality"),
+    [
+        ({"group_size": 0}, "groupSize 0 < 1"),
+        ({"group_size": 1, "dynamic_sampling": True}, "groupSize 1 < 2 with dynamicSampling"),
+        ({"lane_after": 0}, "lane.afterTokens 0 < 1"),
+        ({"batches": -1}, "batches -1 < 0"),
+    ],
+)
+def test_settings_that_could_never_end_are_refused_with_the_inequality(wrong, inequality):
+    with pytest.raises(ValueError, match=inequality):
+        settings(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("window", "inequality"),
+    [
+        ((0, 1, 0.0, 0), "0 groups in a batch < 1"),
+        ((1, 0, 0.0, 0), "0 batches in a version < 1"),
+        ((4, 1, 2.0, 1), "stalenessThreshold 2.0 must lie between 0 and maxVersionLag 1"),
+    ],
+)
+def test_windows_that_could_never_move_are_refused_with_the_inequality(window, inequality):
+    with pytest.raises(ValueError, match=inequality):
+        Window(*window)
+
+
+def test_a_pool_without_slots_is_refused_with_the_inequality():
+    assert capacity_problems(0) == ["the pool has 0 slots < 1: nothing is ever generated"]
+    assert capacity_problems(1) == []
+
+
+def test_all_problems_of_settings_are_named_at_once():
+    with pytest.raises(ValueError, match=r"groupSize 0 < 1.*batches -2 < 0.*afterTokens 0 < 1"):
+        settings(group_size=0, batches=-2, lane_after=0)

@@ -1,0 +1,193 @@
+"""The coordinator among workers that start late, finish in any order, load weights one by one, and are lost and replaced.
+
+What must hold whatever happens: the bound, the count, the nested inequalities, one exit for each group, one turn for
+each prompt, and never a state in which nothing can happen and work remains. `World` asserts the rest as it plays.
+"""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.actions import Reason
+from qwen35_trainer.pipeline.buffer import OnMissedDeadline
+from qwen35_trainer.pipeline.settings import Settings
+from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.window import Window
+from tests.pipeline.world import World
+
+SMALL = st.integers(0, 5)
+
+
+class Histories(RuleBasedStateMachine):
+    @initialize(
+        window=st.builds(
+            lambda groups, batches, lag, share: Window(groups, batches, share * lag, lag),
+            groups=st.integers(1, 4),
+            batches=st.integers(1, 3),
+            lag=st.integers(0, 3),
+            share=st.floats(0, 1),
+        ),
+        samples=st.integers(1, 3),
+        batches=st.integers(0, 12),
+        policy=st.sampled_from(OnMissedDeadline),
+        mode=st.sampled_from(["partial", "whole", "turns"]),
+        filtering=st.booleans(),
+        lane_after=st.none() | st.integers(1, 4),
+        adaptive=st.booleans(),
+        start=st.integers(0, 5),
+        pending=st.integers(0, 3),
+        slots=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    )
+    def begin(
+        self, window, samples, batches, policy, mode, filtering, lane_after, adaptive, start, pending, slots
+    ):  # fmt: skip
+        self.settings = Settings(
+            window=window,
+            group_size=samples,
+            batches=start + batches,
+            on_missed_deadline=policy,
+            partial_rollout=mode == "partial",
+            taking_turns=mode == "turns",
+            dynamic_sampling=filtering and samples > 1,
+            lane_after=lane_after,
+            adaptive=adaptive,
+        )
+        self.begun = start
+        self.pending = tuple(range(7, 7 + pending))
+        self.world = World(self.settings, Snapshot(start, 20, self.pending, group=100))
+        for each in slots:
+            self.world.join(each)
+        if lane_after is not None:
+            self.world.join(2, lane=True)
+
+    # The rollout pool.
+
+    @rule(worker=SMALL, tokens=st.integers(1, 3), told=st.booleans())
+    def generate(self, worker, tokens, told):
+        if (number := self.worker(worker)) is not None:
+            self.world.generate(number, tokens)
+            if told:
+                self.world.tell(number)
+
+    @rule(which=SMALL, count=st.integers(1, 8))
+    def finish(self, which, count):
+        for _ in range(min(count, len(self.world.running))):
+            self.world.finish(self.world.running[which % len(self.world.running)])
+
+    @rule(which=SMALL, count=st.integers(1, 6), signal=st.booleans())
+    def score(self, which, count, signal):
+        for _ in range(min(count, len(self.world.unscored))):
+            groups = list(self.world.unscored)
+            self.world.score(groups[which % len(groups)], signal=signal)
+
+    @precondition(lambda self: self.world.held)
+    @rule(which=SMALL)
+    def fail(self, which):
+        """A group that is not scored yet."""
+        held = [group for group in self.world.held if group in self.running_groups]
+        if held:
+            self.world.send(on.Failed(held[which % len(held)]))
+
+    @rule(worker=SMALL, keep=st.integers(0, 3))
+    def lose(self, worker, keep):
+        if (number := self.worker(worker)) is not None:
+            self.world.lose(number, keep)
+
+    @precondition(lambda self: len(self.world.workers) < 5)
+    @rule(slots=st.integers(1, 4), newest=st.booleans(), lane=st.booleans())
+    def join(self, slots, newest, lane):
+        self.world.join(slots, newest=newest, lane=lane and self.settings.lane_after is not None)
+
+    @rule(worker=SMALL, leaving=st.booleans())
+    def leave(self, worker, leaving):
+        if (number := self.worker(worker)) is not None:
+            self.world.leave(number, leaving)
+
+    @rule(worker=SMALL)
+    def load(self, worker):
+        if (number := self.worker(worker)) is not None:
+            self.world.load(number)
+
+    # The train pool.
+
+    @precondition(lambda self: self.world.training is not None)
+    @rule()
+    def train(self):
+        self.world.train()
+
+    @precondition(lambda self: self.world.saving is not None)
+    @rule()
+    def save(self):
+        self.world.save()
+
+    @rule()
+    def ask_for_a_checkpoint(self):
+        self.world.send(on.CheckpointAsked())
+
+    @precondition(lambda self: not self.world.evaluating and not self.world.ended)
+    @rule(groups=st.integers(1, 2), samples=st.integers(1, 2))
+    def evaluate(self, groups, samples):
+        self.world.evaluate(self.world.coordinator.version, groups, samples)
+
+    # All of it at once, so that histories get as far as deadlines.
+
+    @rule(newest=st.booleans(), spared=st.integers(0, 3))
+    def a_batch(self, newest, spared):
+        """Finish and score all but some, train, load."""
+        for _ in range(3):
+            running = self.world.running[::-1] if newest else self.world.running
+            for name in running[: max(0, len(running) - spared)]:
+                if name in self.world.running:
+                    self.world.finish(name)
+            for group in list(self.world.unscored):
+                self.world.score(group)
+        if self.world.saving is not None:
+            self.world.save()
+        if self.world.training is not None:
+            self.world.train()
+        for number in list(self.world.workers):
+            self.world.load(number)
+
+    # What must hold.
+
+    @invariant()
+    def it_holds(self):
+        if not hasattr(self, "world"):
+            return
+        world, coordinator = self.world, self.world.coordinator
+        assert coordinator.buffer.counted <= self.settings.window.limit
+        if self.settings.on_missed_deadline is OnMissedDeadline.WAIT:
+            assert coordinator.buffer.excess() == 0, "the nested inequalities"
+        assert list(coordinator.buffer.pending) == list(world.held)
+        assert sum(world.exits.values()) + len(world.held) == len(world.positions), "one exit for each group"
+        assert world.exits == Counter({reason: n for reason, n in coordinator.left.items() if n})
+        assert all(len(worker.running) <= worker.slots for worker in world.workers.values())
+        assert coordinator.running == len(world.running)
+
+    def teardown(self):
+        """However a history ended: played on, it comes to its end, and every prompt has had its turn."""
+        if not hasattr(self, "world"):
+            return
+        world, window = self.world, self.settings.window
+        world.play()
+        end = world.coordinator.snapshot
+        assert end.batch == self.settings.batches
+        assert len(world.trained) == (self.settings.batches - self.begun) * window.groups_per_batch
+        every = [*self.pending, *range(20, end.position)]
+        assert sorted([*world.trained, *world.gone, *end.pending]) == sorted(every), "each prompt once"
+        assert world.exits[Reason.DISCARDED] == 0 or self.settings.on_missed_deadline is OnMissedDeadline.DISCARD
+
+    @property
+    def running_groups(self) -> set[int]:
+        return {group for group, _ in self.world.running}
+
+    def worker(self, which: int) -> int | None:
+        numbers = list(self.world.workers)
+        return numbers[which % len(numbers)] if numbers else None
+
+
+Histories.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+test_whatever_happens_the_bound_the_count_and_progress_hold = Histories.TestCase

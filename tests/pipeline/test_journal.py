@@ -1,0 +1,303 @@
+"""A journal says what was recorded, a torn tail is no record, and damage is named with what it may have touched."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
+from qwen35_trainer.pipeline.journal import Base, JournalDamaged, compact, encode, recover
+from qwen35_trainer.pipeline.snapshot import Snapshot
+
+NUMBER = st.integers(0, 2**53)
+NUMBERS = st.lists(NUMBER, max_size=5).map(tuple)
+
+GOLDEN = b"""\
+98f01502 {"v":1,"b":8,"p":21,"w":[19,20],"g":23,"h":[21,22]}
+be0686e4 {"d":23,"p":21}
+005fd3d2 {"l":22,"p":20,"r":"filtered"}
+7f68b0e1 {"t":8,"v":4,"g":[21,23]}
+f14ab8ee {"d":24,"p":22}
+"""
+GOLDEN_RECORDS = (
+    Base(Snapshot(8, 21, (19, 20), 23), held=(21, 22)),
+    Dispatched(23, 21),
+    Left(22, 20, Reason.FILTERED),
+    Train(8, 4, (21, 23)),
+    Dispatched(24, 22),
+)
+
+RUN = (
+    Base(Snapshot(2, 6, (3, 5), 7)),
+    Dispatched(7, 3),
+    Dispatched(8, 5),
+    Dispatched(9, 6),
+    Dispatched(10, 7),
+    Left(9, 6, Reason.FAILED),
+    Train(2, 2, (8, 10)),
+    Left(7, 3, Reason.DISCARDED),
+    Dispatched(11, 3),
+    Dispatched(12, 8),
+    Dispatched(13, 9),
+    Train(3, 3, (12, 11)),
+    Left(13, 9, Reason.FILTERED),
+    Dispatched(14, 10),
+    Dispatched(15, 11),
+)
+
+
+def journal(*records):
+    return b"".join(encode(record) for record in records)
+
+
+def lines(*records):
+    return [encode(record) for record in records]
+
+
+def damage_of(data, batch):
+    with pytest.raises(JournalDamaged) as caught:
+        recover(data, batch)
+    return caught.value.damages
+
+
+# What is recorded.
+
+
+def test_the_format_is_what_earlier_releases_wrote():
+    assert journal(*GOLDEN_RECORDS) == GOLDEN
+
+
+def test_weights_go_on_from_before_the_batch_that_they_have_not_trained():
+    assert recover(GOLDEN, 8) == Snapshot(8, 22, pending=(19, 21), group=24)
+    assert recover(GOLDEN, 9) == Snapshot(9, 23, pending=(22,), group=25)
+
+
+@given(batch=NUMBER, position=NUMBER, pending=NUMBERS, group=NUMBER)
+def test_a_base_alone_gives_its_snapshot_back(batch, position, pending, group):
+    start = Snapshot(batch, position, pending, group)
+    assert recover(encode(Base(start)), batch) == start
+
+
+@given(groups=st.lists(st.integers(0, 9), unique=True, min_size=1).map(tuple), version=NUMBER)
+def test_what_a_batch_trains_is_no_longer_pending(groups, version):
+    data = journal(Base(Snapshot()), *(Dispatched(each, each) for each in range(10)), Train(0, version, groups))
+    assert recover(data, 1).pending == tuple(each for each in range(10) if each not in groups)
+    assert recover(data, 0).pending == tuple(range(10))
+
+
+@pytest.mark.parametrize(
+    ("reason", "pending"), [(Reason.FILTERED, (1,)), (Reason.FAILED, (1,)), (Reason.DISCARDED, (1, 0))]
+)
+def test_only_a_discarded_prompt_comes_again(reason, pending):
+    data = journal(Base(Snapshot()), Dispatched(0, 0), Dispatched(1, 1), Left(0, 0, reason))
+    assert recover(data, 0) == Snapshot(0, 2, pending, 2)
+
+
+def test_prompts_that_were_pending_before_the_journal_began_stay_so_until_dispatched():
+    data = journal(Base(Snapshot(4, 9, (2, 5, 7), 30)), Dispatched(30, 2), Dispatched(31, 5), Train(4, 4, (31,)))
+    assert recover(data, 5) == Snapshot(5, 9, (2, 7), 32)
+
+
+# The tail.
+
+
+def test_whatever_is_left_of_the_last_line_is_cut():
+    whole = journal(*RUN[:-1])
+    for batch in (2, 3, 4):
+        expected = recover(whole, batch)
+        for cut in range(len(encode(RUN[-1]))):
+            assert recover(whole + encode(RUN[-1])[:cut], batch) == expected
+
+
+@given(garbage=st.binary(max_size=60))
+def test_what_the_disk_made_of_lines_that_never_arrived_is_cut(garbage):
+    assert recover(journal(*RUN) + garbage, 4) == recover(journal(*RUN), 4)
+
+
+@pytest.mark.parametrize("data", [b"", encode(RUN[0])[:-1], b"\0" * 64, b"\n"])
+def test_a_journal_without_its_first_record_is_refused(data):
+    (damage,) = damage_of(data, 0)
+    assert (damage.first, damage.what) == (1, "no base record, which all others build on")
+
+
+def test_weights_that_have_trained_what_the_journal_does_not_know_are_refused():
+    (damage,) = damage_of(journal(*RUN), 6)
+    assert damage.first == len(RUN) + 1
+    assert [batch for batch in range(9) if batch in damage.batches] == [4, 5]
+    assert 14 in damage.groups
+    assert 1000 in damage.groups
+    assert 13 not in damage.groups
+
+
+def test_weights_from_before_the_journal_are_refused():
+    with pytest.raises(JournalDamaged, match=r"begins at batch 2, and the weights have trained 1 batches"):
+        recover(journal(*RUN), 1)
+
+
+def test_another_format_is_refused_by_its_number():
+    import zlib
+
+    text = b'{"v":2,"snapshot":"elsewhere"}'
+    with pytest.raises(JournalDamaged, match="format 2, and this release reads 1"):
+        recover(b"%08x %s\n" % (zlib.crc32(text), text), 0)
+
+
+# The middle.
+
+
+def touched_by(record):
+    match record:
+        case Dispatched(group, position) | Left(group, position):
+            return [], [group], [position]
+        case Train(batch, _, groups):
+            return [batch], list(groups), []
+        case Base():
+            return [record.snapshot.batch], [record.snapshot.group], [*record.snapshot.pending]
+
+
+def assert_named(damages, record):
+    batches, groups, positions = touched_by(record)
+    assert all(any(batch in damage.batches for damage in damages) for batch in batches)
+    assert all(any(group in damage.groups for damage in damages) for group in groups)
+    assert all(any(position in damage.positions for damage in damages) for position in positions)
+
+
+def test_every_flipped_bit_of_a_middle_line_is_found_and_what_it_touches_is_named():
+    encoded = lines(*RUN)
+    for number, line in enumerate(encoded[:-1]):
+        for at in range(len(line)):
+            joined = at == len(line) - 1  # with the next line
+            if joined and number == len(encoded) - 2:
+                continue  # both are the tail then
+            for bit in range(8):
+                bad = bytearray(line)
+                bad[at] ^= 1 << bit
+                damages = damage_of(b"".join([*encoded[:number], bytes(bad), *encoded[number + 1 :]]), 4)
+                assert damages[0].first == number + 1
+                assert_named(damages, RUN[number])
+                if joined:
+                    assert_named(damages, RUN[number + 1])
+
+
+@pytest.mark.parametrize("value", range(256))
+def test_every_other_byte_in_a_line_is_found(value):
+    encoded = lines(*RUN)
+    for at in range(len(encoded[5])):
+        bad = bytearray(encoded[5])
+        bad[at] = value
+        if bad != encoded[5]:
+            assert damage_of(b"".join([*encoded[:5], bytes(bad), *encoded[6:]]), 4)[0].first == 6
+
+
+def test_a_lost_line_names_the_numbers_that_are_missing_and_what_may_have_left_on_it():
+    encoded = lines(*RUN)
+    encoded[8] = b"x\n"  # Dispatched(11, 3)
+    (damage,) = damage_of(b"".join(encoded), 4)
+    assert (damage.first, damage.last, damage.what) == (9, 9, "cannot be read")
+    assert [group for group in range(20) if group in damage.groups] == [11]
+    assert [position for position in range(20) if position in damage.positions] == [3]
+    assert not damage.batches
+
+
+def test_a_group_that_leaves_on_a_later_line_did_not_leave_on_the_lost_one():
+    encoded = lines(*RUN)
+    encoded[5] = b"x\n"  # Left(9, 6, FAILED)
+    (damage,) = damage_of(b"".join(encoded), 4)
+    assert [group for group in range(20) if group in damage.groups] == [9]
+    assert [position for position in range(20) if position in damage.positions] == [6]
+
+
+def test_all_lost_lines_are_named_neighbours_together():
+    encoded = lines(*RUN)
+    for number in (3, 8, 9, 12):
+        encoded[number] = b"?\n"
+    damages = damage_of(b"".join(encoded), 4)
+    assert [(damage.first, damage.last) for damage in damages] == [(4, 4), (9, 10), (13, 13)]
+    assert [group for group in range(20) if group in damages[0].groups] == [9]
+    assert [[group for group in range(20) if group in damage.groups] for damage in damages[1:]] == [[11, 12], [13]]
+
+
+def test_damage_after_the_point_to_go_on_from_does_not_matter():
+    encoded = lines(*RUN)
+    encoded[12] = b"?\n"
+    assert recover(b"".join(encoded), 3) == recover(journal(*RUN), 3)
+
+
+@pytest.mark.parametrize(
+    ("record", "what", "groups"),
+    [
+        (Dispatched(18, 12), "group 18 is dispatched, and 16 comes next", [16, 17]),
+        (Dispatched(12, 12), "group 12 is dispatched, and 16 comes next", [12]),
+        (Dispatched(16, 14), "prompt 14 is dispatched, and 12 comes next", [16]),
+        (Dispatched(16, 3), "prompt 3 is dispatched, and 12 comes next", [16]),
+        (Train(6, 6, (14,)), "batch 6 trains, and 4 comes next", [14]),
+        (Train(3, 3, (14,)), "batch 3 trains, and 4 comes next", [14]),
+        (Train(4, 4, (14, 13, 99)), "batch 4 trains groups that are not held", [13, 99]),
+        (Train(4, 4, (14, 14)), "batch 4 trains groups that are not held", [14]),
+        (Left(13, 9, Reason.FAILED), "group 13 of prompt 9 leaves, and is not held", [13]),
+        (Left(14, 9, Reason.FAILED), "group 14 of prompt 9 leaves, and is not held", [14]),
+        (Left(40, 9, Reason.FAILED), "group 40 of prompt 9 leaves, and is not held", [40]),
+    ],
+)
+def test_a_record_that_cannot_follow_is_damage(record, what, groups):
+    (damage,) = damage_of(journal(*RUN, record), 9)[:1]
+    assert (damage.first, damage.what) == (len(RUN) + 1, what)
+    assert [group for group in range(100) if group in damage.groups] == groups
+
+
+def test_a_second_beginning_is_damage():
+    (damage,) = damage_of(journal(*RUN, Base(Snapshot(4, 12, (), 16)), Dispatched(16, 12)), 4)
+    assert (damage.first, damage.what) == (len(RUN) + 1, "a second base record")
+
+
+@given(number=st.integers(1, len(RUN) - 2))
+def test_a_line_that_was_taken_out_is_never_mistaken_for_a_whole_journal_when_its_numbers_are_missed(number):
+    """A group left untrained on a line of which nothing remains is the one exception: no number tells of it."""
+    data = journal(*RUN[:number], *RUN[number + 1 :])
+    if isinstance(RUN[number], Left) and RUN[number].reason is not Reason.DISCARDED:
+        assert recover(data, 4).pending != recover(journal(*RUN), 4).pending
+    else:
+        assert damage_of(data, 4)
+
+
+def test_the_message_says_where_and_what_and_what_to_do():
+    encoded = lines(*RUN)
+    encoded[6] = b"?\n"
+    with pytest.raises(JournalDamaged) as caught:
+        recover(b"".join(encoded), 4)
+    assert str(caught.value) == (
+        "the journal does not tell which prompts have trained\n"
+        "  line 7: cannot be read (may concern batches 2; groups 8, 10; prompts 5, 7)\n"
+        "Resume from the newest checkpoint itself, without the journal: it has its own position, and the batches "
+        "after it train again."
+    )
+
+
+def test_a_long_list_is_cut_in_the_message_and_whole_in_the_error():
+    held = [Dispatched(2 * each, 2 * each) for each in range(30)]
+    with pytest.raises(JournalDamaged) as caught:
+        recover(journal(Base(Snapshot()), *held), 0)
+    assert len(caught.value.damages) == 29
+    assert "and 19 more places" in str(caught.value)
+
+
+# Compaction.
+
+
+def test_a_compacted_journal_keeps_the_groups_that_later_batches_train():
+    assert compact(GOLDEN, 9) == journal(Base(Snapshot(9, 23, (22,), 25), held=(24,)))
+    assert compact(journal(*RUN), 3) == journal(Base(Snapshot(3, 10, (3, 8, 9), 14), held=(11, 12, 13)), *RUN[11:])
+
+
+def test_compacting_twice_is_compacting_once():
+    assert compact(compact(journal(*RUN), 3), 4) == compact(journal(*RUN), 4)
+
+
+def test_a_torn_tail_does_not_survive_compaction():
+    assert compact(journal(*RUN) + b"1234", 3) == compact(journal(*RUN), 3)
+
+
+def test_a_damaged_journal_is_not_compacted():
+    encoded = lines(*RUN)
+    encoded[4] = b"?\n"
+    with pytest.raises(JournalDamaged, match="line 5"):
+        compact(b"".join(encoded), 4)

@@ -1,0 +1,194 @@
+"""What the coordinator is given to begin with: settings from the manifest, and the place where an earlier attempt stopped."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
+from qwen35_trainer.pipeline.buffer import OnMissedDeadline
+from qwen35_trainer.pipeline.journal import Base, Record, encode
+from qwen35_trainer.pipeline.replay import JournalDamaged
+from qwen35_trainer.pipeline.settings import Settings
+from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.window import Window
+from qwen35_trainer.runtime.checkpoint import Checkpoint, Progress, load
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import Job
+from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
+from qwen35_trainer.spec import load_manifest
+
+
+@pytest.fixture
+def settings(write, tmp_path) -> Callable[..., Settings]:
+    """settings({"mode": "Colocated"}, updates=7) is what a manifest with these changes means."""
+
+    def of(changes: dict[str, object], updates: int = 8) -> Settings:
+        return settings_of(load_manifest(write(tmp_path, changes)).spec, updates)
+
+    return of
+
+
+def test_a_manifest_of_asynchronous_training_in_full(settings):
+    knobs = {"stalenessThreshold": 0.5, "maxVersionLag": 3, "onMissedDeadline": "MaskTokens", "updatesPerSync": 4}
+    lane = {"nodes": 1, "tensorParallel": 2, "afterTokens": 2}
+    found = settings(
+        {
+            "async": knobs | {"requireBatches": 2, "adaptiveDispatch": True, "partialRollout": False},
+            "rollout.nodes": 3,
+            "rollout.lane": lane,
+            "accelerator.perNode": 2,
+            "train.batch.microBatchPerDevice": 8,
+            "algorithm.dynamicSampling": True,
+        },
+        updates=7,
+    )
+    assert found == Settings(
+        window=Window(groups_per_batch=8, batches_per_version=4, staleness_threshold=0.5, max_version_lag=3),
+        group_size=4,
+        batches=4,  # of 2 updates, the last of 1
+        on_missed_deadline=OnMissedDeadline.MASK_TOKENS,
+        partial_rollout=False,
+        dynamic_sampling=True,
+        lane_after=2,
+        adaptive=True,
+    )
+
+
+def test_what_a_manifest_leaves_out_keeps_everything_and_waits(settings):
+    assert settings({"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}}) == Settings(
+        window=Window(4, 1, 1.0, 2), group_size=4, batches=8
+    )
+
+
+def test_with_a_threshold_of_nothing_each_sequence_comes_from_one_version(settings):
+    found = settings({"async": {"stalenessThreshold": 0, "maxVersionLag": 2}})
+    assert (found.window, found.partial_rollout, found.taking_turns) == (Window(4, 1, 0, 2), False, False)
+
+
+def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
+    found = settings({"mode": "Colocated", "async": {"updatesPerSync": 2}})
+    assert found == Settings(
+        window=Window(4, 2, 0.0, 0), group_size=4, batches=8, partial_rollout=False, taking_turns=True
+    )
+
+
+@pytest.mark.parametrize(("sequences", "slots"), [(1, 1), (4, 5), (64, 80)])
+def test_a_few_sequences_wait_in_a_replicas_own_queue(write, tmp_path, sequences, slots):
+    spec = load_manifest(write(tmp_path, {"rollout.maxSequences": sequences})).spec
+    assert slots_of(spec) == slots
+
+
+@pytest.fixture
+def job(write, tmp_path) -> Job:
+    """A run from the beginning."""
+    return Job(
+        manifest=load_manifest(write(tmp_path)),
+        base=tmp_path,
+        folder=RunFolder(tmp_path / "out"),
+        resume=None,
+        started=0.0,
+        threads=1,
+        updates_total=9,
+        vocabulary=9,
+        end_token=0,
+    )
+
+
+def save(job: Job, start: Snapshot) -> Checkpoint:
+    """A checkpoint of that place, one update a batch."""
+
+    async def write(folder: Path) -> None:
+        (folder / "state").write_text("weights")
+
+    progress = Progress(start.batch, start.batch, start.position, start.pending, 1.0, start.group, ATTEMPT)
+    return load(asyncio.run(job.checkpoints.save(progress, write)))
+
+
+def resumed(job: Job, checkpoint: Checkpoint) -> Snapshot:
+    return start_of(dataclasses.replace(job, resume=checkpoint))
+
+
+def keep(job: Job, *records: Record) -> None:
+    """The journal that an earlier attempt left."""
+    job.folder.root.mkdir(exist_ok=True)
+    job.folder.journal.write_bytes(b"".join(map(encode, records)))
+
+
+ATTEMPT = "5a5a5a5a"
+EARLIER = Snapshot(batch=1, position=6, pending=(2, 4), group=6)
+SAVED = Snapshot(batch=2, position=8, pending=(4, 7), group=8)
+JOURNAL = (
+    Base(EARLIER, held=(2, 4), attempt=ATTEMPT),
+    Dispatched(6, 6),
+    Dispatched(7, 7),
+    Train(1, 0, (2, 6)),
+    Dispatched(8, 8),
+    Left(4, 4, Reason.FILTERED),
+    Left(7, 7, Reason.DISCARDED),
+    Dispatched(9, 7),
+)
+
+
+def test_a_run_that_resumes_nothing_begins_at_the_beginning(job):
+    keep(job, *JOURNAL)
+    assert start_of(job) == Snapshot()
+
+
+def test_the_journal_tells_what_happened_since_the_newest_checkpoint(job):
+    keep(job, *JOURNAL)
+    # Prompt 4 has left for good meanwhile; 7 was given back, and 8 was dispatched.
+    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=10)
+
+
+def test_batches_that_trained_after_the_checkpoint_train_again(job):
+    keep(job, *JOURNAL, Train(2, 0, (8, 9)), Dispatched(10, 9))
+    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=10)
+
+
+def test_a_line_that_was_torn_by_the_crash_never_happened(job):
+    keep(job, *JOURNAL)
+    job.folder.journal.write_bytes(job.folder.journal.read_bytes()[:-3])
+    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=9)
+
+
+def test_a_checkpoint_older_than_the_journal_goes_by_what_it_holds_itself(job):
+    earlier = save(job, EARLIER)
+    save(job, SAVED)
+    keep(job, Base(SAVED, attempt=ATTEMPT), Dispatched(8, 8))
+    assert resumed(job, earlier) == EARLIER
+
+
+def test_an_older_checkpoint_can_be_named_when_the_newest_is_damaged(job):
+    earlier, newest = save(job, EARLIER), save(job, SAVED)
+    (newest.path / "state").unlink()
+    keep(job, Base(SAVED, attempt=ATTEMPT))
+    assert resumed(job, earlier) == EARLIER
+
+
+def test_the_journal_of_a_later_attempt_says_nothing_of_what_an_earlier_one_saved(job):
+    """Resumed from an older checkpoint and lost before it saved: the newest checkpoint has another history."""
+    newest = save(job, SAVED)
+    keep(job, dataclasses.replace(JOURNAL[0], attempt="later"), *JOURNAL[1:])
+    assert resumed(job, newest) == SAVED
+
+
+def test_the_journal_of_a_run_says_nothing_of_another_runs_checkpoint(job, tmp_path):
+    other = dataclasses.replace(job, folder=RunFolder(tmp_path / "other"))
+    keep(job, Base(EARLIER, held=(2, 4), attempt="other"), *JOURNAL[1:])
+    assert resumed(job, save(other, SAVED)) == SAVED
+
+
+def test_without_a_journal_the_checkpoint_is_all_there_is(job):
+    assert resumed(job, save(job, SAVED)) == SAVED
+
+
+def test_a_damaged_journal_is_an_error_that_names_the_groups(job):
+    keep(job, *JOURNAL)
+    lines = job.folder.journal.read_bytes().splitlines(keepends=True)
+    lines[5] = b"x" + lines[5][1:]
+    job.folder.journal.write_bytes(b"".join(lines))
+    with pytest.raises(JournalDamaged, match=r"line 6: cannot be read .*groups"):
+        resumed(job, save(job, SAVED))

@@ -1,0 +1,118 @@
+"""`qwen35 plan`: what it recommends, and that it keeps to the rules of the manifest."""
+
+import pytest
+
+from qwen35_trainer.spec import load_manifest
+
+NEUTRAL = ("--decode", "1,0.004", "--train-seconds-per-token", "0.0375")
+
+
+@pytest.fixture(scope="module")
+def known():
+    return {}
+
+
+@pytest.fixture
+def planned(said, manifest, known):
+    """planned("--max-lag", 2) is the plan of the small manifest as JSON, made once."""
+
+    def plan(*arguments):
+        if arguments not in known:
+            known[arguments] = said("plan", manifest(), "--json", *arguments).json
+        return known[arguments]
+
+    return plan
+
+
+def test_the_plan_is_at_least_as_good_as_the_manifest_and_a_valid_one(planned, manifest):
+    plan = planned()
+    assert plan["set"]
+    gain = plan["plan"]["result"]["effectiveThroughput"] / plan["manifest"]["result"]["effectiveThroughput"]
+    assert gain > 1.1
+    fields = plan["plan"]["fields"]
+    assert fields["rollout.nodes"] + fields["train.nodes"] == 6
+    assert plan["plan"]["result"]["maxTokenLag"] <= fields["async.maxVersionLag"] <= 3
+    spec = load_manifest(manifest(), plan["set"]).spec
+    assert (spec.rollout.nodes, spec.train.nodes) == (fields["rollout.nodes"], fields["train.nodes"])
+    assert spec.async_.stalenessThreshold == fields["async.stalenessThreshold"]
+
+
+def test_equal_manifests_get_equal_plans(planned, said, manifest):
+    assert planned() == said("plan", manifest(), "--json").json
+
+
+def test_nodes_go_to_the_pool_that_is_short(planned):
+    by_training = {
+        seconds: planned("--decode", "1,0.004", "--train-seconds-per-token", seconds)["plan"]["fields"]["rollout.nodes"]
+        for seconds in ("0.001", "0.5")
+    }
+    assert by_training["0.001"] > by_training["0.5"]
+
+
+def test_a_lower_bound_is_kept(planned):
+    plan = planned("--max-lag", 1)
+    assert plan["maxLag"] == 1
+    assert plan["plan"]["fields"]["async.maxVersionLag"] <= 1
+    assert plan["plan"]["fields"]["async.stalenessThreshold"] <= 1
+    assert plan["plan"]["result"]["maxTokenLag"] <= 1
+    above = [each for each in plan["neighbours"] if each["fields"]["async.maxVersionLag"] > 1]
+    assert not any(each["withinBound"] for each in above)
+
+
+def test_no_neighbour_within_the_bound_is_better_by_more_than_the_slack(planned):
+    plan = planned()
+    within = [each for each in plan["neighbours"] if each["withinBound"]]
+    assert within
+    assert max(each["throughputChange"] for each in within) <= 1 / 0.98 - 1 + 1e-9
+    enough = [each for each in within if each["throughputChange"] >= 0]
+    assert all(each["result"]["meanLag"] >= plan["plan"]["result"]["meanLag"] - 0.1 for each in enough)
+
+
+def test_a_neighbour_differs_in_one_thing(planned):
+    plan = planned()
+    own = plan["plan"]["fields"]
+    for each in plan["neighbours"]:
+        changed = {key for key in own if own[key] != each["fields"][key]}
+        assert changed in ({"rollout.nodes", "train.nodes"}, *({key} for key in own)), each["change"]
+
+
+def test_a_lane_that_is_no_faster_is_not_recommended(planned):
+    plan = planned("--lane-speed", 1.0, *NEUTRAL)
+    assert plan["plan"]["fields"]["rollout.lane"] is None
+
+
+def test_the_search_stays_small(planned):
+    assert planned()["simulations"] < 300
+
+
+def test_the_table_fits_and_tells_what_is_guessed(said, manifest):
+    shown = said("plan", manifest(), "--cv", 1.5).out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "the plan" in shown
+    assert "the manifest as it is" in shown
+    assert shown.index("Given:") < shown.index("response length: lognormal, mean 500, cv 1.5") < shown.index("Guessed")
+    assert "decode step: 1 + 0.004 per sequence" in shown
+    assert "simulations" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--decode", "1,0.004"), "share a unit of time: give both, or neither"),
+        (("--set", "policy=fifo"), "--set policy: the plan or the manifest says that"),
+        (("--set", "lane.speed=3"), "--set lane.speed: "),
+        (("--set", "publication.paus=3"), "publication.paus: there is no paus in publication. Did you mean pause?"),
+        (("--lane-speed", "0"), "--lane-speed 0.0 <= 0"),
+        (("--cv", "-2"), "lengths.cv -2.0 < 0"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused_with_the_reason(said, manifest, arguments, text):
+    refused = said("plan", manifest(), *arguments)
+    assert (refused.code, refused.out) == (2, "")
+    assert text in refused.err
+
+
+def test_pools_that_share_their_devices_have_no_split(said, manifest):
+    refused = said("plan", manifest(mode="Colocated", rollout={"nodes": 4}, async_=None))
+    assert refused.code == 2
+    assert "Colocated has no two pools" in refused.err

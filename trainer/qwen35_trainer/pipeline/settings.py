@@ -1,0 +1,63 @@
+"""What a coordinator is set to, and which settings can never end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from qwen35_trainer.pipeline.buffer import OnMissedDeadline
+from qwen35_trainer.pipeline.window import Window
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Raises ValueError with every inequality that fails: such a run would wait for ever."""
+
+    window: Window
+    group_size: int
+    """G: sequences per prompt."""
+    batches: int
+    """Batches of the whole run."""
+    on_missed_deadline: OnMissedDeadline = OnMissedDeadline.WAIT
+    partial_rollout: bool = True
+    """Sequences go on across a publication. Otherwise each comes from one version, and a publication waits for all."""
+    taking_turns: bool = False
+    """The pools share devices: nothing trains while anything is generated."""
+    dynamic_sampling: bool = False
+    """Groups without signal leave and are replaced."""
+    lane_after: int | None = None
+    """Response tokens after which a sequence moves to the lane. None: there is no lane."""
+    adaptive: bool = False
+    """Hold back dispatch when a predicted finish would miss its deadline."""
+    patience: int = field(default=0)
+    """Groups without signal in a row after which the run fails; 0 stands for 100 batches' worth."""
+
+    def __post_init__(self) -> None:
+        if self.patience == 0:
+            object.__setattr__(self, "patience", 100 * self.window.groups_per_batch)
+        problems = [
+            *(
+                []
+                if self.group_size >= 1
+                else [f"groupSize {self.group_size} < 1: a group without samples never trains"]
+            ),
+            *([] if self.batches >= 0 else [f"batches {self.batches} < 0"]),
+            *(
+                [
+                    f"groupSize {self.group_size} < 2 with dynamicSampling: one reward cannot differ, every group is left out"
+                ]
+                if self.dynamic_sampling and self.group_size == 1
+                else []
+            ),
+            *(
+                [f"lane.afterTokens {self.lane_after} < 1: every sequence would start in the lane"]
+                if self.lane_after is not None and self.lane_after < 1
+                else []
+            ),
+        ]
+        if problems:
+            raise ValueError("; ".join(problems))
+
+
+def capacity_problems(pool_slots: int) -> list[str]:
+    """Why the pool can generate nothing: inequality by inequality; empty when it can."""
+    return [] if pool_slots >= 1 else [f"the pool has {pool_slots} slots < 1: nothing is ever generated"]

@@ -1,0 +1,148 @@
+"""The half of the loop that trains: the train pool, and what is written down about it.
+
+Both loops use it, one with rollouts and one without. Calls are made one at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from qwen35_trainer.engines.base import UpdateMetrics
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.progress.records import CheckpointRecord, SpanKind, SpanRecord
+from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
+from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.live import LiveFields
+from qwen35_trainer.runtime.measures import Pipeline, UpdateTimes, update_record
+from qwen35_trainer.runtime.meter import PoolMeter
+from qwen35_trainer.runtime.schedule import learning_rate
+from qwen35_trainer.runtime.train_pool import TrainPool
+from qwen35_trainer.spec import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Next:
+    """A batch that is about to be trained, and where it came from."""
+
+    batch: TrainBatch
+    version: int
+    age: TokenAge
+    groups: Sequence[ScoredGroup] = ()
+    waited: float = 0.0
+    """Seconds that the train pool had nothing to do before it."""
+
+
+@dataclass
+class Training:
+    """The train pool between `update` and `updates_total`."""
+
+    spec: TrainingSpec
+    pool: TrainPool
+    recorder: Recorder
+    checkpoints: CheckpointStore
+    clock: Clock
+    live: LiveFields
+    updates_total: int
+    update: int = 0
+    """Optimizer steps made."""
+    times: UpdateTimes = field(default_factory=UpdateTimes)
+    attempt: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Its checkpoints and its journal bear this: neither goes with those of another."""
+    _saved_at: int = field(init=False)
+    _saved: bool = False
+    _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
+    _updated: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.update
+
+    async def train(self, upcoming: Next, pipeline: Callable[[], Pipeline | None] = lambda: None) -> None:
+        """Train a batch, and write a record for each of its updates. `pipeline` is asked when it has trained."""
+        rates = [
+            learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
+            for step in range(upcoming.batch.updates)
+        ]
+        started = time.time()
+        metrics: list[UpdateMetrics] = await self.pool.train(upcoming.batch, rates)
+        ended = time.time()
+        self._busy.add(started, ended)
+        self.span("train-0", "train", started, ended)
+        self.times.trained(upcoming.waited, ended - started)
+        trainer_idle, _ = self._busy.read()
+        rollouts = pipeline()
+        seconds, self._updated = ended - self._updated, ended
+        for step, measured in enumerate(metrics):
+            self.update += 1
+            self.recorder.append(
+                update_record(
+                    measured,
+                    step=step,
+                    update=self.update,
+                    updates_total=self.updates_total,
+                    version=upcoming.version,
+                    time=self.clock.now(),
+                    seconds=seconds,
+                    batch=upcoming.batch,
+                    age=upcoming.age,
+                    groups=upcoming.groups,
+                    times=self.times,
+                    pipeline=rollouts,
+                    trainer_idle=trainer_idle,
+                )
+            )
+        self.times = UpdateTimes()
+
+    def evaluation_due(self, step: int) -> bool:
+        """Whether the last `step` updates passed one after which the held-out prompts are evaluated."""
+        every = self.live.now.evaluationEveryUpdates
+        return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
+
+    @property
+    def saved(self) -> bool:
+        """Whether a checkpoint of this run has all that is trained."""
+        return self._saved and self._saved_at == self.update
+
+    def checkpoint_due(self) -> bool:
+        every = self.live.now.checkpointEveryUpdates
+        return self.update >= self.updates_total or self.update // every > self._saved_at // every
+
+    async def save(self, snapshot: Snapshot, version: int) -> None:
+        """Checkpoint the weights, and where the run stands. Raises CheckpointError."""
+        started = time.time()
+        progress = Progress(
+            update=self.update,
+            batch=snapshot.batch,
+            position=snapshot.position,
+            pending=snapshot.pending,
+            elapsed=self.clock.now(),
+            group=snapshot.group,
+            journal=self.attempt,
+        )
+        self.checkpoints.keep = self.live.now.checkpointKeep
+        path = await self.checkpoints.save(progress, self.pool.save)
+        self._saved_at, self._saved = self.update, True
+        self.span("train-0", "checkpoint", started, time.time())
+        self.recorder.append(
+            CheckpointRecord(
+                update=self.update,
+                version=version,
+                time=self.clock.now(),
+                path=str(path),
+                seconds=time.time() - started,
+            )
+        )
+
+    def span(
+        self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
+    ) -> None:
+        """One bar of the timeline; times are wall-clock seconds."""
+        at = self.clock.at
+        self.recorder.append(
+            SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
+        )
