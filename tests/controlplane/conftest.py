@@ -35,7 +35,8 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     name = f"test-{secrets.token_hex(4)}"
     control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
-    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account))
+    # Its watches back off for up to a minute when the API server has been away.
+    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account), seconds=180)
     yield name
     control_plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
 

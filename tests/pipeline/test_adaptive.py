@@ -10,7 +10,7 @@ from qwen35_trainer.pipeline.window import Window
 WINDOW = Window(groups_per_batch=10, batches_per_version=1, staleness_threshold=2.0, max_version_lag=3)
 
 
-def seen(adaptive: Adaptive, *, source: int = 0, lengths: list[int], batches: int) -> None:
+def seen(adaptive: Adaptive, *, source: str = "", lengths: list[int], batches: int) -> None:
     """Groups of these lengths that took so many batches each."""
     for number, length in enumerate(lengths, 1000):
         adaptive.dispatched(number, source, 0)
@@ -30,7 +30,7 @@ def test_lengths_remember_what_lies_beyond_a_length_and_forget():
 
 def test_before_any_group_has_finished_nothing_is_predicted():
     adaptive = Adaptive(WINDOW)
-    adaptive.dispatched(0, 0, 0)
+    adaptive.dispatched(0, "", 0)
     assert adaptive.late(0) == 0.0
     adaptive.trained(1, idle=False)
     assert adaptive.limit == WINDOW.limit
@@ -43,7 +43,7 @@ def test_a_group_is_late_with_the_share_of_lengths_that_outlast_its_deadline():
     seen(adaptive, lengths=[1000], batches=10)
     speed = 1300 / (10.5 + 3 * 0.5)
     assert 100 < speed < 120
-    adaptive.dispatched(0, 0, 0)
+    adaptive.dispatched(0, "", 0)
     assert adaptive.late(0) == pytest.approx(0.25)
 
 
@@ -51,27 +51,27 @@ def test_a_group_that_has_lived_long_is_judged_by_the_lengths_that_are_still_pos
     adaptive = Adaptive(WINDOW)
     seen(adaptive, lengths=[100, 100, 100], batches=0)
     seen(adaptive, lengths=[1000], batches=10)
-    adaptive.dispatched(0, 0, 0)
+    adaptive.dispatched(0, "", 0)
     assert adaptive.late(2) == pytest.approx(1.0), "only the long one is left"
 
 
 def test_each_data_source_has_its_own_lengths():
     adaptive = Adaptive(WINDOW)
-    seen(adaptive, source=0, lengths=[100] * 4, batches=1)
-    seen(adaptive, source=1, lengths=[4000] * 4, batches=40)
-    adaptive.dispatched(0, 0, 0)
+    seen(adaptive, source="short", lengths=[100] * 4, batches=1)
+    seen(adaptive, source="long", lengths=[4000] * 4, batches=40)
+    adaptive.dispatched(0, "short", 0)
     assert adaptive.late(0) == 0.0
-    adaptive.dispatched(1, 1, 0)
+    adaptive.dispatched(1, "long", 0)
     assert adaptive.late(0) == pytest.approx(1.0)
-    adaptive.dispatched(2, 7, 0)
-    assert adaptive.late(0) == pytest.approx(1.0), "nothing is known of source 7"
+    adaptive.dispatched(2, "new", 0)
+    assert adaptive.late(0) == pytest.approx(1.0), "nothing is known of it"
 
 
 def test_it_holds_back_while_groups_would_be_late_and_lets_go_when_slots_idle():
     adaptive = Adaptive(WINDOW)
     seen(adaptive, lengths=[4000] * 4, batches=40)
     for group in range(20):
-        adaptive.dispatched(group, 0, 0)
+        adaptive.dispatched(group, "", 0)
     adaptive.trained(1, idle=True)
     assert adaptive.limit == 18, "of those in flight, nine tenths"
     for group in range(20):
@@ -90,7 +90,7 @@ def test_the_limit_never_leaves_one_to_the_window(data):
     adaptive = Adaptive(WINDOW)
     flying: list[int] = []
     for group in range(data.draw(st.integers(0, 60))):
-        adaptive.dispatched(group, data.draw(st.integers(0, 1)), group // 10)
+        adaptive.dispatched(group, data.draw(st.sampled_from(["a", "b"])), group // 10)
         flying.append(group)
         if data.draw(st.booleans()):
             adaptive.finished(flying.pop(0), data.draw(st.integers(1, 100_000)), group // 5)

@@ -52,16 +52,16 @@ class Adaptive:
     def __init__(self, window: Window) -> None:
         self._window = window
         self._limit = float(window.limit)
-        self._lengths: dict[int, Lengths] = {}
-        self._flying: dict[int, tuple[int, int]] = {}  # group → (source, batch at dispatch)
-        self._in_flight: dict[tuple[int, int], int] = {}  # the same, counted
+        self._lengths: dict[str, Lengths] = {}  # by source
+        self._flying: dict[int, tuple[str, int]] = {}  # group → (source, batch at dispatch)
+        self._in_flight: dict[tuple[str, int], int] = {}  # the same, counted
         self._tokens = self._batches = 0.0  # of finished groups: longest sequence, and batches from dispatch to finish
 
     @property
     def limit(self) -> int:
         return max(1, math.floor(self._limit))
 
-    def dispatched(self, group: int, source: int, batch: int) -> None:
+    def dispatched(self, group: int, source: str, batch: int) -> None:
         key = self._flying[group] = (source, batch)
         self._in_flight[key] = self._in_flight.get(key, 0) + 1
 

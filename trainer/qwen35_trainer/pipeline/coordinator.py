@@ -48,10 +48,10 @@ class Coordinator:
         settings: Settings,
         start: Snapshot = Snapshot(),  # noqa: B008, frozen
         *,
-        source_of: Callable[[int], int] = lambda position: 0,
+        source_of: Callable[[int], str] = lambda position: "",
         buffer: Buffer | None = None,
     ) -> None:
-        """source_of: the data source of a position. buffer: one with another rule, to compare with."""
+        """source_of: the name of the data source of a position. buffer: one with another rule, to compare with."""
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
         self.left: dict[Reason, int] = dict.fromkeys(Reason, 0)

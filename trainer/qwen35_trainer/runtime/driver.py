@@ -261,7 +261,11 @@ class Driver(Process):
         )
         self._pool.leave(self._leaving)
         return TrainingLoop(
-            coordinator=Coordinator(settings_of(spec, self._job.updates_total), start_of(self._job)),
+            coordinator=Coordinator(
+                settings_of(spec, self._job.updates_total),
+                start_of(self._job),
+                source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
+            ),
             generation=generation,
             training=training,
             journal=JournalFile(self._job.folder.journal),
