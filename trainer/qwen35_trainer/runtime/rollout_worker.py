@@ -28,6 +28,8 @@ from qwen35_trainer.weights.publication import WeightManifest
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it looks whether it should end."""
+GATHER_SECONDS = 0.02
+"""Sequences that finish within so long travel together: one call for each would take a small machine's cores."""
 PROGRESS_SECONDS = 1.0
 """Unfinished sequences report their tokens this often: what is younger is lost with the process."""
 
@@ -205,6 +207,7 @@ class RolloutWorker(Process):
         """What happened since the last call; waits up to `wait_seconds` for a finished sequence."""
         with contextlib.suppress(TimeoutError):  # nothing finished: births and tokens are news too
             await asyncio.wait_for(self._finished.wait(), wait_seconds)
+            await asyncio.sleep(GATHER_SECONDS)
         self._finished.clear()
         if self._engine.failure is not None:
             failure = self._engine.failure
