@@ -205,7 +205,6 @@ class World:
         first, self.evaluations = EVALUATION + 100 * self.evaluations, self.evaluations + 1
         names = tuple(range(first, first + groups))
         self.evaluating = dict.fromkeys(names, samples) if version <= self.coordinator.version else {}
-        self._to_come = (version, names, samples)
         self.send(on.EvaluationAsked(version, names, samples))
 
     @property

@@ -1,6 +1,7 @@
 """What the coordinator asks for, in the order in which it is to be done.
 
-`Dispatched`, `Left` and `Train` are also the journal's records: they are on disk before anything after them is done.
+`Dispatched`, `Left` and `Train` are also the journal's records. A `Train` is on disk, and what came before it too, before its
+batch is trained.
 """
 
 from __future__ import annotations

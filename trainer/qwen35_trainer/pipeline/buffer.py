@@ -173,21 +173,19 @@ class Buffer:
         """What the next batch waits for."""
         _, due = self._required()
         waited_for = () if due is None or self._policy is not OnMissedDeadline.WAIT else self._running_until(due)
-        return Blocked(self._finished, self.window.groups_per_batch, tuple(waited_for))
+        return Blocked(self.finished, self.window.groups_per_batch, tuple(waited_for))
 
-    @property
-    def ready(self) -> bool:
-        """Whether a batch can leave. Asked after every event, so it does not look for what a batch waits for."""
-        if self._finished < self.window.groups_per_batch:
-            return False
-        return self._policy is not OnMissedDeadline.WAIT or self._required()[1] is None
+    def take(self) -> Batch | None:
+        """The next batch, which thereby leaves the buffer; None when there is none yet, and `missing` says why.
 
-    def take(self) -> Batch | Blocked:
-        """The next batch, which thereby leaves the buffer, or why there is none yet."""
-        if not self.ready:
-            return self.missing()
+        Asked after every event, so it does not look for what a batch waits for.
+        """
         size = self.window.groups_per_batch
-        required, _ = self._required()
+        if self._finished < size:
+            return None
+        required, due = self._required()
+        if due is not None and self._policy is OnMissedDeadline.WAIT:
+            return None
         groups = [*self._earliest_deadlines(required), *self._earliest_completions(size - required)]
         for group in groups:
             del self._held[group]

@@ -251,13 +251,10 @@ class Coordinator:
         elif ending:
             self._ended = True
             actions.append(do.Ended())
-        elif not over and self.buffer.ready and not self._in_turn_of_generation:
-            self._take(actions)
+        elif not over and not self._in_turn_of_generation and (batch := self.buffer.take()) is not None:
+            self._train(batch, actions)
 
-    def _take(self, actions: list[Action]) -> None:
-        batch = self.buffer.take()
-        if not isinstance(batch, Batch):
-            return  # `ready` is a quick look, and some rules see more when they choose
+    def _train(self, batch: Batch, actions: list[Action]) -> None:
         self._training = True
         number = self.buffer.batch - 1
         for group in batch.groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qwen35_trainer.pipeline.buffer import OnMissedDeadline
 from qwen35_trainer.pipeline.window import Window
@@ -28,12 +28,13 @@ class Settings:
     """Response tokens after which a sequence moves to the lane. None: there is no lane."""
     adaptive: bool = False
     """Hold back dispatch when a predicted finish would miss its deadline."""
-    patience: int = field(default=0)
-    """Groups without signal in a row after which the run fails; 0 stands for 100 batches' worth."""
+
+    @property
+    def patience(self) -> int:
+        """Groups in a row that may leave untrained before the run fails: 100 batches' worth."""
+        return 100 * self.window.groups_per_batch
 
     def __post_init__(self) -> None:
-        if self.patience == 0:
-            object.__setattr__(self, "patience", 100 * self.window.groups_per_batch)
         problems = [
             *(
                 []
@@ -56,8 +57,3 @@ class Settings:
         ]
         if problems:
             raise ValueError("; ".join(problems))
-
-
-def capacity_problems(pool_slots: int) -> list[str]:
-    """Why the pool can generate nothing: inequality by inequality; empty when it can."""
-    return [] if pool_slots >= 1 else [f"the pool has {pool_slots} slots < 1: nothing is ever generated"]

@@ -39,8 +39,6 @@ class Workers:
         self._listed: dict[int, float] = {}  # the load of the entry that counts
         self.held = 0
         """Sequences on all of them."""
-        self.slots = 0
-        """Slots of those that stay."""
 
     def __len__(self) -> int:
         return len(self._all)
@@ -56,14 +54,12 @@ class Workers:
 
     def join(self, worker: Worker) -> None:
         self._all[worker.number] = worker
-        self.slots += worker.slots
         self._list(worker)
 
     def leave(self, number: int, leaving: bool) -> None:
         worker = self._all[number]
         if worker.leaving != leaving:
             worker.leaving = leaving
-            self.slots += -worker.slots if leaving else worker.slots
             self._list(worker)
 
     def lose(self, number: int) -> Worker:
@@ -71,7 +67,6 @@ class Workers:
         worker = self._all.pop(number)
         self._listed.pop(number, None)
         self.held -= len(worker.sequences)
-        self.slots -= 0 if worker.leaving else worker.slots
         return worker
 
     def least_loaded(self) -> Worker | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from math import floor, inf
 
-from qwen35_trainer.pipeline.buffer import Batch, Blocked, Buffer
+from qwen35_trainer.pipeline.buffer import Batch, Buffer
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.simulate.load import Load, Policy
 
 
-class Peer(Buffer):
+class Peer(Buffer, ABC):
     """A buffer that knows an order of dispatch and an order of completion, and no deadlines."""
 
     def __init__(self, window: Window) -> None:
@@ -42,7 +43,7 @@ class Peer(Buffer):
         self._order[group] = False
 
     def born(self, group: int, version: int) -> None:
-        pass
+        """No news: nothing here has an age."""
 
     def finish(self, group: int) -> None:
         self._order[group] = True
@@ -54,23 +55,19 @@ class Peer(Buffer):
     def excess(self) -> int:
         return 0
 
-    @property
-    def ready(self) -> bool:
-        return len(self._completed) >= self.window.groups_per_batch
-
-    def take(self) -> Batch | Blocked:
+    def take(self) -> Batch | None:
         size = self.window.groups_per_batch
         groups = self._choose(size) if len(self._completed) >= size else []
         if len(groups) < size:
-            return Blocked(len(self._completed), size)
+            return None
         for group in groups:
             del self._order[group], self._completed[group]
         self._batch += 1
         return Batch(tuple(groups))
 
+    @abstractmethod
     def _choose(self, size: int) -> list[int]:
         """So many finished groups; fewer when the rule makes the batch wait. There are enough of them."""
-        raise NotImplementedError
 
 
 class Completion(Peer):
