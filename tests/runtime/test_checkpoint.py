@@ -83,7 +83,7 @@ async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path
     assert store.latest().progress == progress(20)
 
 
-@pytest.mark.parametrize("crash_at", ["_seal", "_remove", "_sync"])
+@pytest.mark.parametrize("crash_at", ["_seal", "_remove", "sync"])
 async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
     class Crash(BaseException):
         """The process is gone: nothing cleans up."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from qwen35_trainer import commands_simulate
+from qwen35_trainer.exits import FAILED, INTERRUPTED, REFUSED, fail
+from qwen35_trainer.simulate import commands as simulation
 
 app = typer.Typer(
     name="qwen35",
@@ -19,9 +20,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
-"""Exit codes: the run failed; it was refused before anything was started; it was ended by a second signal."""
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest: a Qwen35Training as YAML.")]
 
@@ -76,13 +74,13 @@ def run(
                 reporter=reporter,
             )
     except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
-        _fail(str(error), REFUSED)
+        fail(str(error), REFUSED)
     except Interrupted as interrupted:
-        _fail(str(interrupted), INTERRUPTED)
+        fail(str(interrupted), INTERRUPTED)
     except (ReportFailed, OperatorNotTold) as error:
-        _fail(str(error), FAILED)
+        fail(str(error), FAILED)
     if finished.finish.outcome == "Failed":
-        _fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
+        fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
     print_end(console, finished)
 
 
@@ -121,7 +119,7 @@ def render(
     try:
         manifests = objects(load_manifest(file), namespace=namespace, file=file)
     except ManifestError as error:
-        _fail(str(error), REFUSED)
+        fail(str(error), REFUSED)
     sys.stdout.write(text(manifests))
 
 
@@ -166,7 +164,7 @@ def operator(
         )
         run_operator(settings, kubeconfig, log_format, verbose=verbose)
     except (SettingsRefused, OSError) as error:
-        _fail(str(error), REFUSED)
+        fail(str(error), REFUSED)
 
 
 @app.command()
@@ -177,8 +175,8 @@ def crd() -> None:
     sys.stdout.write(definition.text())
 
 
-app.command()(commands_simulate.simulate)
-app.command()(commands_simulate.plan)
+app.command()(simulation.simulate)
+app.command()(simulation.plan)
 
 
 @app.command()
@@ -187,11 +185,6 @@ def version() -> None:
     from qwen35_trainer import __version__
 
     sys.stdout.write(f"{__version__}\n")
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    sys.stderr.write(f"{text}\n")
-    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from qwen35_trainer.runtime.disk import sync
 
 PROGRESS, CONTENTS = "progress.json", "contents.json"
 
@@ -71,15 +72,10 @@ class CheckpointStore:
         await asyncio.to_thread(self._forget, final)
         return final
 
-    @property
-    def newest(self) -> Path | None:
-        """The folder of the newest complete checkpoint; None when there is none."""
-        complete = self._complete()
-        return complete[-1] if complete else None
-
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, verified; None when there is none."""
-        return load(self.newest) if self.newest else None
+        complete = self._complete()
+        return load(complete[-1]) if complete else None
 
     def __len__(self) -> int:
         return len(self._complete())
@@ -89,7 +85,7 @@ class CheckpointStore:
         _seal(partial)
         _remove(final)  # of an attempt that came this far and was resumed from earlier
         partial.rename(final)
-        _sync(self.folder)
+        sync(self.folder)
 
     def _forget(self, newest: Path) -> None:
         """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""
@@ -147,19 +143,11 @@ def _seal(folder: Path) -> None:
     """Flush every file, and write down what belongs to the checkpoint."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for file in files:
-        _sync(file)
+        sync(file)
     contents = {str(file.relative_to(folder)): file.stat().st_size for file in files}
     (folder / CONTENTS).write_text(json.dumps(contents))
-    _sync(folder / CONTENTS)
-    _sync(folder)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync(folder / CONTENTS)
+    sync(folder)
 
 
 def _size(path: Path) -> int | None:

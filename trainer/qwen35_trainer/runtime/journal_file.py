@@ -18,6 +18,7 @@ from pathlib import Path
 
 from qwen35_trainer.pipeline.journal import Base, Record, compact, encode
 from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.runtime.disk import sync
 
 
 class JournalNotWritten(RuntimeError):
@@ -111,7 +112,7 @@ class JournalFile:
             self._file.close()
         self._file = file
         try:
-            _sync_folder(self.path.parent)
+            sync(self.path.parent)
         except OSError as error:
             self._broken = error
             raise
@@ -122,11 +123,3 @@ def _write(file: FileIO, data: bytes) -> None:
     while rest:
         rest = rest[file.write(rest) :]
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

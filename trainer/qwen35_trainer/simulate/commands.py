@@ -9,17 +9,16 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from qwen35_trainer.exits import REFUSED, fail
+
 if TYPE_CHECKING:
     from qwen35_trainer.simulate.changes import Change
     from qwen35_trainer.simulate.options import Options
-
-REFUSED = 2
-"""As in cli.py."""
 
 Mean = Annotated[float | None, typer.Option(help="Mean of lognormal lengths, in tokens.")]
 Cv = Annotated[float | None, typer.Option(help="Their standard deviation over the mean.")]
@@ -248,9 +247,9 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except LoadRefused as error:
-        _fail(str(error))
+        fail(str(error), REFUSED)
     except OSError as error:
-        _fail(f"{error.filename}: cannot be written: {error.strerror}")
+        fail(f"{error.filename}: cannot be written: {error.strerror}", REFUSED)
 
 
 @contextmanager
@@ -277,9 +276,4 @@ def _print_json(value: dict[str, Any]) -> None:
 def _require(*packages: str) -> None:
     """What reading a manifest needs not, and this does."""
     if missing := [package for package in packages if find_spec(package) is None]:
-        _fail(f"{' and '.join(missing)} not installed: pip install 'qwen35[trainer]'")
-
-
-def _fail(text: str) -> NoReturn:
-    sys.stderr.write(f"{text}\n")
-    raise typer.Exit(REFUSED)
+        fail(f"{' and '.join(missing)} not installed: pip install 'qwen35[trainer]'", REFUSED)
