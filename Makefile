@@ -9,16 +9,20 @@ PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2
+# The last line: what images take from this machine, as far as a slim Debian may lack it.
+SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
+    containerd runc containernetworking-plugins iptables nftables conntrack mount \
+    ca-certificates libstdc++6 netbase procps tzdata wget
 # What the commands below install and run comes from the virtual environment, uv too.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup system testbed demo test lint generate picture benchmark benchmark-operator clean
+.PHONY: help setup system testbed demo demo-cluster test lint generate picture benchmark benchmark-operator clean
 
 help:
 	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
+	@echo "make demo-cluster  the same in pods: a real node, KubeRay, our chart and images; Linux, as root"
 	@echo "make test       lint, then all tests"
 	@echo "make testbed    build the Kubernetes control plane that tests start; needs Go, minutes the first time"
 	@echo "make lint       style, types, import rules, generated files and locks are current"
@@ -46,14 +50,20 @@ system:
 	    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $${missing[*]} >/dev/null; \
 	else echo "please install: $${missing[*]} (tests that need them are skipped)"; fi
 
-testbed: setup
-	python -m tests.testbed build
+testbed:
+	$(PYTHON) -m tests.testbed.binaries
 
 demo: setup
 	qwen35 run examples/tiny-grpo.yaml --output "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
-test: setup system lint testbed
-	python -m pytest
+demo-cluster: setup system testbed
+	python -m tools.demo_cluster
+
+# Beside each other, because one waits for package registries while the other compiles.
+test:
+	$(MAKE) --jobs=2 --no-print-directory lint testbed
+	$(MAKE) --no-print-directory system
+	tools/test.sh
 
 lint: setup
 	ruff check .
@@ -61,10 +71,13 @@ lint: setup
 	mypy
 	mypy tools examples
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
-	mypy --explicit-package-bases benchmarks/operator_scale.py benchmarks/scheduler.py benchmarks/simulator_scale.py
+	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py \
+	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py
+	mypy --explicit-package-bases images
 	lint-imports --no-cache
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
 	diff crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml || { echo "run make generate"; exit 1; }
+	python -m images.dockerfile --check
 	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.status.reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
 	tools/lock.sh --check
@@ -72,6 +85,7 @@ lint: setup
 generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml
 	cp crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml
+	python -m images.dockerfile
 	python -m qwen35_operator.api.reference > docs/reference/api.md
 	python -m qwen35_operator.status.reference > docs/reference/conditions.md
 	python examples/tiny/generate.py
@@ -84,7 +98,7 @@ picture: setup system
 benchmark: setup
 	python benchmarks/embedded.py
 
-benchmark-operator: testbed
+benchmark-operator: setup testbed
 	python -m benchmarks.operator_scale
 
 clean:

@@ -1,10 +1,14 @@
-"""What tests of several packages share: a tiny Qwen3.5 straight from the transformers library, the reference."""
+"""What tests of several packages share: a tiny Qwen3.5 straight from the transformers library, the reference; a browser."""
 
-from collections.abc import Callable
+import shutil
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
+
+from tests.patience import PATIENCE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOCABULARY = 23
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -29,6 +34,33 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
     "max_position_embeddings": 256,
 }
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A real one. Not longer than a module: its event loop runs until then, and tests that are coroutines need their own."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine to open the page in")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """eventually(lambda: ..., "what is waited for"): polls until it holds, fails the test when it never does."""
+
+    def wait(holds: Callable[[], object], what: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not holds():
+            if time.monotonic() > until:
+                pytest.fail(f"not within {PATIENCE:.0f} s: {what}")
+            time.sleep(0.1)
+
+    return wait
 
 
 @pytest.fixture

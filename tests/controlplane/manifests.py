@@ -230,7 +230,11 @@ def _mend_rewards(spec: Document) -> None:
 
 def _mend_train(train: Document, world: int) -> None:
     cut = _section(train, "parallelism")
-    for axes in (("tensor", "pipeline", "context"), ("expertTensor", "expert", "pipeline")):
+    cut.pop("context", None)  # heads limit it, and those of a checkpoint are not in the manifest
+    if train.get("engine") == "Megatron":
+        cut.pop("replicas", None)
+    _section(train, "offload")["gradients"] = False
+    for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("replicas",)):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()
     batch = _section(train, "batch")

@@ -106,8 +106,8 @@ def released(plane: ControlPlane, namespace: str, name: str) -> None:
 def running(plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER) -> Iterator[OperatorProcess]:
     """An operator that is ended by SIGTERM."""
     operator = process(plane, kubeconfig, *options, name=name)
-    operator.start()
     try:
+        operator.start()
         yield operator
     finally:
         operator.stop()

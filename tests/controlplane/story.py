@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from tests.controlplane.scripted_trainer import ANNOTATION, TRAININGS
+from tests.patience import PATIENCE
 from tests.testbed import kwok
 from tests.testbed.api import Refused
 from tests.testbed.control_plane import ControlPlane
@@ -183,22 +184,22 @@ class Story:
 
     # Waiting.
 
-    def until(self, holds: Callable[[], object], what: str, *, seconds: float = 60) -> None:
+    def until(self, holds: Callable[[], object], what: str) -> None:
         """Polls until it holds; fails with how the training is by then."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         while not holds():
             if time.monotonic() > end:
-                raise AssertionError(f"not within {seconds:.0f} s: {what}; {self._now()}")
+                raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
             time.sleep(0.1)
 
-    def until_state(self, state: str, *, seconds: float = 60) -> None:
-        self.until(lambda: self.state == state, f"{self.name} is {state}", seconds=seconds)
+    def until_state(self, state: str) -> None:
+        self.until(lambda: self.state == state, f"{self.name} is {state}")
 
-    def until_condition(self, kind: str, status: str, reason: str, *, seconds: float = 60) -> None:
-        self.until(lambda: self.condition(kind) == (status, reason), f"{kind} {status} {reason}", seconds=seconds)
+    def until_condition(self, kind: str, status: str, reason: str) -> None:
+        self.until(lambda: self.condition(kind) == (status, reason), f"{kind} {status} {reason}")
 
-    def until_job(self, attempt: int = 1, *, seconds: float = 60) -> None:
-        self.until(lambda: self.job(attempt), f"RayJob of attempt {attempt} exists", seconds=seconds)
+    def until_job(self, attempt: int = 1) -> None:
+        self.until(lambda: self.job(attempt), f"RayJob of attempt {attempt} exists")
 
     def until_pods(self, pool: str, count: int) -> list[str]:
         """Names of the pool's pods, once so many run."""

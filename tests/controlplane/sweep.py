@@ -8,21 +8,17 @@ Only the act's writes are counted: what leads to it is the act of another story.
 import json
 import re
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from http.client import HTTPSConnection
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 from tests.controlplane.proxy import Line
 from tests.controlplane.story import CHILDREN, Story
-from tests.testbed.api import Api, Refused
+from tests.patience import PATIENCE
 from tests.testbed.control_plane import ControlPlane
 
 type Verb = Callable[["Telling"], None]
@@ -30,7 +26,6 @@ type Disturbance = Callable[[Line], object]
 type Picture = dict[str, Any]
 
 SIDE_BY_SIDE = 16
-PATIENCE = 90.0
 SETTLED = 2.0
 """Seconds without a write after which nothing more is expected."""
 SIZES = ("groupName", "replicas", "minReplicas", "maxReplicas")
@@ -41,39 +36,14 @@ MADE_UP = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class Kept(Api):
-    """Keeps its connections, one a thread: a dozen tellings ask all the time, and most of a request is its handshake."""
-
-    open: threading.local = field(default_factory=threading.local)
-
-    def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
-        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        connection = getattr(self.open, "connection", None)
-        if connection is None:
-            address = urlsplit(self.server)
-            connection = HTTPSConnection(str(address.hostname), address.port, context=self.context, timeout=60)
-            self.open.connection = connection
-        try:
-            connection.request(method, path, sent, {"Content-Type": content, "Accept": "application/json"})
-            answer = connection.getresponse()
-            text = answer.read().decode()
-        except OSError:
-            del self.open.connection
-            raise
-        if answer.status >= 300:
-            raise Refused(answer.status, json.loads(text)["message"] if text.startswith("{") else text)
-        return json.loads(text)
-
-
 class Telling(Story):
     """Told beside others: it asks less often."""
 
-    def until(self, holds: Callable[[], object], what: str, *, seconds: float = PATIENCE) -> None:
-        end = time.monotonic() + seconds
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        end = time.monotonic() + PATIENCE
         while not holds():
             if time.monotonic() > end:
-                raise AssertionError(f"not within {seconds:.0f} s: {what}; {self._now()}")
+                raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
             time.sleep(0.4)
 
     def hide_pods(self) -> None:
@@ -134,10 +104,6 @@ class Sweep:
     endings: dict[str, tuple[Picture, int]] = field(default_factory=dict)
     """How tales end undisturbed, and the writes of their acts."""
 
-    @cached_property
-    def api(self) -> Kept:
-        return Kept(self.plane.api.server, self.plane.api.context)
-
     def calm(self, tales: Iterable[Tale]) -> None:
         """Tells those whose end is not known."""
         unknown = [tale for tale in tales if tale.name not in self.endings]
@@ -177,15 +143,17 @@ class Sweep:
     def _telling(self, tale: Tale, disturb: Disturbance) -> Iterator[tuple[Telling, Line]]:
         namespace = f"{tale.name.replace('_', '-')}-{secrets.token_hex(3)}"
         self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
-        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-        telling = Telling(replace(self.plane, api=self.api), namespace)
-        telling.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
-        telling.hide_pods()
-        with self.serving(namespace) as line:
-            tale.prelude(telling)
-            disturb(line)
-            yield telling, line
-        self.plane.api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+        try:
+            account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+            telling = Telling(self.plane, namespace)
+            telling.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
+            telling.hide_pods()
+            with self.serving(namespace) as line:
+                tale.prelude(telling)
+                disturb(line)
+                yield telling, line
+        finally:
+            self.plane.api.request("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 def _plain(found: Any) -> Any:

@@ -8,7 +8,7 @@ manifest ─► API server ─┬─ refused ──► the models refuse it too
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +28,6 @@ from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
 from qwen35_trainer.spec.checks import CHECKS
 from tests.controlplane.manifests import manifests
 from tests.controlplane.pod_templates import FRAGMENTS, joined
-from tests.controlplane.sweep import Kept
 from tests.operator.desired.test_label_syntax import KEY_PLACES, KEYS, NO_KEYS, NO_VALUES, VALUE_PLACES, VALUES
 from tests.testbed.api import Refused as ApiRefused
 from tests.testbed.control_plane import ControlPlane
@@ -63,12 +62,6 @@ FIXED = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.fixture
-def plane(control_plane: ControlPlane) -> ControlPlane:
-    """The control plane by connections that stay open: there are thousands of requests."""
-    return replace(control_plane, api=Kept(control_plane.api.server, control_plane.api.context))
 
 
 def collection(kind: str, namespace: str) -> str:
@@ -231,10 +224,10 @@ class Jobs:
         self.names.append(job["metadata"]["name"])
 
     def states(self) -> dict[str, str]:
-        """Name by deployment state, of those that KubeRay has seen."""
+        """Name by deployment state, of those that KubeRay has seen and is done with."""
         jobs = self.plane.api.get(collection("RayJob", self.namespace))["items"]
         states = {job["metadata"]["name"]: job.get("status", {}).get("jobDeploymentStatus", "") for job in jobs}
-        return {name: state for name, state in states.items() if name in self.names and state}
+        return {name: state for name, state in states.items() if name in self.names and state not in ("", "Suspending")}
 
 
 def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually) -> None:
@@ -244,43 +237,45 @@ def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually) -> None:
 
 
 def test_whatever_is_admitted_runs_or_says_why_and_both_refuse_the_same(
-    plane: ControlPlane, namespace: str, eventually: Eventually
+    control_plane: ControlPlane, namespace: str, eventually: Eventually
 ):
-    refused, jobs = [], Jobs(plane, namespace)
+    refused, jobs = [], Jobs(control_plane, namespace)
 
     @settings(FIXED, max_examples=300)
     @given(manifest=manifests())
     def check(manifest: dict[str, Any]) -> None:
-        stored = created(plane, namespace, manifest)
+        stored = created(control_plane, namespace, manifest)
         if stored is None:
             refused.append(manifest)
             assert_the_models_refuse_it_too(manifest)
             return
         try:
             assert_no_arithmetic_is_left(stored)
-            assert_runs_or_says_why(plane, stored, templates=False)
+            assert_runs_or_says_why(control_plane, stored, templates=False)
             jobs.add(stored)
         finally:
-            deleted(plane, stored)
+            deleted(control_plane, stored)
 
     check()
     assert len(refused) > 30
     assert_kuberay_takes_them(jobs, eventually)
 
 
-def test_mad_pod_templates_and_names_run_or_say_why(plane: ControlPlane, namespace: str, eventually: Eventually):
-    jobs = Jobs(plane, namespace)
+def test_mad_pod_templates_and_names_run_or_say_why(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually
+):
+    jobs = Jobs(control_plane, namespace)
 
     @settings(FIXED, max_examples=150)
     @given(manifest=manifests(mad=True))
     def check(manifest: dict[str, Any]) -> None:
-        if (stored := created(plane, namespace, manifest)) is None:
+        if (stored := created(control_plane, namespace, manifest)) is None:
             return
         try:
-            assert_runs_or_says_why(plane, stored, templates=True)
+            assert_runs_or_says_why(control_plane, stored, templates=True)
             jobs.add(stored)
         finally:
-            deleted(plane, stored)
+            deleted(control_plane, stored)
 
     check()
     assert_kuberay_takes_them(jobs, eventually)
@@ -296,7 +291,7 @@ def test_mad_pod_templates_and_names_run_or_say_why(plane: ControlPlane, namespa
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_labels_that_no_pod_may_have_are_those_that_are_refused(
-    plane: ControlPlane, namespace: str, place: str, texts: list[str], template: Callable[[str], dict[str, Any]]
+    control_plane: ControlPlane, namespace: str, place: str, texts: list[str], template: Callable[[str], dict[str, Any]]
 ):
     for text in texts:
         change = template(text)
@@ -308,7 +303,7 @@ def test_labels_that_no_pod_may_have_are_those_that_are_refused(
         }
         # A key that no node can have is admitted there, and spreads nothing.
         stricter = place == "spec.topologySpreadConstraints[0].topologyKey"
-        assert bool(found) == refused(plane, collection("Pod", namespace), body) or (found and stricter), text
+        assert bool(found) == refused(control_plane, collection("Pod", namespace), body) or (found and stricter), text
 
 
 def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:
@@ -323,7 +318,7 @@ def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("profile", ["nvidia", "ascend", "cpu"])
 def test_kuberay_makes_the_pods_of_every_pool(
-    plane: ControlPlane, namespace: str, eventually: Eventually, profile: str
+    control_plane: ControlPlane, namespace: str, eventually: Eventually, profile: str
 ):
     """With every fragment in every pool, as far as they go together."""
     pods: dict[str, Any] = {}
@@ -338,15 +333,15 @@ def test_kuberay_makes_the_pods_of_every_pool(
         "pods": pods,
     }
     envelope = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "a" * 40}}
-    stored = plane.api.post(collection("Qwen35Training", namespace), envelope | {"spec": spec})
+    stored = control_plane.api.post(collection("Qwen35Training", namespace), envelope | {"spec": spec})
     for action in decide(observed(stored), Settings(), NOW).actions:
         if isinstance(action, Create):
-            plane.api.post(collection(action.manifest["kind"], namespace), action.manifest)
+            control_plane.api.post(collection(action.manifest["kind"], namespace), action.manifest)
 
     def pools() -> list[str]:
-        made = plane.api.get(collection("Pod", namespace))["items"]
+        made = control_plane.api.get(collection("Pod", namespace))["items"]
         return sorted(pod["metadata"]["labels"]["rl.qwen35.io/pool"] for pod in made)
 
     eventually(lambda: pools() == ["head", "rollout", "rollout", "train"], "every pool has its pods")
-    (job,) = plane.api.get(collection("RayJob", namespace))["items"]
+    (job,) = control_plane.api.get(collection("RayJob", namespace))["items"]
     assert job["status"]["jobDeploymentStatus"] in ("Initializing", "Running")

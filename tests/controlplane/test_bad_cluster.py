@@ -52,8 +52,8 @@ def define(story: Story, file: Path) -> None:
 
 
 def test_our_own_kind_may_come_later(story: Story, operator_rights: Path):
-    undefine(story, "qwen35trainings.rl.qwen35.io")
     try:
+        undefine(story, "qwen35trainings.rl.qwen35.io")
         with alive(story.plane, operator_rights) as operator:
             story.until(lambda: "qwen35trainings" in operator.log, "the log says what is missing")
             define(story, OUR_DEFINITION)
@@ -66,9 +66,9 @@ def test_our_own_kind_may_come_later(story: Story, operator_rights: Path):
 
 def test_kuberay_may_come_later(story: Story, operator_rights: Path):
     file = definition(story.plane, "rayjobs")
-    undefine(story, "rayjobs.ray.io")
-    story.plane.stop_kuberay()
     try:
+        undefine(story, "rayjobs.ray.io")
+        story.plane.stop_kuberay()
         with alive(story.plane, operator_rights):
             story.apply()
             story.until_condition("Ready", "False", "Unavailable")
@@ -89,8 +89,8 @@ def test_an_old_kuberay_is_told_by_the_field_that_it_lacks(story: Story, operato
     file = definition(story.plane, "rayjobs")
     old = tmp_path / file.name
     old.write_text(yaml.safe_dump(without_labels(yaml.safe_load(file.read_text()))))
-    story.plane.api.define(old)
     try:
+        story.plane.api.define(old)
         story.until(lambda: not knows_labels(story), "the old definition is in force")
         with alive(story.plane, operator_rights):
             story.apply()
@@ -98,7 +98,7 @@ def test_an_old_kuberay_is_told_by_the_field_that_it_lacks(story: Story, operato
             assert "labels" in story.told("Accepted")["message"]
             assert story.mine("rayjobs") == []
             define(story, file)
-            story.until_condition("Accepted", "True", "Accepted", seconds=120)
+            story.until_condition("Accepted", "True", "Accepted")
             story.until_job()
     finally:
         define(story, file)
@@ -140,9 +140,11 @@ def test_a_training_does_not_notice_that_the_api_server_is_away(story: Story, op
         story.until_state("Running")
         story.until(lambda: story.status["progress"]["update"] > 0, "it trains")
         story.plane.stop_api_server()
-        time.sleep(AWAY)
-        story.plane.start_api_server()
-        story.until_state("Succeeded", seconds=120)
+        try:
+            time.sleep(AWAY)
+        finally:
+            story.plane.start_api_server()
+        story.until_state("Succeeded")
         assert [(one["number"], one["outcome"]) for one in story.attempts] == [(1, "Succeeded")]
         assert story.restarts == 0
 
@@ -156,7 +158,7 @@ def test_what_it_may_not_watch_is_named(story: Story, resource: str):
         assert resource in story.told("Ready")["message"]
         assert story.mine("rayjobs") == []
         allow_all(story.plane, kubeconfig)
-        story.until_job(seconds=90)
+        story.until_job()
         story.until_condition("Accepted", "True", "Accepted")
 
 
@@ -170,7 +172,7 @@ def test_it_is_not_ready_while_it_may_not_list_trainings(story: Story):
         assert said in operator.log
         allow_all(story.plane, kubeconfig)
         story.apply()
-        story.until_job(seconds=90)
+        story.until_job()
         assert operator.readiness() == (200, "ok")
 
 
@@ -185,7 +187,7 @@ def test_what_it_may_not_create_is_named(story: Story, resource: str):
         assert resource in message
         assert story.namespace in message
         allow_all(story.plane, kubeconfig)
-        story.until_job(seconds=90)
+        story.until_job()
         story.until(lambda: story.condition("Ready")[1] != "Forbidden", "it goes on")
 
 
@@ -195,7 +197,7 @@ def test_without_a_permission_to_write_status_the_log_says_so(story: Story):
         story.apply()
         story.until(lambda: "qwen35trainings/status" in operator.log, "the log names what is missing")
         allow_all(story.plane, kubeconfig)
-        story.until_condition("Accepted", "True", "Accepted", seconds=90)
+        story.until_condition("Accepted", "True", "Accepted")
 
 
 def only_reading(resource: str) -> list[dict[str, Any]]:

@@ -61,7 +61,7 @@ def test_a_foreign_object_is_never_adopted(story: Story, plural: str, name: str,
     assert spec_of(story.get(plural, name)) == before
 
     story.plane.api.request("DELETE", story.path(plural, name))
-    story.until_condition("Accepted", "True", "Accepted", seconds=90)
+    story.until_condition("Accepted", "True", "Accepted")
     story.until(lambda: story.mine("rayjobs"), "it has a job now")
 
 

@@ -12,6 +12,7 @@ from tests.controlplane import operator_process
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.story import Story
 from tests.helm.conftest import CHART
+from tests.patience import PATIENCE
 from tests.testbed.certificates import write_kubeconfig
 from tests.testbed.control_plane import ControlPlane
 
@@ -34,7 +35,7 @@ class Release:
             "-n",
             self.namespace,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

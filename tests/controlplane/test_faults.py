@@ -15,7 +15,6 @@ DISTURBANCES: dict[str, Disturbance] = {
 }
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tale", TALES, ids=lambda tale: tale.name)
 def test_faults_change_nothing_in_the_end(sweep: Sweep, tale: Tale):
     assert all(sweep.disturbed(tale, DISTURBANCES))

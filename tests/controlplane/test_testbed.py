@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,7 @@ def test_a_job_runs_on_the_rays_of_this_machine(
     def ended() -> bool:
         return status(control_plane, "rayjobs", namespace, "hi").get("jobDeploymentStatus") in {"Complete", "Failed"}
 
-    eventually(ended, "the job has ended", seconds=120)
+    eventually(ended, "the job has ended")
     assert status(control_plane, "rayjobs", namespace, "hi")["jobStatus"] == "SUCCEEDED"
     assert (tmp_path / "said").read_text() == "ran hi\n"
 
@@ -126,9 +127,11 @@ def test_a_job_runs_on_the_rays_of_this_machine(
 def test_a_restarted_api_server_still_has_the_data(control_plane: ControlPlane, namespace: str):
     control_plane.kubectl("--namespace", namespace, "create", "configmap", "kept", "--from-literal=key=value")
     control_plane.stop_api_server()
-    with pytest.raises(RuntimeError, match="refused"):
-        control_plane.kubectl("get", "nodes")
-    control_plane.start_api_server()
+    try:
+        with pytest.raises(RuntimeError, match="refused"):
+            control_plane.kubectl("get", "nodes")
+    finally:
+        control_plane.start_api_server()
     query = ("--namespace", namespace, "get", "configmap", "kept", "--output=jsonpath={.data.key}")
     assert control_plane.kubectl(*query) == "value"
 
@@ -136,10 +139,12 @@ def test_a_restarted_api_server_still_has_the_data(control_plane: ControlPlane, 
 def test_kuberay_picks_up_what_came_while_it_was_away(
     control_plane: ControlPlane, namespace: str, eventually: Eventually
 ):
-    control_plane.stop_kuberay()
     cluster = ray_object("RayCluster", "waiting", {"headGroupSpec": HEAD})
-    control_plane.kubectl("--namespace", namespace, "create", "--filename=-", input=cluster)
-    control_plane.start_kuberay()
+    control_plane.stop_kuberay()
+    try:
+        control_plane.kubectl("--namespace", namespace, "create", "--filename=-", input=cluster)
+    finally:
+        control_plane.start_kuberay()
     eventually(lambda: cluster_state(control_plane, namespace, "waiting") == "ready", "the cluster is ready")
 
 
@@ -182,17 +187,22 @@ def test_a_missing_or_old_go_is_named(
     assert not capsys.readouterr().err
 
 
-def run_until_ready(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    process = subprocess.Popen(
+@contextmanager
+def run_until_ready(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """It is killed at the end, should it still run."""
+    with subprocess.Popen(
         [sys.executable, *arguments],
         cwd=REPOSITORY,
         env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(folder)},
         stdout=subprocess.PIPE,
         text=True,
-    )
-    assert process.stdout
-    assert process.stdout.readline().startswith("ready")
-    return process
+    ) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline().startswith("ready")
+            yield process
+        finally:
+            process.kill()
 
 
 def assert_all_end_with(

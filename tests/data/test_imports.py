@@ -5,6 +5,7 @@ from pathlib import Path
 import datasets
 
 from qwen35_trainer.data import character_tokenizer
+from tests.patience import PATIENCE
 
 HEAVY = ("torch", "transformers", "datasets", "reasoning_gym", "math_verify", "ray")
 
@@ -30,7 +31,7 @@ print(len(prompts), reached)
 
 def run(code: str, *arguments: str) -> str:
     command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout.strip()
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout.strip()
 
 
 def test_importing_data_and_rewards_loads_no_heavy_library() -> None:

@@ -59,11 +59,26 @@ def test_rows_that_teach_nothing_are_all_named() -> None:
     assert "prompt s/1: no assistant's turn to learn" in second
 
 
-def test_a_template_that_rewrites_earlier_turns_is_refused() -> None:
+def test_a_template_that_rewrites_earlier_turns_gives_one_example_for_each() -> None:
+    using = tokenizer(REWRITING)
     turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
     prompt = Prompt("s/0", "s", tuple({"role": role, "content": content} for role, content in turns))
-    with pytest.raises(DataError, match=r"rewrites message 1 once later ones follow\. Write one row per assistant"):
-        encode_examples([prompt], tokenizer(REWRITING), 200)
+    # The mark is what the template writes before a last turn, and the model's opening has it not: it is learned.
+    first, second = encode_examples([prompt], using, 200)
+    assert using.decode(first.token_ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n!b<|im_end|>"
+    assert using.decode(second.token_ids) == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n!d<|im_end|>"
+    )
+    assert [learned(each, using) for each in (first, second)] == ["!b<|im_end|>", "!d<|im_end|>"]
+
+
+def test_what_follows_the_last_turn_is_left_out() -> None:
+    using = tokenizer(TEMPLATE)
+    turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
+    prompt = Prompt("s/0", "s", tuple({"role": role, "content": content} for role, content in turns))
+    [example] = encode_examples([prompt], using, 200)
+    assert using.decode(example.token_ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>"
 
 
 def test_prompt_and_answer_share_one_limit() -> None:

@@ -26,6 +26,22 @@ def test_the_special_tokens_come_first() -> None:
     assert tokenizer.encode("<|im_start|>ab<|im_end|>") == [1, 3, 4, 2]
 
 
+def test_a_model_that_sees_has_the_tokens_of_images_and_videos_behind_them(tmp_path: Path) -> None:
+    model = Model.model_validate({"name": "tiny", "source": {"random": {"characters": "ab", "vision": {}}}})
+    tokenizer = load_tokenizer(model, tmp_path)
+    text = "<|vision_start|><|image_pad|><|video_pad|><|vision_end|>ab"
+    assert tokenizer.encode(text) == [3, 5, 6, 4, 7, 8]
+    assert unknown_characters(text, {"a"}) == ["b"]
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_tokenizers(tmp_path: Path) -> None:
+    model = Model.model_validate({"name": "tiny", "source": {"random": {}}})
+    (tmp_path / "chat.jinja").write_text("{{ messages[0].content }}")
+    assert load_tokenizer(model, tmp_path, "chat.jinja").chat_template == "{{ messages[0].content }}"
+    with pytest.raises(DataError, match=r"data.chatTemplate.file .*absent.jinja cannot be read"):
+        load_tokenizer(model, tmp_path, "absent.jinja")
+
+
 def test_a_repeated_character_is_refused() -> None:
     with pytest.raises(DataError, match=r"characters 'abca'.*'a'"):
         character_tokenizer("abca")

@@ -1,40 +1,150 @@
-"""One process of a group, for test_fsdp.py: python rank.py RANK RANKS FOLDER.
+"""One process of a group: python -m tests.distributed.rank RANK RANKS FOLDER PIPE. Carries out jobs from stdin (`group.py`)."""
 
-FOLDER/job.pickle says what to do: build the seeded model, restore a checkpoint if named, train the batches, save if named.
-"""
-
+import asyncio
+import gc
+import os
 import pickle
+import resource
+import signal
 import sys
+import traceback
 from datetime import timedelta
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.engines.fsdp.forward import Offsets
+from qwen35_trainer.engines.fsdp.loading import Origin, origin
+from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.build import build
-from qwen35_trainer.spec import parse_spec
+from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress, load
+from qwen35_trainer.spec import TrainingSpec, parse_spec
+from tests.models.scenes import vision_language
+from tests.patience import PATIENCE
+
+CPU = torch.device("cpu")
+VOCABULARY, LONGEST = 23, 64
 
 
-def main(rank: int, ranks: int, folder: Path) -> None:
+def remembering(spec: TrainingSpec, seed: int) -> HFModule:
+    """The spec's random model, with states that last: fresh weights forget within a few positions and hide leaks."""
+    model = build(spec.model, seed=seed, vocabulary=VOCABULARY, max_length=LONGEST, base=Path())
+    for layer in text_model(model).layers:
+        if hasattr(layer, "linear_attn"):
+            layer.linear_attn.A_log.data.fill_(-4.0)
+    return model
+
+
+def train(
+    spec: dict[str, Any],
+    batches: list[Any],
+    rates: list[float],
+    *,
+    seed: int = 0,
+    restore: Path | None = None,
+    save: Path | None = None,
+    folder: Path | None = None,
+    pictured: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of one
+    update per batch, final weights, first adapters, and how many values of parameters this rank held.
+
+    The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one.
+    """
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    source = Origin(lambda: remembering(parsed, seed))
+    if folder is not None:
+        source = origin(parsed.model, seed=seed, vocabulary=VOCABULARY, max_length=LONGEST, base=folder)
+    if pictured is not None:
+        source = Origin(lambda: vision_language(**pictured))
+    engine = FSDPEngine(source, parsed, CPU)
+    if restore is not None:
+        engine.restore(restore)
+    adapters = {
+        name: parameter.full_tensor().detach().clone()
+        for name, parameter in engine._model.named_parameters()
+        if name.endswith((lora.DOWN, lora.UP))
+    }
+    scores = [engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0) for batch in batches[:1]]
+    metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
+    if save is not None:
+        engine.save(save)
+        assert engine.saved(wait=True)
+    held = sum(p.to_local().numel() for p in engine._model.parameters())
+    found = {"metrics": metrics, "weights": engine.merged_weights(), "adapters": adapters, "held": held}
+    return found | {"scores": scores}
+
+
+def die_in_the_middle_of_a_save(spec: dict[str, Any], batches: list[Any], store: Path, *, bytes_allowed: int) -> None:
+    """Checkpoint after the first batch, then train the second and be killed by the kernel while that one is written."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    engine, checkpoints = FSDPEngine(Origin(lambda: remembering(parsed, 0)), parsed, CPU), CheckpointStore(store, 3)
+    _checkpoint(engine, checkpoints, 1, batches[0])
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_allowed, bytes_allowed))
+    _checkpoint(engine, checkpoints, 2, batches[1])
+
+
+def go_on(spec: dict[str, Any], batches: list[Any], store: Path) -> dict[str, Any]:
+    """Resume from the newest checkpoint, and train the batches after it."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    engine = FSDPEngine(Origin(lambda: remembering(parsed, 7)), parsed, CPU)
+    newest = CheckpointStore(store, 3).latest()
+    assert newest is not None
+    engine.restore(newest.path)
+    metrics = [engine.train(batch, [1e-3])[0] for batch in batches[newest.progress.update :]]
+    return {"from": newest.path.name, "metrics": metrics}
+
+
+def _checkpoint(engine: FSDPEngine, checkpoints: CheckpointStore, update: int, batch: Any) -> None:
+    """What the driver does, on rank 0, and the workers do, on all: the folder is there before any of them writes."""
+    engine.train(batch, [1e-3])
+    progress = Progress(update=update, batch=update, position=0, pending=(), elapsed=0.0)
+    partial = checkpoints.folder / f".update-{update:06d}.partial"
+
+    async def write(folder: Path) -> None:
+        assert folder == partial
+        dist.barrier()
+        engine.save(folder)
+        assert engine.saved(wait=True)
+
+    if dist.get_rank() == 0:
+        path = asyncio.run(checkpoints.save(progress, write))
+        assert load(path).progress == progress
+    else:
+        asyncio.run(write(partial))
+    dist.barrier()
+
+
+def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
     torch.set_num_threads(1)
-    job = pickle.loads((folder / "job.pickle").read_bytes())
-    store = dist.FileStore(str(folder / "store"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    spec, problems = parse_spec(job["spec"])
-    assert spec is not None, problems
-    model = build(spec.model, seed=job["seed"], vocabulary=23, max_length=64, base=folder)
-    engine = FSDPEngine(model, spec, torch.device("cpu"))
-    if job["restore"]:
-        engine.restore(Path(job["restore"]))
-    metrics = [engine.train(batch, [1e-3])[0] for batch in job["batches"]]
-    if job["save"]:
-        engine.save(Path(job["save"]))
-    weights = engine.weights()
-    if rank == 0:
-        (folder / "result.pickle").write_bytes(pickle.dumps((metrics, weights)))
-    dist.destroy_process_group()
+    for number in count():
+        try:
+            job, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        store = dist.FileStore(str(folder / f"store-{number}"), ranks)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE))
+        try:
+            answer = ("done", globals()[job](**arguments))
+        except BaseException:  # noqa: BLE001  # torch's CheckpointException is no Exception
+            answer = ("raised", traceback.format_exc())
+        body = pickle.dumps(answer)
+        with os.fdopen(os.dup(pipe), "wb") as out:
+            out.write(len(body).to_bytes(8) + body)
+        # With the groups of the job's engines. Each has a thread that wakes a hundred times a second, for as long as it lives.
+        dist.destroy_process_group()
+        gc.collect()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))

@@ -28,6 +28,25 @@ def test_a_token_budget_counts_the_padding_and_yields_only_to_a_single_sample(le
             assert len(part) <= 1 or len(part) * lengths[part].max() <= budget
 
 
+@given(lengths=LENGTHS, ranks=st.integers(1, 5), budget=st.integers(1, 800))
+def test_a_token_budget_of_packed_samples_counts_no_padding(lengths, ranks, budget) -> None:
+    shares = plan(lengths, ranks, sequences=1, max_tokens=budget, packed=True)
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(np.concatenate([part for share in shares for part in share]).tolist()) == list(range(len(lengths)))
+    for share in shares:
+        filled = [int(lengths[part].sum()) for part in share if len(part)]
+        assert all(tokens <= budget or len(part) == 1 for tokens, part in zip(filled, share, strict=False))
+        # Two micro-batches that would fit into one were not kept apart.
+        assert sum(2 * tokens <= budget for tokens in filled) <= 1
+
+
+@given(lengths=LENGTHS, ranks=st.integers(1, 5))
+def test_packed_ranks_differ_by_at_most_one_sample_of_tokens(lengths, ranks) -> None:
+    shares = plan(lengths, ranks, sequences=1, max_tokens=500, packed=True)
+    work = [sum(int(lengths[part].sum()) for part in share) for share in shares]
+    assert max(work) - min(work) <= lengths.max()
+
+
 @given(lengths=LENGTHS, ranks=st.integers(1, 5))
 def test_ranks_differ_by_at_most_one_sample_and_one_longest_sample_of_work(lengths, ranks) -> None:
     work = [sum(int(lengths[part].sum()) for part in share) for share in plan(lengths, ranks, sequences=4)]

@@ -81,10 +81,9 @@ def test_the_lease_is_beside_the_operator_and_no_other_may_be_changed(render: Re
     }
 
 
-def test_the_lease_is_made_free_at_the_first_installation_only(render: Render):
-    (lease,) = of(render(), "Lease")
-    assert lease["metadata"]["annotations"] == {"helm.sh/hook": "pre-install"}
-    assert lease["spec"]["holderIdentity"] == ""
+def test_the_lease_itself_is_the_operators_alone(render: Render):
+    """In the chart, whoever applies it again would take the Lease from the leader, and two would lead."""
+    assert not of(render(), "Lease")
 
 
 def test_the_pod_keeps_to_the_restricted_standard(render: Render):

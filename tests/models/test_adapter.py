@@ -1,102 +1,97 @@
-"""The adapted model is the library's model, at another cost."""
+"""What adapting touches, and what it refuses."""
 
 import copy
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
+import transformers
 
 from qwen35_trainer.models.qwen3_5.adapter import adapt
-
-EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
-
-
-@pytest.mark.parametrize("length", [1, 3, 64, 65, 150])
-@pytest.mark.parametrize("experts", EXPERTS)
-def test_logits_are_those_of_the_library(make_model, tokens, experts, length):
-    model = make_model(experts=experts)
-    adapted = adapt(copy.deepcopy(model))
-    ids = tokens(2, length)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            adapted(input_ids=ids, use_cache=False).logits,
-            model(input_ids=ids, use_cache=False).logits,
-            atol=1e-4,
-            rtol=1e-4,
-        )
+from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from tests.models.scenes import vision_language
 
 
-@pytest.mark.parametrize("length", [2, 30, 70])
-@pytest.mark.parametrize("experts", EXPERTS)
-def test_gradients_are_those_of_the_library(make_model, tokens, experts, length):
-    model = make_model(experts=experts)
-    adapted = adapt(copy.deepcopy(model))
-    ids = tokens(2, length)
-    for each in (model, adapted):
-        logits = each(input_ids=ids, use_cache=False).logits[:, :-1]
-        F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).backward()
-    for (name, own), expected in zip(adapted.named_parameters(), model.parameters(), strict=True):
-        assert own.grad is not None, name
-        torch.testing.assert_close(
-            own.grad, expected.grad, atol=1e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}"
-        )
-
-
-@pytest.mark.parametrize("experts", EXPERTS)
-def test_what_stands_to_the_right_of_a_sequence_changes_nothing(make_model, tokens, experts):
-    adapted = adapt(make_model(experts=experts))
-    short = tokens(1, 50)
-    with torch.no_grad():
-        alone = adapted(input_ids=short, use_cache=False).logits
-        for seed in (1, 2):
-            padded = torch.cat((short, tokens(1, 60, seed=seed)), 1)
-            logits = adapted(input_ids=padded, use_cache=False).logits[:, :50]
-            torch.testing.assert_close(logits, alone, atol=1e-4, rtol=1e-4)
-
-
-def test_the_first_token_reaches_the_last_logits_so_that_a_lost_state_would_show(make_model, tokens):
-    adapted = adapt(make_model())
-    ids = tokens(1, 100)
-    other = ids.clone()
-    other[0, 0] = (ids[0, 0] + 1) % 23
-    # Full attention carries the first token too: without it only the delta rule's state is left.
-    for layer in adapted.model.layers:
-        if hasattr(layer, "self_attn"):
-            layer.self_attn.o_proj.weight.data.zero_()
-    with torch.no_grad():
-        first, second = (adapted(input_ids=x, use_cache=False).logits[0, -1] for x in (ids, other))
-    assert (first - second).abs().max() > 1e-2
-
-
-def test_only_the_instance_is_adapted(make_model):
+def test_only_the_instance_is_adapted(make_model, tokens):
     model, other = make_model(), make_model()
-    layer_class = type(model.model.layers[0].linear_attn)
-    forward = layer_class.forward
-    other_forward = other.model.layers[0].linear_attn.forward
+    classes = [type(model), *{type(module) for module in model.modules()}]
+    forwards = [each.forward for each in classes]
     adapt(model)
-    assert layer_class.forward is forward
-    assert other.model.layers[0].linear_attn.forward == other_forward
-    assert model.model.layers[0].linear_attn.forward.__func__ is not forward
+    assert [each.forward for each in classes] == forwards
+    assert not any("forward" in vars(module) for module in other.modules())
+    assert other(input_ids=tokens(1, 4), use_cache=False).logits.shape == (1, 4, 23)
 
 
-def test_every_delta_layer_is_adapted_and_no_attention_layer(make_model):
+@pytest.mark.parametrize("experts", [0, 4])
+def test_text_and_vision_language_classes_are_taken(make_model, tokens, experts):
+    kinds = []
+    for model in (make_model(experts=experts), vision_language(experts=experts)):
+        inputs = ModelInput.of_text([tokens(9) % 19], packed=True, device="cpu")
+        assert adapt(model)(inputs, torch.arange(9), tokens(9)).log_probs.shape == (9,)
+        kinds.append(model.config.model_type)
+    assert kinds == (["qwen3_5_moe_text", "qwen3_5_moe"] if experts else ["qwen3_5_text", "qwen3_5"])
+
+
+@pytest.mark.parametrize("experts", [0, 4])
+def test_parameters_buffers_and_modules_keep_their_names(make_model, experts):
+    model = make_model(experts=experts)
+    before = [list(model.state_dict()), [name for name, _ in model.named_modules()], list(dict(model.named_buffers()))]
+    adapt(model)
+    after = [list(model.state_dict()), [name for name, _ in model.named_modules()], list(dict(model.named_buffers()))]
+    assert after == before
+
+
+def test_adapting_twice_is_adapting_once(make_model, tokens):
+    once, twice = adapt(make_model()), adapt(adapt(make_model()))
+    inputs = ModelInput.of_text([tokens(9)], packed=True, device="cpu")
+    with torch.no_grad():
+        assert torch.equal(*(m(inputs, torch.arange(9), tokens(9)).log_probs for m in (once, twice)))
+
+
+def test_a_copy_of_an_adapted_model_runs_on_its_own_weights(make_model, tokens):
     model = adapt(make_model())
-    own = ["forward" in vars(layer.linear_attn) for layer in model.model.layers if hasattr(layer, "linear_attn")]
-    assert own == [True, True, True]
-    assert "forward" not in vars(model.model.layers[3].self_attn)
-
-
-def test_a_mask_or_a_cache_is_refused(make_model, tokens):
-    adapted = adapt(make_model())
-    mask = torch.tensor([[0, 0, 1, 1]])
-    with pytest.raises(ValueError, match="without a cache or an attention mask"):
-        adapted(input_ids=tokens(1, 4), attention_mask=mask, use_cache=False)
-    with pytest.raises(ValueError, match="without a cache"):
-        adapted(input_ids=tokens(1, 4), use_cache=True)
+    other = copy.deepcopy(model)
+    inputs = ModelInput.of_text([tokens(9)], packed=False, device="cpu")
+    with torch.no_grad():
+        before = model(inputs, torch.arange(9), tokens(9)).log_probs
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        assert torch.equal(model(inputs, torch.arange(9), tokens(9)).log_probs, before)
+        assert not torch.equal(other(inputs, torch.arange(9), tokens(9)).log_probs, before)
 
 
 def test_another_family_is_refused_by_name(make_model):
     model = make_model()
     model.config.model_type = "llama"
-    with pytest.raises(ValueError, match=r"'llama' is not Qwen3\.5; supported: qwen3_5_text, qwen3_5_moe_text"):
+    expected = "'llama' is not Qwen3.5; supported: qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        adapt(model)
+
+
+@pytest.mark.parametrize("version", ["4.57.1", "5.2.9", "5.20.0", "6.0"])
+def test_a_transformers_version_out_of_range_is_refused_with_the_range(make_model, monkeypatch, version):
+    monkeypatch.setattr(transformers, "__version__", version)
+    with pytest.raises(ValueError, match=re.escape(f"transformers {version} is not supported; install >=5.3.0,<5.20")):
+        adapt(make_model())
+
+
+def test_the_newest_version_is_the_one_that_the_distribution_allows():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [requirement] = [each for each in project["optional-dependencies"]["trainer"] if each.startswith("transformers")]
+    assert requirement.endswith(f",<{TRANSFORMERS[1]}")
+
+
+@pytest.mark.parametrize("version", ["5.3.0", "5.19.9"])
+def test_both_ends_of_the_range_are_taken(make_model, monkeypatch, version):
+    monkeypatch.setattr(transformers, "__version__", version)
+    adapt(make_model())
+
+
+def test_dropout_is_refused_because_no_kernel_here_applies_it(make_model):
+    model = make_model()
+    model.config.attention_dropout = 0.1
+    with pytest.raises(ValueError, match=r"attention_dropout 0\.1 is not supported; set it to 0 in config\.json"):
         adapt(model)

@@ -2,26 +2,52 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.build import build
-from qwen35_trainer.spec import Model, ModelSource, RandomModel
+from qwen35_trainer.data.tokenizer import character_tokenizer
+from qwen35_trainer.models.qwen3_5.build import VISION_TOKENS, build
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
+from qwen35_trainer.models.qwen3_5.forward import logits
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.spec import Model, ModelSource, RandomModel, RandomVision
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "mixture of experts": {"experts": 4, "expertsPerToken": 2},
+    "tied": {"tieEmbeddings": True},
+    "vision": {"vision": RandomVision()},
+    "vision, mixture of experts, tied": {"vision": RandomVision(), "experts": 4, "tieEmbeddings": True},
+}
 
 
-def from_shape(**shape: object) -> Model:
+def from_shape(**shape: Any) -> Model:
     return Model(name="tiny", source=ModelSource(random=RandomModel(hiddenSize=32, intermediateSize=48, **shape)))
 
 
-def built(model: Model, *, seed: int = 0, base: Path = Path()):
+def from_folder() -> Model:
+    return Model(name="tiny", source=ModelSource(path="saved"))
+
+
+def built(model: Model, *, seed: int = 0, base: Path = Path()) -> Any:
     return build(model, seed=seed, vocabulary=13, max_length=64, base=base)
 
 
+def read(model: Any) -> Tensor:
+    """Logits of some text."""
+    tokens = torch.tensor(random.Random(0).choices(range(7, 13), k=20))
+    with torch.no_grad():
+        return logits(model, ModelInput.of_text([tokens], packed=False, device="cpu"))
+
+
 def test_the_same_seed_gives_the_same_weights_whatever_was_drawn_before():
-    first = built(from_shape()).state_dict()
+    first = built(from_shape(vision=RandomVision())).state_dict()
     torch.manual_seed(77)
-    second = built(from_shape()).state_dict()
+    second = built(from_shape(vision=RandomVision())).state_dict()
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -51,24 +77,54 @@ def test_the_shape_is_the_one_asked_for():
     assert model.model.embed_tokens.weight.dtype == torch.float32
 
 
-@pytest.mark.parametrize("shape", [{}, {"experts": 4, "expertsPerToken": 2}, {"tieEmbeddings": True}])
+def test_a_tower_makes_a_vision_language_model_of_the_shape_asked_for():
+    shape = RandomVision(
+        depth=3, heads=4, headDim=8, patchSize=2, temporalPatchSize=1, spatialMergeSize=1, positionGrid=5
+    )
+    model = built(from_shape(vision=shape))
+    tower = model.model.visual
+    assert model.config.model_type == "qwen3_5"
+    assert len(tower.blocks) == 3
+    assert tuple(tower.patch_embed.proj.weight.shape) == (32, 3, 1, 2, 2)
+    assert tuple(tower.pos_embed.weight.shape) == (25, 32)
+    assert tower.merger.linear_fc2.out_features == 32
+
+
+def test_the_ids_around_pictures_are_those_of_the_character_tokenizer():
+    tokenizer = character_tokenizer("abc", vision=True)
+    names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    assert tokenizer.convert_tokens_to_ids(names) == list(VISION_TOKENS.values())
+    config = built(from_shape(vision=RandomVision())).config
+    assert {name: getattr(config, name) for name in VISION_TOKENS} == VISION_TOKENS
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_a_saved_model_is_the_same_when_built_from_its_folder(tmp_path, shape):
     model = built(from_shape(**shape))
     model.save_pretrained(tmp_path / "saved")
-    loaded = built(Model(name="tiny", source=ModelSource(path="saved")), base=tmp_path)
+    loaded = built(from_folder(), base=tmp_path)
     assert type(loaded) is type(model)
     before, after = model.state_dict(), loaded.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    ids = torch.tensor([random.Random(0).choices(range(13), k=20)])
-    with torch.no_grad():
-        assert torch.equal(loaded(input_ids=ids, use_cache=False).logits, model(input_ids=ids, use_cache=False).logits)
-    assert "forward" in vars(loaded.model.layers[0].linear_attn), "a loaded model is adapted too"
+    assert loaded.lm_head.weight.requires_grad
+    assert (loaded.lm_head.weight is loaded.get_input_embeddings().weight) is bool(shape.get("tieEmbeddings"))
+    assert torch.equal(read(loaded), read(model))
+
+
+def test_a_folder_is_read_as_the_library_reads_it(tmp_path):
+    from transformers import Qwen3_5MoeForConditionalGeneration as Library
+
+    built(from_shape(vision=RandomVision(), experts=4)).save_pretrained(tmp_path / "saved")
+    expected = Library.from_pretrained(tmp_path / "saved").state_dict()
+    loaded = built(from_folder(), base=tmp_path).state_dict()
+    assert expected.keys() == loaded.keys()
+    assert all(torch.equal(loaded[name], expected[name]) for name in expected)
 
 
 def test_a_folder_of_another_precision_is_read_in_float32(tmp_path):
     built(from_shape()).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
-    loaded = built(Model(name="tiny", source=ModelSource(path="saved")), base=tmp_path)
+    loaded = built(from_folder(), base=tmp_path)
     assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
 
 
@@ -79,5 +135,20 @@ def test_another_family_in_the_folder_is_refused(tmp_path):
         vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"'llama' is not Qwen3\.5"):
-        built(Model(name="tiny", source=ModelSource(path="saved")), base=tmp_path)
+    with pytest.raises(CheckpointUnusable, match=r"'llama' is not Qwen3\.5"):
+        built(from_folder(), base=tmp_path)
+
+
+def test_every_tensor_with_values_that_are_not_finite_is_named(tmp_path):
+    built(from_shape()).save_pretrained(tmp_path / "saved")
+    file = tmp_path / "saved" / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][2, 3] = float("nan")
+    weights["model.norm.weight"][:] = float("inf")
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(CheckpointUnusable) as caught:
+        built(from_folder(), base=tmp_path)
+    assert sorted(each.split(";")[0] for each in caught.value.problems) == [
+        "lm_head.weight: 1 of 416 values are NaN or infinite",
+        "model.norm.weight: 32 of 32 values are NaN or infinite",
+    ]

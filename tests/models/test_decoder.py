@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
+from tests.models.scenes import vision_language
 
 EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
 PROMPTS, TOTAL = [2, 9, 66], 72
@@ -103,3 +105,22 @@ def test_after_a_load_the_next_token_comes_from_old_state_and_new_weights(make_m
             close(logits, output.logits[0, -1])
             assert (logits - from_old_alone[t]).abs().max() > 1e-2
             assert (logits - from_new_alone[t]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_the_text_part_of_a_vision_language_model_decodes_as_its_whole_forward(tokens, experts):
+    model, sequence = vision_language(experts=experts), tokens(30) % 19  # no placeholders of pictures
+    with torch.no_grad():
+        expected = model(input_ids=sequence[None], use_cache=False).logits[0]
+    decoder = Decoder(model, slots=1, max_length=32)
+    close(decoder.prefill([sequence[:20].tolist()], [[0]])[0], expected[19])
+    for t in range(20, 30):
+        close(decoder.step(sequence[t : t + 1])[0], expected[t])
+
+
+def test_an_adapted_model_decodes_as_the_library_s(make_model, tokens):
+    model, sequence = make_model(), tokens(30)
+    [expected] = references(model, [sequence])
+    decoder = Decoder(adapt(model), slots=1, max_length=32)
+    close(decoder.prefill([sequence[:20].tolist()], [[0]])[0], expected[19])
+    close(decoder.step(sequence[20:21])[0], expected[20])

@@ -46,6 +46,7 @@ def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
         ("RoleBinding", "tiny-grpo-trainer"),
         ("NetworkPolicy", "tiny-grpo"),
         ("ConfigMap", "tiny-grpo-progress"),
+        ("ConfigMap", "tiny-grpo-history"),
         ("ConfigMap", "tiny-grpo-control"),
         ("RayJob", "tiny-grpo-1"),
     ]

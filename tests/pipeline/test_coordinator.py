@@ -334,7 +334,7 @@ def test_a_filter_that_leaves_nothing_ends_the_run_with_the_count():
 # Checkpoints and the end.
 
 
-def test_a_checkpoint_comes_between_two_batches_and_knows_what_is_under_way():
+def test_a_checkpoint_is_of_the_state_between_two_batches_and_the_next_one_trains_beside_it():
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
     finish_group(played, 1)
@@ -342,9 +342,51 @@ def test_a_checkpoint_comes_between_two_batches_and_knows_what_is_under_way():
     assert played.saving is None, "batch 0 trains"
     played.train()
     assert played.saving == do.Checkpoint(Snapshot(batch=1, position=2, pending=(1,), group=2))
-    assert played.training is None
-    played.save()
     assert played.training.batch == 1
+    played.save()
+    assert [snapshot.batch for snapshot in played.saved] == [1]
+
+
+def test_a_checkpoint_asked_for_during_another_waits_for_that_and_has_what_trained_since():
+    played = world(8, groups=1, group_size=1)
+    for group in range(2):
+        finish_group(played, group)
+    played.send(on.CheckpointAsked())
+    played.train()
+    played.send(on.CheckpointAsked())
+    played.train()
+    assert played.saving.snapshot.batch == 1
+    played.save()
+    assert played.saving.snapshot.batch == 2
+
+
+def test_a_checkpoint_asked_for_while_this_very_state_is_saved_is_that_one():
+    played = world(8, groups=1, group_size=1)
+    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointAsked())
+    played.save()
+    assert played.saving is None
+
+
+def test_a_stop_waits_for_the_save_under_way_and_saves_what_trained_beside_it():
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    finish_group(played, 1)
+    played.send(on.CheckpointAsked())
+    played.train()
+    played.send(on.StopAsked())
+    played.train()
+    assert not played.ended, "batch 1 has trained and is not saved"
+    played.save()
+    assert played.saving.snapshot.batch == 2
+    assert not played.ended
+    played.save()
+    assert played.ended
+
+
+def test_a_checkpoint_that_nobody_asked_for_is_refused():
+    with pytest.raises(ValueError, match="before batch 3 is complete, which was not asked for"):
+        world(8, groups=1).send(on.Checkpointed(3))
 
 
 def test_a_stop_saves_what_has_trained_and_ends():

@@ -41,6 +41,7 @@ class Run(World):
         self.files = [File(encode(Base(start)), 0, start.batch)]
         self.records = []
         self.checkpoint = None
+        self.beside = {}  # (batch saved, batch training beside it) → what a crash then leaves
 
     def send(self, event):
         done = len(self.log)
@@ -49,6 +50,10 @@ class Run(World):
             if isinstance(action, JOURNALLED):
                 self.records.append(action)
                 self.files[-1].data += encode(action)
+        if self.saving is not None and self.training is not None:
+            complete = self.saved[-1].batch if self.saved else self.start.batch
+            crash = self.files[-1].data, complete, len(self.records)
+            self.beside.setdefault((self.saving.snapshot.batch, self.training.batch), crash)
 
     def save(self):
         asked = next(index for index, action in enumerate(self.log) if action is self.saving)
@@ -190,6 +195,22 @@ def test_the_recorded_runs_have_everything_that_can_happen():
         files += len(run.files)
     assert min(reasons[each] for each in (Reason.FILTERED, Reason.FAILED, Reason.DISCARDED)) >= 10, reasons
     assert files > 2 * 24, "runs are compacted more than once"
+
+
+@pytest.mark.parametrize("policy", OnMissedDeadline)
+def test_killed_in_the_middle_of_a_save_beside_which_batches_train_each_prompt_has_one_turn(policy):
+    """The weights are then those of the checkpoint before, and the journal has not been compacted past it."""
+    settings, longest = small(policy, 2), 0
+    for seed in range(8):
+        run = Run(settings, BEGINNING)
+        live(run, random.Random(seed), 400)
+        for (saving, training), (data, complete, written) in run.beside.items():
+            assert complete <= saving <= training
+            longest = max(longest, training - complete)
+            start = recover(data, complete)
+            assert start.batch == complete
+            go_on(settings, start, [*TRAINED_BEFORE, *done(lineage(run.records[:written], complete))], seed)
+    assert longest >= 3, "several batches train between one complete checkpoint and the next"
 
 
 @examples(max_examples=60)

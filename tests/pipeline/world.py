@@ -43,6 +43,7 @@ class World:
         self.kept: dict[SequenceId, list[int]] = {}  # tokens of sequences whose worker was lost
         self.finished: dict[SequenceId, list[int]] = {}
         self.unscored: dict[int, None] = {}  # complete groups
+        self.next_batch = start.batch
         self.training: do.Train | None = None
         self.copied: int | None = None
         self.travelling: int | None = None
@@ -99,13 +100,17 @@ class World:
                 assert not self.evaluating
             case do.Checkpoint():
                 assert self.training is None, "a checkpoint is taken between two batches"
+                assert self.saving is None, "one is written at a time"
+                assert action.snapshot.batch == self.next_batch
                 self.saving = action
             case do.Ended():
+                assert (self.training, self.saving) == (None, None), "the end waits for what is under way"
                 self.ended = True
 
     def _takes(self, batch: do.Train) -> None:
         assert self.training is None
-        assert self.saving is None
+        assert batch.batch == self.next_batch
+        self.next_batch += 1
         assert batch.version == self.window.version_of(batch.batch)
         assert len(set(batch.groups)) == self.window.groups_per_batch
         if self.settings.taking_turns:
@@ -197,9 +202,9 @@ class World:
 
     def save(self) -> None:
         assert self.saving is not None
-        self.saved.append(self.saving.snapshot)
-        self.saving = None
-        self.send(on.Checkpointed())
+        done, self.saving = self.saving, None
+        self.saved.append(done.snapshot)
+        self.send(on.Checkpointed(done.snapshot.batch))
 
     def evaluate(self, version: int, groups: int = 2, samples: int = 2) -> None:
         first, self.evaluations = EVALUATION + 100 * self.evaluations, self.evaluations + 1

@@ -1,5 +1,3 @@
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +7,10 @@ from qwen35_trainer.progress.formatting import duration, number, percent
 from qwen35_trainer.progress.records import FinishRecord, Record, UpdateRecord
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
+from tests.browser import drawn, opened
 
 from .conftest import make_update
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 MANIFEST = """\
 metadata: {name: arithmetic}
 spec: {mode: FullyAsync, model: {name: tiny}, algorithm: {advantage: GRPO}, train: {engine: FSDP}}
@@ -38,43 +36,6 @@ def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path, run: list[Record
         write_report(tmp_path, run, MANIFEST, {})  # type: ignore[typeddict-item]
     assert (tmp_path / "report.html").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine to open the report in")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as started:
-        arguments = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-        opened = started.chromium.launch(executable_path=CHROMIUM, args=arguments)
-        yield opened
-        opened.close()
-
-
-def opened(browser: Any, path: Path, scheme: str = "light") -> Any:
-    """The page, after checking that it asked for nothing but itself and complained of nothing."""
-    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800}, color_scheme=scheme)
-    page = context.new_page()
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(path.as_uri())
-    page.wait_for_load_state("networkidle")
-    assert requests == [path.as_uri()]
-    assert complaints == []
-    return page
-
-
-def drawn(page: Any) -> list[str]:
-    """Names of the charts, each of which must have been drawn."""
-    names: list[str] = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.id)")
-    for name in names:
-        marks = page.locator(f"#{name} .main-svg .trace, #{name} .main-svg .point")
-        assert marks.count() > 0, name
-    return [name.removeprefix("plot-") for name in names]
 
 
 def test_the_report_draws_every_chart_with_no_network(tmp_path: Path, browser: Any, run: list[Record]) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from qwen35_trainer.rewards.base import RewardError, RewardTimeoutError
 from qwen35_trainer.rewards.isolated import IsolatedFunction
+from tests.patience import PATIENCE
 
 CODE = """
 import os, subprocess, sys, time
@@ -59,6 +61,12 @@ def has_ended(process: psutil.Process) -> bool:
 def wait_until_ended(process: psutil.Process) -> None:
     while not has_ended(process):
         time.sleep(0.01)
+
+
+def kill_child(process_id: int) -> None:
+    """Returns when the last of its threads is gone. Whoever started it still has to reap it."""
+    os.kill(process_id, signal.SIGKILL)
+    os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.fixture
@@ -122,9 +130,7 @@ async def test_a_worker_that_dies_is_reported_with_its_exit_code_and_replaced(is
 async def test_a_worker_killed_between_calls_is_replaced(isolated) -> None:
     function = isolated("double")
     assert await function.call(1) == 2.0
-    killed = psutil.Process(function.process_id)
-    killed.kill()
-    wait_until_ended(killed)
+    kill_child(function.process_id)
     assert await function.call(2) == 4.0
 
 
@@ -193,7 +199,7 @@ def test_no_worker_outlives_a_process_that_forgets_to_close(tmp_path: Path) -> N
         "print(function.process_id)\n"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
-    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert not psutil.pid_exists(int(ended.stdout))
 
 

@@ -269,6 +269,42 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_
     assert engine.version == 0
 
 
+def adapters_of(model, scale: float, *, seed: int = 0) -> dict[str, torch.Tensor]:
+    chance = torch.Generator().manual_seed(seed)
+    layer = "model.layers.3.self_attn.q_proj"
+    rows, columns = model.state_dict()[f"{layer}.weight"].shape
+    return {
+        f"{layer}.lora_A": torch.randn(2, columns, generator=chance),
+        f"{layer}.lora_B": torch.randn(rows, 2, generator=chance),
+        "lora_scale": torch.tensor(scale),
+    }
+
+
+def test_adapters_take_the_place_of_those_before_them_and_whole_weights_are_a_new_base(make_model) -> None:
+    model, other, name = make_model(), make_model(seed=1), "model.layers.3.self_attn.q_proj.weight"
+    base, engine = model.state_dict()[name].clone(), engine_of(model)
+    first, second = adapters_of(model, 0.5), adapters_of(model, 2.0, seed=1)
+    for version, adapters in enumerate([first, second, first], 1):
+        engine.load(adapters, version)
+        assert engine.version == version
+        layer = name.removesuffix("weight")
+        product = adapters[f"{layer}lora_B"] @ adapters[f"{layer}lora_A"]
+        assert torch.equal(model.state_dict()[name], base + adapters["lora_scale"] * product)
+    engine.load(other.state_dict(), 4)
+    assert torch.equal(model.state_dict()[name], other.state_dict()[name])
+    engine.load(adapters_of(model, 0.0), 5)
+    assert torch.equal(model.state_dict()[name], other.state_dict()[name])
+
+
+def test_adapters_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_model) -> None:
+    model = make_model()
+    engine, adapters = engine_of(model), adapters_of(model, 1.0)
+    adapters["model.layers.0.gone.lora_A"] = adapters["model.layers.3.self_attn.q_proj.lora_A"]
+    with pytest.raises(ValueError, match=r"adapters of version 3 do not fit .*model.layers.0.gone.weight None with"):
+        engine.load(adapters, version=3)
+    assert engine.version == 0
+
+
 def test_a_tensor_of_another_shape_is_refused_even_where_a_copy_would_stretch_it(make_model) -> None:
     engine = engine_of(make_model())
     weights = dict(make_model(seed=1).state_dict())

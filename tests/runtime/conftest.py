@@ -16,9 +16,7 @@ import pytest
 import yaml
 
 from qwen35_trainer.progress.records import Record, read_records
-
-LIMIT_SECONDS = 150.0
-"""Deadline of every wait for a run: many times what one takes."""
+from tests.patience import PATIENCE
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 REMOVED = object()
@@ -42,7 +40,7 @@ SMALL: dict[str, Any] = {
     "algorithm": {"groupSize": 4},
     "rollout": {"engine": "Torch", "maxSequences": 64},
     "train": {"updates": 3, "batch": {"promptsPerUpdate": 4, "microBatchPerDevice": 16}},
-    "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2, "stallSeconds": 60.0},
+    "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2, "stallSeconds": PATIENCE},
     "tracking": {"tensorboard": False},
 }
 
@@ -93,7 +91,7 @@ class Running:
         self.wait_until(lambda: text in self.out.read_text(), text)
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + LIMIT_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not condition():
             said = f"{self.out.read_text()}\n{self.err.read_text()}"
             assert self.process.poll() is None, f"ended before {what}:\n{said}"
@@ -117,7 +115,7 @@ class Running:
                 continue
         return found
 
-    def end(self, seconds: float = LIMIT_SECONDS) -> Ended:
+    def end(self, seconds: float = PATIENCE) -> Ended:
         """Wait until it is over, and see that it left no process behind."""
         code = self.process.wait(seconds)
         metrics = self.folder / "metrics.jsonl"

@@ -1,10 +1,16 @@
+import io
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.rollout.base import Completed, Tokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
@@ -86,3 +92,24 @@ def test_a_supervised_example_splits_before_its_first_target():
 def test_a_first_token_that_is_a_target_has_nothing_before_it_and_is_left_to_the_prompt():
     batch = assemble_supervised([SupervisedExample(Prompt("s/0", "s", "q"), (5, 6), (True, True))], updates=1)
     assert (batch.prompts.tolist(), batch.responses.tolist(), batch.trainable.tolist()) == ([5], [6], [True])
+
+
+def seeing(image: bytes) -> SupervisedExample:
+    reader = PictureReader(character_tokenizer("a", vision=True), None, Patching(4, 2, 2, (64, 4096)))
+    return SupervisedExample(Prompt("s/1", "s", "q"), (5, 6), (False, True), PictureSet(reader, (image,), ()))
+
+
+def test_pictures_travel_with_the_batch_and_text_alone_has_none():
+    plain = SupervisedExample(Prompt("s/0", "s", "q"), (5, 6), (False, True))
+    image = io.BytesIO()
+    Image.new("RGB", (16, 8)).save(image, "PNG")
+    assert assemble_supervised([plain, plain], updates=1).pictures is None
+    none, shown = assemble_supervised([plain, seeing(image.getvalue())], updates=1).pictures
+    assert none is None
+    assert shown.grids.tolist() == [[1, 2, 4]]
+    assert shown.patches.shape == (8, 3 * 2 * 4 * 4)
+
+
+def test_pictures_that_cannot_be_read_are_named_by_row():
+    with pytest.raises(DataError, match=r"prompt s/1: image of 3 bytes: no image that can be read"):
+        assemble_supervised([seeing(b"abc")], updates=1)

@@ -14,8 +14,8 @@ from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineThread
 from qwen35_trainer.spec import Model
+from tests.patience import PATIENCE
 
-DEADLINE = 60.0
 NEVER = 99
 """An end token outside the vocabulary: every sequence is as long as its limit."""
 MODEL = Model.model_validate(
@@ -43,11 +43,11 @@ class Driven:
             answered.set()
 
         self.thread.call(act, done)
-        assert answered.wait(DEADLINE), "the thread did not answer"
+        assert answered.wait(PATIENCE), "the thread did not answer"
         return errors[0]
 
     def until(self, enough: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + DEADLINE
+        deadline = time.monotonic() + PATIENCE
         while not enough():
             assert time.monotonic() < deadline, "the engine came to no end"
             self.news.wait(0.05)
@@ -168,7 +168,7 @@ def test_a_dead_engine_is_reported_and_wakes_the_collector(driven):
     driven.do(break_it)
     driven.news.clear()
     driven.do(lambda engine: engine.submit(requests(0)))
-    assert driven.news.wait(DEADLINE)
+    assert driven.news.wait(PATIENCE)
     assert isinstance(driven.thread.failure, AttributeError)
 
 

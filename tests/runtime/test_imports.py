@@ -11,6 +11,7 @@ import pytest
 import qwen35_trainer
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.weights.publication import Publication, TensorEntry, WeightManifest
+from tests.patience import PATIENCE
 
 PACKAGES = Path(qwen35_trainer.__file__).parent
 CORE = [name for name in ("spec", "pipeline", "catalog", "simulate") if (PACKAGES / name / "__init__.py").is_file()]
@@ -19,7 +20,9 @@ CORE = [name for name in ("spec", "pipeline", "catalog", "simulate") if (PACKAGE
 def imported_by(code: str, *watched: str, stdin: bytes = b"") -> set[str]:
     """Which of `watched` a new interpreter has imported after `code`."""
     script = f"{code}\nimport sys\nprint(*sorted(set({list(watched)!r}) & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", script], input=stdin, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], input=stdin, capture_output=True, timeout=PATIENCE, check=False
+    )
     assert done.returncode == 0, done.stderr.decode()
     return set(done.stdout.decode().split())
 

@@ -15,6 +15,7 @@ from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
 from qwen35_trainer.pipeline.journal import Base, JournalDamaged, encode, recover
 from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
+from tests.patience import PATIENCE
 
 START = Snapshot(2, 6, (3, 5), 7)
 RECORDS = (
@@ -223,7 +224,9 @@ asyncio.run(main())
 
 async def test_a_crash_between_writing_aside_and_renaming_leaves_the_earlier_journal(tmp_path):
     path = tmp_path / "journal"
-    died = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", CRASH, str(path)], timeout=60, check=False)
+    died = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", CRASH, str(path)], timeout=PATIENCE, check=False
+    )
     assert died.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".journal.partial", "journal"]
     assert path.read_bytes() == text(Base(Snapshot()), *(Dispatched(each, each) for each in range(5)))

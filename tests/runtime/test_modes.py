@@ -262,6 +262,29 @@ def test_every_prompt_has_been_trained_or_filtered(filtered):
     assert (progress["position"], progress["pending"]) == (8 * 4 + left["filtered"], [])
 
 
+@pytest.fixture(scope="module")
+def adapted(command, write, tmp_path_factory) -> SimpleNamespace:
+    """Adapters alone train and travel, by large steps: two updates, and two more after a resume."""
+    changes = {
+        "train.updates": 4,
+        "train.lora": {"rank": 4},
+        "train.optimizer": {"learningRate": 0.05, "warmupUpdates": 0},
+        "async": {"stalenessThreshold": 0.0, "maxVersionLag": 0},
+    }
+    file = write(tmp_path_factory.mktemp("adapted"), changes, reward=SYNC_JUDGE)
+    first = command.run(file, "--set", "train.updates=2")
+    last = first.folder / "checkpoints" / "update-000002"
+    return SimpleNamespace(first=first, second=command.run(file, "--resume", last, output=file.parent / "second"))
+
+
+def test_adapters_alone_make_the_rollout_score_as_the_trainer_does_before_and_after_a_resume(adapted):
+    assert (adapted.first.code, adapted.second.code) == (0, 0), adapted.first.err + adapted.second.err
+    updates = adapted.first.of(UpdateRecord) + adapted.second.of(UpdateRecord)
+    assert [record.update for record in updates] == [1, 2, 3, 4]
+    assert all(abs(record.behaviour_kl) < 1e-6 for record in updates)
+    assert min(record.gradient_norm for record in updates) > 0
+
+
 def test_a_gym_task_trains_with_its_own_scorer(command, write, tmp_path):
     changes = {
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}

@@ -14,8 +14,8 @@ from qwen35_trainer.rollout.base import NO_TOKENS, Completed, SequenceId, Sequen
 from qwen35_trainer.runtime.rollout_pool import MOST_LOSSES, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
 from qwen35_trainer.weights.publication import Publication, WeightManifest
+from tests.patience import PATIENCE
 
-PATIENCE = 20.0
 FINISHED = Collected(finished=(Completed((0, 0), NO_TOKENS, truncated=False),))
 REQUEST = SequenceRequest((0, 0), (3,), 8)
 

@@ -190,20 +190,52 @@ def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_
     assert not list((tmp_path / "out").glob("checkpoints/.*"))
 
 
+def _saves_beside_training(driver, folder) -> int | None:
+    """The update of a checkpoint, not the first one, that is half written while the batch after it trains.
+
+    The driver, which would complete it, is held then.
+    """
+    half = [int(path.name[8:14]) for path in folder.glob("checkpoints/.update-*.partial")]
+    if not half or half[0] <= 2:
+        return None
+    driver.suspend()
+    asked = b'{"t":%d,' % half[0] in (folder / "journal").read_bytes()
+    if asked and (folder / "checkpoints" / f".update-{half[0]:06d}.partial").exists():
+        return half[0]
+    driver.resume()
+    return None
+
+
 @pytest.fixture(scope="module")
 def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
-    """All prompts of one epoch, in two attempts: everything is killed at once, and to the end."""
+    """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save beside which the
+    next batch trains; and to the end.
+    """
     folder = tmp_path_factory.mktemp("crashed")
-    changes = {"train.updates": PROMPTS // PER_UPDATE, "checkpoint": {"everyUpdates": 4, "keep": 2}}
+    changes = {
+        "train.updates": PROMPTS // PER_UPDATE,
+        "train.nodes": 2,
+        "train.batch.microBatchPerDevice": 8,
+        "checkpoint": {"everyUpdates": 2, "keep": 2},
+    }
     file = write(folder, changes, prompts=PROMPTS, reward=LOGGED)
     first = command.start("run", file, output=folder / "out")
-    first.wait_for("update=7/")
+    first.wait_for("update=1/")
+    (driver,) = first.processes("ray::Driver")
+    half: list[int] = []
+
+    def caught() -> bool:
+        half.extend(filter(None, [_saves_beside_training(driver, folder / "out")]))
+        return bool(half)
+
+    first.wait_until(caught, "batch that trains beside a save")
     first.signal(signal.SIGKILL, group=True)
     first.kill()  # what is in groups of its own
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
     journal = (folder / "out" / "journal").read_bytes()
     (folder / "scores.txt").unlink()
     return SimpleNamespace(
+        half=half[0],
         saved=saved,
         journal=journal,
         finished=command.run(file, "--resume", "auto"),
@@ -211,9 +243,9 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     )
 
 
-def test_after_a_crash_the_run_goes_on_from_its_checkpoint_and_its_journal(crashed):
+def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoint_before_it_and_its_journal(crashed):
     assert crashed.finished.code == 0, crashed.finished.err
-    assert crashed.saved.progress.update >= 4
+    assert 2 <= crashed.saved.progress.update < crashed.half
     assert b'{"t":%d,' % crashed.saved.progress.batch in crashed.journal  # more had trained than was saved
     updates = surviving_updates(crashed.finished.records)
     assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))

@@ -17,7 +17,7 @@ CLUSTER = {
         "engine": "Megatron",
         "updates": 3,
         "parallelism": {"tensor": 2},
-        "batch": {"promptsPerUpdate": 4, "removePadding": True},
+        "batch": {"promptsPerUpdate": 4},
     },
     "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "ckpt"}}},
     "algorithm": {"groupSize": 4, "advantage": "GAE"},
@@ -33,7 +33,6 @@ PLACES = {
     "spec.rollout.tensorParallel",
     "spec.train.engine",
     "spec.train.parallelism",
-    "spec.train.batch.removePadding",
     "spec.algorithm.advantage",
 }
 

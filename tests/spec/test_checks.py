@@ -76,6 +76,31 @@ CASES = {
         "spec.train.parallelism",
         {"train.parallelism": {"expert": 1, "expertTensor": 3}},
     ),
+    "copies": (
+        {**EIGHT, "train.parallelism.replicas": 3},
+        "spec.train.parallelism",
+        {**EIGHT, "train.parallelism.replicas": 2},
+    ),
+    "copies and sequences": (
+        {**EIGHT, "train.parallelism": {"replicas": 8, "context": 2}},
+        "spec.train.parallelism",
+        {**EIGHT, "train.parallelism": {"replicas": 4, "context": 2}},
+    ),
+    "copies of Megatron": (
+        {**EIGHT, "train.parallelism.replicas": 2, "train.engine": "Megatron"},
+        "spec.train.parallelism.replicas",
+        {**EIGHT, "train.parallelism.replicas": 2, "train.engine": "FSDP"},
+    ),
+    "heads of a sequence's devices": (
+        {**EIGHT, "train.parallelism.context": 4},
+        "spec.train.parallelism.context",
+        {**EIGHT, "train.parallelism.context": 2},
+    ),
+    "gradients without parameters": (
+        {"train.offload.gradients": True},
+        "spec.train.offload.gradients",
+        {"train.offload": {"gradients": True, "parameters": True}},
+    ),
     "batch": (
         {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 3},
         "spec.train.batch",

@@ -40,6 +40,16 @@ def test_the_experts_fit_exactly_when_the_division_is_whole(nodes, devices, expe
     assert (found == []) == (expert == 1 or nodes * devices % (expert * size * pipeline) == 0)
 
 
+@given(nodes=NODES, devices=DEVICES, replicas=SIZE, context=SIZE)
+def test_copies_fit_exactly_when_each_has_whole_sequences(nodes, devices, replicas, context):
+    found = list(layout.copies(trained(nodes, devices, replicas=replicas, context=context)))
+    assert (found == []) == (replicas == 1 or nodes * devices % (replicas * context) == 0)
+    fix = re.match(r"Use (\w+) ((?:\d+(?: or )?)+)", found[0].fix) if found else None
+    for size in re.findall(r"\d+", fix[2]) if fix else ():
+        mended = {"replicas": replicas, "context": context, fix[1]: int(size)}
+        assert list(layout.copies(trained(nodes, devices, **mended))) == []
+
+
 @given(nodes=NODES, devices=DEVICES, tensor=SIZE, pipeline=SIZE, context=SIZE)
 def test_each_fix_of_a_layout_mends_it(nodes, devices, tensor, pipeline, context):
     sizes = {"tensor": tensor, "pipeline": pipeline, "context": context}

@@ -1,8 +1,4 @@
-"""The test bed by hand, from the repository's root:
-
-python -m tests.testbed build    builds the programs, once
-python -m tests.testbed up       a control plane to play with, until Ctrl-C
-"""
+"""The test bed by hand, from the repository's root: `python -m tests.testbed up`, a control plane to play with until Ctrl-C."""
 
 import signal
 import sys
@@ -18,23 +14,19 @@ from tests.testbed.control_plane import ControlPlane, control_plane
 app = typer.Typer(help="A Kubernetes control plane with KubeRay on this machine.", no_args_is_help=True)
 
 
-@app.command()
-def build() -> None:
-    """Build the programs unless they are there."""
-    try:
-        print(binaries.build().folder)
-    except binaries.NotBuilt as problem:
-        sys.exit(str(problem))
+@app.callback()
+def main() -> None:
+    """Keeps the command's name in the command line."""
 
 
 @app.command()
 def up() -> None:
-    """Start everything, and end it on Ctrl-C or SIGTERM."""
+    """Build what is not there yet, start everything, and end it on Ctrl-C or SIGTERM."""
     try:
         built = binaries.build()
     except binaries.NotBuilt as problem:
         sys.exit(str(problem))
-    signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="qwen35-testbed-", ignore_cleanup_errors=True) as folder,

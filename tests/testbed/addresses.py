@@ -23,7 +23,8 @@ NETWORKS = list(ipaddress.IPv4Network("198.18.0.0/15").subnets(new_prefix=18))
 
 def hold(file: Path) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
-    network, lock = _take()
+    number, lock = take()
+    network = NETWORKS[number]
     unreachable = _route("replace", network)
     aside = file.with_suffix(".writing")
     aside.write_text(json.dumps({"network": str(network), "unreachable": unreachable}))
@@ -34,16 +35,19 @@ def hold(file: Path) -> None:
     lock.close()
 
 
-def _take() -> tuple[ipaddress.IPv4Network, socket.socket]:
-    """An abstract socket is a lock that belongs to the network namespace, as routes do, and ends with its process."""
-    for number, network in enumerate(NETWORKS):
+def take() -> tuple[int, socket.socket]:
+    """Which of NETWORKS is the caller's for as long as it holds the lock.
+
+    An abstract socket is a lock that belongs to the network namespace, as routes do, and ends with its process.
+    """
+    for number in range(len(NETWORKS)):
         lock = socket.socket(socket.AF_UNIX)
         try:
             lock.bind(f"\0qwen35-testbed-{number}")
         except OSError:
             lock.close()
         else:
-            return network, lock
+            return number, lock
     sys.exit(f"all {len(NETWORKS)} pod networks are taken: end one of the test beds that run on this machine")
 
 

@@ -2,9 +2,12 @@
 
 import http.client
 import json
+import select
 import ssl
+import threading
 import urllib.parse
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +27,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Api:
-    """The API server as one user sees it. May be used from several threads."""
+    """The API server as one user sees it. May be used from several threads.
+
+    Each keeps its connection: tests ask all the time, and most of a request is its handshake.
+    """
 
     server: str
     context: ssl.SSLContext
+    kept: threading.local = field(default_factory=threading.local, repr=False, compare=False)
 
     @classmethod
     def of(cls, server: str, ca: Path, user: Certificate) -> "Api":
@@ -37,18 +44,28 @@ class Api:
 
     def request(self, method: str, path: str, body: Any = None, *, content: str = "application/json") -> Any:
         """The answer's JSON. `body` is bytes, or what becomes JSON. Raises Refused, and OSError when nobody answers."""
-        address = urllib.parse.urlsplit(self.server)
-        connection = http.client.HTTPSConnection(str(address.hostname), address.port, context=self.context, timeout=60)
-        try:
-            sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        sent = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self._connection()
+        with ExitStack() as unless_answered:
+            unless_answered.callback(connection.close)
             connection.request(method, path, sent, {"Content-Type": content, "Accept": "application/json"})
             answer = connection.getresponse()
             text = answer.read().decode()
-        finally:
-            connection.close()
+            unless_answered.pop_all()
+        self.kept.connection = connection
         if answer.status >= 300:
             raise Refused(answer.status, json.loads(text)["message"] if text.startswith("{") else text)
         return json.loads(text)
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        """The thread's own, unless the server has closed it: there is something to read then before anything was asked."""
+        kept: http.client.HTTPSConnection | None = self.kept.__dict__.pop("connection", None)
+        if kept is not None and kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
+            return kept
+        if kept is not None:
+            kept.close()
+        address = urllib.parse.urlsplit(self.server)
+        return http.client.HTTPSConnection(str(address.hostname), address.port, context=self.context, timeout=60)
 
     def get(self, path: str) -> Any:
         return self.request("GET", path)

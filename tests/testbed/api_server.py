@@ -1,14 +1,18 @@
 """etcd and the API server."""
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.testbed.binaries import Binaries
-from tests.testbed.certificates import Authority
+from tests.testbed.certificates import ADMINISTRATORS, Authority
 from tests.testbed.processes import Processes, answers, free_ports
 
+SERVICES = ipaddress.IPv4Network("10.96.0.0/12")
+"""Addresses of Services; the first is the API server's own."""
 ETCD = "etcd"
 NAME = "kube-apiserver"
+KUBELET_CLIENT = "kubelet-client"
 
 
 @dataclass(frozen=True)
@@ -19,22 +23,29 @@ class ApiServer:
     binaries: Binaries
     processes: Processes
     authority: Authority
+    address: str
     port: int
     etcd: str
 
     @classmethod
-    def create(cls, folder: Path, binaries: Binaries, processes: Processes, authority: Authority) -> "ApiServer":
-        """Starts etcd, which the API server of this port will use."""
+    def create(
+        cls, folder: Path, binaries: Binaries, processes: Processes, authority: Authority, address: str
+    ) -> "ApiServer":
+        """Starts etcd, which the API server of this address will use."""
         port, client, peer = free_ports(3)
-        server = cls(folder, binaries, processes, authority, port, f"http://127.0.0.1:{client}")
+        server = cls(folder, binaries, processes, authority, address, port, f"http://127.0.0.1:{client}")
         server._start_etcd(f"http://127.0.0.1:{peer}")
-        authority.issue(NAME, "kube-apiserver", names="IP:127.0.0.1,DNS:localhost,DNS:kubernetes.default.svc")
+        names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
+        addresses = dict.fromkeys(["127.0.0.1", address, str(SERVICES[1])])
+        all_names = [*(f"IP:{one}" for one in addresses), *(f"DNS:{name}" for name in names)]
+        authority.issue(NAME, "kube-apiserver", names=",".join(all_names))
+        authority.issue(KUBELET_CLIENT, KUBELET_CLIENT, [ADMINISTRATORS])
         authority.key_pair("service-accounts")
         return server
 
     @property
     def url(self) -> str:
-        return f"https://127.0.0.1:{self.port}"
+        return f"https://{self.address}:{self.port}"
 
     def _start_etcd(self, peer: str) -> None:
         command = [
@@ -56,15 +67,16 @@ class ApiServer:
     def start(self) -> None:
         """Returns once it is ready."""
         keys = self.authority.folder
+        # A loopback address is no valid endpoint, and no pod could use it.
+        loopback = ipaddress.ip_address(self.address).is_loopback
         command = [
             self.binaries[NAME],
             f"--etcd-servers={self.etcd}",
             f"--secure-port={self.port}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            # No pod of this bed can use the Service `kubernetes`, and a loopback address is no valid endpoint.
-            "--endpoint-reconciler-type=none",
-            "--service-cluster-ip-range=10.96.0.0/16",
+            f"--bind-address={self.address}",
+            f"--advertise-address={self.address}",
+            f"--endpoint-reconciler-type={'none' if loopback else 'lease'}",
+            f"--service-cluster-ip-range={SERVICES}",
             "--authorization-mode=Node,RBAC",
             f"--client-ca-file={self.authority.ca}",
             f"--token-auth-file={keys / 'tokens.csv'}",
@@ -73,6 +85,10 @@ class ApiServer:
             "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
             f"--service-account-key-file={keys / 'service-accounts.pub'}",
             f"--service-account-signing-key-file={keys / 'service-accounts.key'}",
+            f"--kubelet-client-certificate={keys / KUBELET_CLIENT}.crt",
+            f"--kubelet-client-key={keys / KUBELET_CLIENT}.key",
+            f"--kubelet-certificate-authority={self.authority.ca}",
+            "--kubelet-preferred-address-types=InternalIP",
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--profiling=false",

@@ -2,10 +2,14 @@
 
     ${XDG_CACHE_HOME:-~/.cache}/qwen35/testbed/<hash>/
         bin/       etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kuberay-operator kwok
-        kuberay/   role.yaml and crd/*.yaml, as released with the operator
+                   kubelet kube-proxy coredns pause, for a real node (tests.cluster)
+        kuberay/   role.yaml, crd/*.yaml and install.yaml, as released with the operator
 
-The hash covers the module files and the build flags: a change of either builds anew, and a finished build needs
-no Go. kwok is a module of its own because it does not compile against the Kubernetes libraries of the others.
+The hash covers the modules and the build flags: a change of either builds anew, and a finished build needs no Go.
+`python -m tests.testbed.binaries` builds; it needs Go and the standard library, so that it can run beside what installs the rest.
+
+kwok is a module of its own because it does not compile against the Kubernetes libraries of the others; CoreDNS is one
+because it is a program of ours, with the few plugins that a cluster needs.
 """
 
 import fcntl
@@ -34,10 +38,13 @@ PACKAGES = {
         "kube-controller-manager": "k8s.io/kubernetes/cmd/kube-controller-manager",
         "kube-scheduler": "k8s.io/kubernetes/cmd/kube-scheduler",
         "kubectl": "k8s.io/kubernetes/cmd/kubectl",
+        "kubelet": "k8s.io/kubernetes/cmd/kubelet",
+        "kube-proxy": "k8s.io/kubernetes/cmd/kube-proxy",
         "helm": "helm.sh/helm/v3/cmd/helm",
         "kuberay-operator": KUBERAY,
     },
     "kwok": {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    "node": {"coredns": "./coredns", "pause": "./pause"},
 }
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
 # Without a version that parses, kubectl and Helm refuse to talk to the API server.
@@ -59,6 +66,7 @@ LINK = {
         ]
     ),
     "kwok": "-s -w",
+    "node": "-s -w",
 }
 
 
@@ -84,6 +92,11 @@ class Binaries:
     def kuberay_role(self) -> Path:
         return self.folder / "kuberay" / "role.yaml"
 
+    @property
+    def kuberay_installation(self) -> Path:
+        """All that a cluster needs for KubeRay to run in it, definitions included, in the namespace `default`."""
+        return self.folder / "kuberay" / "install.yaml"
+
 
 def find() -> Binaries:
     """The build of these modules and flags. Raises NotBuilt when there is none."""
@@ -94,7 +107,7 @@ def find() -> Binaries:
 
 
 def build() -> Binaries:
-    """Builds what is not there yet: about 0.6 GB, six minutes on two cores. Raises NotBuilt."""
+    """Builds what is not there yet: about 0.8 GB, eight minutes on two cores. Raises NotBuilt."""
     folder = _cache() / _key()
     with _locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
@@ -104,7 +117,7 @@ def build() -> Binaries:
             shutil.rmtree(aside, ignore_errors=True)
             for module in PACKAGES:
                 _compile(go, module, aside / "bin")
-            _copy_kuberay(go, aside / "kuberay")
+            _copy_kuberay(go, aside)
             aside.rename(folder)
     return Binaries(folder)
 
@@ -115,7 +128,8 @@ def _cache() -> Path:
 
 
 def _key() -> str:
-    inputs = [(MODULES / module / name).read_bytes() for module in PACKAGES for name in ("go.mod", "go.sum")]
+    files = sorted(file for module in PACKAGES for file in (MODULES / module).rglob("*") if file.is_file())
+    inputs = [file.read_bytes() for file in files]
     inputs.append(repr((PACKAGES, ENVIRONMENT, LINK, platform.machine())).encode())
     return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
 
@@ -175,18 +189,28 @@ def _compile(go: str, module: str, folder: Path) -> None:
 
 
 def _copy_kuberay(go: str, folder: Path) -> None:
-    """The custom resource definitions and the ClusterRole lie in the operator's module, beside its code."""
+    """The operator's manifests lie in its module, beside its code."""
     command = [go, "list", "-m", "-f", "{{.Dir}}", KUBERAY]
     listed = subprocess.run(
         command, cwd=MODULES / "control_plane", env=_environment(), check=True, capture_output=True, text=True
     )
     config = Path(listed.stdout.strip()) / "config"
-    (folder / "crd").mkdir(parents=True)
+    own = folder / "kuberay"
+    (own / "crd").mkdir(parents=True)
     # The module cache is read-only, and copies of its files should not be.
     for definition in (config / "crd" / "bases").glob("*.yaml"):
-        shutil.copyfile(definition, folder / "crd" / definition.name)
-    shutil.copyfile(config / "rbac" / "role.yaml", folder / "role.yaml")
+        shutil.copyfile(definition, own / "crd" / definition.name)
+    shutil.copyfile(config / "rbac" / "role.yaml", own / "role.yaml")
+    with (own / "install.yaml").open("wb") as file:
+        subprocess.run([folder / "bin" / "kubectl", "kustomize", config / "default"], check=True, stdout=file)
 
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        print(build().folder)
+    except NotBuilt as problem:
+        sys.exit(str(problem))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 DAYS = 30
+ADMINISTRATORS = "system:masters"
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
 

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from os import environ, getpid
 from pathlib import Path
 
+from tests.patience import PATIENCE
+
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 # What this machine's proxies and clusters are is none of the bed's business.
 ENVIRONMENT = {name: environ[name] for name in ("PATH", "HOME", "LANG", "TMPDIR") if name in environ}
@@ -28,6 +30,8 @@ class Processes:
     """Named processes, ended in reverse order of their start."""
 
     folder: Path
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Of every process, besides its own."""
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(
@@ -47,7 +51,7 @@ class Processes:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=ENVIRONMENT | dict(environment or {}),
+                env={**ENVIRONMENT, **self.environment, **(environment or {})},
                 # Ctrl-C in a terminal goes to the whole foreground group; the bed ends in its own order.
                 start_new_session=True,
             )
@@ -65,14 +69,14 @@ class Processes:
     def log(self, name: str) -> Path:
         return self.folder / f"{name}.log"
 
-    def wait(self, name: str, ready: Callable[[], bool], *, seconds: float = 60) -> None:
-        """Until the process is ready. Raises NotReady when it ends before, or after so many seconds."""
-        until = time.monotonic() + seconds
+    def wait(self, name: str, ready: Callable[[], bool]) -> None:
+        """Until the process is ready. Raises NotReady when it ends before, or when PATIENCE is over."""
+        until = time.monotonic() + PATIENCE
         while not ready():
             ended = self.running[name].poll() is not None
             if ended or time.monotonic() > until:
                 tail = self.log(name).read_text(errors="replace")[-3000:]
-                raise NotReady(f"{name} {'ended' if ended else f'is not ready after {seconds:.0f} s'}:\n{tail}")
+                raise NotReady(f"{name} {'ended' if ended else f'is not ready after {PATIENCE:.0f} s'}:\n{tail}")
             time.sleep(0.05)
 
 

@@ -9,6 +9,7 @@ The Ray is its own: other ports, its own folder, no address file that `ray.init(
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from tests.testbed.processes import Processes, answers, free_ports
 NAME = "ray"
 # The operator's manifests name it, so it is the one port that cannot be chosen.
 PORT = 8265
+PORT_SECONDS = 120.0
 
 
 class PortTaken(Exception):
@@ -46,12 +48,7 @@ class RayHead:
 @contextmanager
 def ray_head(folder: Path) -> Iterator[RayHead]:
     """Starts the Ray in an empty folder. Raises PortTaken and NotReady."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("0.0.0.0", PORT))
-        except OSError as problem:
-            raise PortTaken(f"port {PORT} is taken ({problem}): end the Ray or the test bed that has it") from problem
+    _wait_for_port()
     commands = folder / "commands"
     commands.mkdir()
     processes = Processes(folder)
@@ -64,6 +61,25 @@ def ray_head(folder: Path) -> Iterator[RayHead]:
             yield RayHead(f"http://127.0.0.1:{PORT}", commands)
         finally:
             processes.stop_all()
+
+
+def _wait_for_port() -> None:
+    """Others may have the port for a while, a test of what then happens among them."""
+    until = time.monotonic() + PORT_SECONDS
+    while problem := _taken():
+        if time.monotonic() > until:
+            raise PortTaken(f"port {PORT} is taken ({problem}): end the Ray or the test bed that has it")
+        time.sleep(0.5)
+
+
+def _taken() -> OSError | None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", PORT))
+        except OSError as problem:
+            return problem
+    return None
 
 
 def _start(processes: Processes, commands: Path, folder: str) -> int:

@@ -56,6 +56,7 @@ def run(
     from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.interrupted import Interrupted
     from qwen35_trainer.runtime.link.base import LinkRefused
+    from qwen35_trainer.runtime.link.open import CLUSTER
     from qwen35_trainer.runtime.link.reporter import OperatorNotTold, reporting
     from qwen35_trainer.runtime.run import ReportFailed
     from qwen35_trainer.runtime.run import run as run_manifest
@@ -72,6 +73,7 @@ def run(
                 console=console,
                 started=started,
                 reporter=reporter,
+                in_cluster=link == CLUSTER,
             )
     except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
         fail(str(error), REFUSED)
@@ -165,6 +167,65 @@ def operator(
         run_operator(settings, kubeconfig, log_format, verbose=verbose)
     except (SettingsRefused, OSError) as error:
         fail(str(error), REFUSED)
+
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NS", help="[default: the context's]", show_default=False)
+]
+KubeconfigOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="[default: KUBECONFIG, or the pod's own]", show_default=False)
+]
+ContextOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Of the kubeconfig. [default: its current one]")
+]
+
+
+@app.command()
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="A training; without one, a line for each.")
+    ] = None,
+    namespace: NamespaceOption = None,
+    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow it to its end; exit code 1 if it failed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON; with --watch an object per change.")] = False,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Show where a training in a cluster stands, and what it waits for."""
+    from qwen35_operator.console import commands
+
+    cluster = commands.Cluster(kubeconfig, context, namespace)
+    try:
+        code = commands.status(
+            cluster, name, everywhere=everywhere, watch=watch, as_json=as_json, console=Console(highlight=False)
+        )
+    except commands.NotShown as problem:
+        fail(str(problem), REFUSED)
+    raise typer.Exit(code)
+
+
+@app.command()
+def report(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A training.")],
+    namespace: NamespaceOption = None,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="[default: NAME-report.html]", show_default=False)
+    ] = None,
+    kubeconfig: KubeconfigOption = None,
+    context: ContextOption = None,
+) -> None:
+    """Write the report of a training in a cluster, also after its pods are gone."""
+    from qwen35_operator.console import commands
+
+    cluster = commands.Cluster(kubeconfig, context, namespace)
+    try:
+        code = commands.report(cluster, name, output, Console(highlight=False))
+    except commands.NotShown as problem:
+        fail(str(problem), REFUSED)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -31,6 +31,7 @@ class Rule:
 WORLD = "self.train.nodes * self.accelerator.perNode"
 DENSE = "(self.train.parallelism.tensor * self.train.parallelism.pipeline * self.train.parallelism.context)"
 EXPERT = "(self.train.parallelism.expertTensor * self.train.parallelism.expert * self.train.parallelism.pipeline)"
+COPIES = "(self.train.parallelism.replicas * self.train.parallelism.context)"
 GROUP = "(self.mode == 'SFT' ? 1 : self.algorithm.groupSize)"
 LONGEST = "self.data.maxPromptTokens + self.data.maxResponseTokens"
 SHARE = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
@@ -44,7 +45,7 @@ def _told(message: str, *values: str) -> str:
     return f"'{message}'.format([{', '.join(values)}])"
 
 
-def _cut(axes: tuple[str, str, str], product: str, unless: str = "") -> Rule:
+def _cut(axes: tuple[str, ...], product: str, unless: str = "") -> Rule:
     return Rule(
         f"{unless}({WORLD}) % {product} == 0",
         f"{' × '.join(axes)} must divide train.nodes × accelerator.perNode.",
@@ -157,6 +158,28 @@ MODES = (
 LAYOUT = (
     _cut(("tensor", "pipeline", "context"), DENSE),
     _cut(("expertTensor", "expert", "pipeline"), EXPERT, unless="self.train.parallelism.expert == 1 || "),
+    _cut(
+        ("replicas", "context"),
+        COPIES,
+        unless="self.train.engine != 'FSDP' || self.train.parallelism.replicas == 1 || ",
+    ),
+    Rule(
+        "self.train.engine == 'FSDP' || self.train.parallelism.replicas == 1",
+        "replicas means nothing to this engine, whose copies follow from the other degrees. Remove it, or use engine FSDP.",
+        field=".train.parallelism.replicas",
+    ),
+    Rule(
+        "!has(self.model.source.random) || ["
+        "self.model.source.random.attentionHeads, self.model.source.random.linearKeyHeads, "
+        "self.model.source.random.linearValueHeads].all(heads, heads % self.train.parallelism.context == 0)",
+        "context must divide attentionHeads, linearKeyHeads and linearValueHeads: each device takes whole heads.",
+        field=".train.parallelism.context",
+    ),
+    Rule(
+        "self.train.engine != 'FSDP' || !self.train.offload.gradients || self.train.offload.parameters",
+        "FSDP keeps gradients where the parameters are. Set offload.parameters to true, or gradients to false.",
+        field=".train.offload.gradients",
+    ),
     Rule(
         f"self.train.batch.dynamic || ({WORLD}) % {DENSE} != 0 || "
         f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchPerDevice)"
@@ -221,6 +244,13 @@ WHILE_SUSPENDED = (
         "(!has(self.checkpoint.storage) || self.checkpoint.storage == oldSelf.checkpoint.storage)",
         "checkpoint.storage cannot change during a training. Create a new Qwen35Training instead.",
         field=".checkpoint.storage",
+        reason="FieldValueForbidden",
+    ),
+    Rule(
+        "has(self.train.lora) == has(oldSelf.train.lora) && "
+        "(!has(self.train.lora) || self.train.lora == oldSelf.train.lora)",
+        "train.lora cannot change during a training: checkpoints hold its adapters. Create a new Qwen35Training instead.",
+        field=".train.lora",
         reason="FieldValueForbidden",
     ),
     Rule(
@@ -319,5 +349,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     ),
     "spec.train.engine": (_fixed("train.engine"),),
     "spec.train.parallelism": (_fixed("train.parallelism"),),
+    "spec.train.freeze": (_fixed("train.freeze"),),
+    "spec.train.optimizer.type": (_fixed("train.optimizer.type"),),
     "spec.checkpoint.storage": (_one_of("persistentVolumeClaim", "path"),),
 }

@@ -7,18 +7,22 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from qwen35_operator.api.training import Training
+from qwen35_trainer.contract.names import POOL_LABEL
 from qwen35_trainer.spec import Problem
 
 DOMAIN = "rl.qwen35.io"
 TRAINING = f"{DOMAIN}/training"
 ATTEMPT = f"{DOMAIN}/attempt"
-POOL = f"{DOMAIN}/pool"
+POOL = POOL_LABEL
+COMPONENT = "app.kubernetes.io/component"
 HASH = f"{DOMAIN}/hash"
 """Annotation: the object as we last wrote it."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
 """Annotation of a RayJob: the part of the spec that its attempt runs with."""
 
 HEAD, ROLLOUT, TRAIN = "head", "rollout", "train"
+HISTORY = "history"
+"""Component of the one child whose content is not watched."""
 
 LONGEST = 40
 """Characters of a training's name. KubeRay takes 47 for a RayJob: six digits are left for the attempt."""
@@ -41,7 +45,7 @@ def labels(training: str, component: str) -> dict[str, str]:
         TRAINING: training,
         "app.kubernetes.io/name": "qwen35",
         "app.kubernetes.io/instance": training,
-        "app.kubernetes.io/component": component,
+        COMPONENT: component,
         "app.kubernetes.io/part-of": "qwen35",
         "app.kubernetes.io/managed-by": "qwen35-operator",
     }

@@ -9,7 +9,7 @@ from qwen35_trainer.spec import Problem
 
 
 def always(training: Training) -> tuple[Manifest, ...]:
-    """Every child but -progress, -control and the RayJobs, in the order of creation."""
+    """Every child but -progress, -history, -control and the RayJobs, in the order of creation."""
     return (config.build(training), *rbac.build(training), network_policy.build(training))
 
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from qwen35_operator.api.training import Training
 from qwen35_operator.desired import shape, volumes
-from qwen35_operator.desired.pods import CONTAINER, POD_NAME, size_of
+from qwen35_operator.desired.pods import CONTAINER, size_of
 from qwen35_operator.desired.pools import Pool, all_pools
 from qwen35_operator.profiles import PROFILES, Profile
+from qwen35_trainer.contract.names import POD_VARIABLE
 from qwen35_trainer.spec import Problem
 
 POOLS: Final[tuple[Pool, ...]] = ("head", "rollout", "train")
@@ -22,7 +23,7 @@ ANNOTATIONS: Final = ("rl.qwen35.io/", "ray.io/")
 """ray.io/overwrite-container-cmd and its like change what KubeRay starts."""
 VARIABLES: Final = frozenset(
     {
-        POD_NAME,
+        POD_VARIABLE,
         *("FQ_RAY_IP", "RAY_IP", "RAY_PORT", "RAY_ADDRESS", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE"),
         *("RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME", "KUBERAY_GEN_RAY_START_CMD"),
         # KubeRay refuses a cluster that has these without its own options for them.

@@ -15,13 +15,12 @@ from qwen35_operator.settings import Settings
 from qwen35_trainer.contract.names import (
     ATTEMPT_VARIABLE,
     NAMESPACE_VARIABLE,
+    POD_VARIABLE,
     POOL_VARIABLE,
     TRAINING_VARIABLE,
 )
 
 CONTAINER: Final = "ray"
-POD_NAME: Final = "POD_NAME"
-"""Variable with the pod's own name."""
 USER: Final = 1000
 """User and group of the trainer images; HwHiAiUser, who owns the devices, on Ascend nodes."""
 
@@ -100,7 +99,7 @@ def _environment(training: Training, profile: Profile, pool: Pool, attempt: int)
     if pool != "head":
         values |= profile.environment
     found: dict[str, dict[str, Any]] = {name: {"name": name, "value": value} for name, value in values.items()}
-    found[POD_NAME] = {"name": POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    found[POD_VARIABLE] = {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
     for variable in training.spec.pods.environment:
         written: dict[str, Any] = {"value": variable.value}
         if variable.secret is not None:
@@ -112,11 +111,21 @@ def _environment(training: Training, profile: Profile, pool: Pool, attempt: int)
 def _resources(training: Training, profile: Profile, pool: Pool) -> dict[str, Any]:
     """No limit of CPU: throttling a collective slows every rank. Memory is limited, for Ray sizes itself by it."""
     size = size_of(training, pool)
-    memory = {"memory": f"{size.memory_gib}Gi"}
+    memory = {"memory": _gibibytes(size.memory_gib)}
     devices = {}
     if pool != "head" and profile.resource is not None:
         devices = {profile.resource: str(training.spec.accelerator.perNode)}
-    return {"requests": {"cpu": str(size.cpu)} | memory | devices, "limits": memory | devices}
+    return {"requests": {"cpu": _cores(size.cpu)} | memory | devices, "limits": memory | devices}
+
+
+def _cores(count: float) -> str:
+    """As Kubernetes writes quantities: KubeRay would otherwise seem to have changed the object."""
+    return f"{count:.0f}" if count == int(count) else f"{count * 1000:.0f}m"
+
+
+def _gibibytes(count: int) -> str:
+    """As Kubernetes writes quantities, too."""
+    return f"{count // 1024}Ti" if count % 1024 == 0 else f"{count}Gi"
 
 
 def _tolerations(profile: Profile, pool: Pool) -> dict[str, Any]:

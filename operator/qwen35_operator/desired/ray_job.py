@@ -90,5 +90,6 @@ def _ray_resources(training: Training, pool: Pool) -> dict[str, str]:
     if pool == "head":
         return {"CPU": "0"}
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.perNode
-    cpus = {"CPU": str(pods.size_of(training, pool).cpu)}
+    # At least one for each worker process.
+    cpus = {"CPU": str(max(devices, int(pods.size_of(training, pool).cpu)))}
     return cpus if profile.ray_resource is None else cpus | {profile.ray_resource: str(devices)}

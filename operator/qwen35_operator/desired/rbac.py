@@ -1,11 +1,11 @@
-"""What the trainer may do in its namespace: its own three ConfigMaps, by name, and nothing else."""
+"""What the trainer may do in its namespace: its own four ConfigMaps, by name, and nothing else."""
 
 from typing import Any
 
 from qwen35_operator.api.training import Training
 from qwen35_operator.desired.names import account_name
 from qwen35_operator.desired.objects import Manifest, metadata, sealed
-from qwen35_trainer.contract.names import config_name, control_name, progress_name
+from qwen35_trainer.contract.names import config_name, control_name, history_name, progress_name
 
 
 def build(training: Training) -> tuple[Manifest, ...]:
@@ -27,6 +27,7 @@ def build(training: Training) -> tuple[Manifest, ...]:
         "metadata": described(),
         "rules": [
             _rule(progress_name(training.name), "get", "patch", "update"),
+            _rule(history_name(training.name), "patch"),
             # list and watch by name: the request has to select metadata.name.
             _rule(control_name(training.name), "get", "list", "watch"),
             _rule(config_name(training.name), "get"),

@@ -5,6 +5,7 @@
     claim of checkpoint.storage  ──► CHECKPOINT_FOLDER     its folder checkpoints/<training>
                                  └─► RUN_FOLDER            its folder runs/<training>; without a claim, the pod's own
     ConfigMap -config            ──► CONFIG_FOLDER         on the head
+    relative paths, no claim     ──► EXAMPLES_FOLDER       in the image
 
 A claim is one volume of a pod even when it has several uses: some storage cannot be mounted twice by one pod.
 """
@@ -20,12 +21,13 @@ from qwen35_trainer.contract.names import (
     CHECKPOINT_FOLDER,
     CONFIG_FOLDER,
     DATA_FOLDER,
+    EXAMPLES_FOLDER,
     MODEL_FOLDER,
     RUN_FOLDER,
     config_name,
 )
 from qwen35_trainer.spec import CheckpointStorage, Files, ModelSource, Problem, Source, TrainingSpec
-from qwen35_trainer.spec.base import PersistentVolumeClaim
+from qwen35_trainer.spec.base import LONGEST_PATH, PersistentVolumeClaim
 
 SHM_FOLDER: Final = "/dev/shm"  # noqa: S108, where NCCL and Ray look for shared memory
 OWN_FOLDERS: Final = (posixpath.dirname(RUN_FOLDER), CONFIG_FOLDER, SHM_FOLDER)
@@ -92,7 +94,7 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Paths that lead out of the claim that they are in."""
+    """Paths that lead out of the claim that they are in, or are too long where that is mounted."""
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),
@@ -102,12 +104,16 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
             if source.files is None or source.files.volume is None:
                 continue
             place = f"spec.data.{part}[{index}].files"
-            places.append((f"{place}.volume", source.files.volume.persistentVolumeClaim))
+            holding = source.files.volume.persistentVolumeClaim
+            places.append((f"{place}.volume", holding))
             for at, path in enumerate(source.files.paths):
                 yield from _outside(f"{place}.paths[{at}]", path)
+                yield from _too_long(f"{place}.paths[{at}]", _joined(_data_folder(holding), path))
     for place, claim in places:
         if claim is not None:
             yield from _outside(f"{place}.persistentVolumeClaim.path", claim.path)
+    if (model := spec.model.source.persistentVolumeClaim) is not None:
+        yield from _too_long("spec.model.source.persistentVolumeClaim.path", _joined(MODEL_FOLDER, model.path))
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:
@@ -137,10 +143,18 @@ def _sources_mounted(sources: Iterable[Source]) -> tuple[Source, ...]:
 
 def _files_mounted(files: Files) -> Files:
     if files.volume is None:
-        return files
-    claim = files.volume.persistentVolumeClaim
-    folder = _joined(f"{DATA_FOLDER}/{claim.claimName}", claim.path)
+        return files.model_copy(update={"paths": tuple(_joined(EXAMPLES_FOLDER, path) for path in files.paths)})
+    folder = _data_folder(files.volume.persistentVolumeClaim)
     return files.model_copy(update={"paths": tuple(_joined(folder, path) for path in files.paths), "volume": None})
+
+
+def _data_folder(claim: PersistentVolumeClaim) -> str:
+    return _joined(f"{DATA_FOLDER}/{claim.claimName}", claim.path)
+
+
+def _too_long(place: str, path: str) -> Iterator[Problem]:
+    if (excess := len(path) - LONGEST_PATH) > 0:
+        yield Problem(place, f"{len(path)} characters where it is mounted, {path[:60]}….", f"Shorten it by {excess}.")
 
 
 def _outside(place: str, path: str) -> Iterator[Problem]:

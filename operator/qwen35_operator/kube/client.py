@@ -183,14 +183,14 @@ class RestClient:
         return response
 
 
-async def connect(kubeconfig: str | None, seen: Seen) -> RestClient:
-    """A client with the credentials of the kubeconfig, or of the pod that this runs in. Raises SettingsRefused."""
+async def connect(kubeconfig: str | None, seen: Seen, context: str | None = None) -> RestClient:
+    """A client with the credentials of the kubeconfig's context, or of the pod that this runs in. Raises SettingsRefused."""
     configuration = Configuration()
     try:
-        if kubeconfig is None and IN_POD in os.environ:
+        if kubeconfig is None and context is None and IN_POD in os.environ:
             settings.load_incluster_config(client_configuration=configuration)
         else:
-            await settings.load_kube_config(config_file=kubeconfig, client_configuration=configuration)
+            await settings.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
     except settings.ConfigException as problem:
         fix = "Name a kubeconfig by --kubeconfig, or run in a pod with a ServiceAccount"
         raise SettingsRefused(f"no credentials for the API server: {problem}. {fix}") from problem

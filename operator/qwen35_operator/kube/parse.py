@@ -134,6 +134,7 @@ def _cluster(raw: Raw) -> RayCluster:
         **_child(RAY_CLUSTER.name, raw),
         training=training_of(raw),
         attempt=_attempt(raw),
+        created=time(raw["metadata"]["creationTimestamp"]),
         state=sys.intern(status.get("state", "")),
         failure="; ".join(broken)[:LONGEST],
         groups=tuple(_group(group) for group in spec.get("workerGroupSpecs", ())),

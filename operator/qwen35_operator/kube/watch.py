@@ -78,7 +78,11 @@ class Watch:
         token = ""
         accept = METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
         while True:
-            query: Query = {"labelSelector": names.TRAINING, "limit": PAGE, **({"continue": token} if token else {})}
+            query: Query = {
+                "labelSelector": self.kind.selector,
+                "limit": PAGE,
+                **({"continue": token} if token else {}),
+            }
             page = await client.get(self.kind.path(self.namespace), query, accept=accept)
             found = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
             pages += [(training, one) for training, one in found if one is not None]
@@ -96,7 +100,7 @@ class Watch:
         """Events until the stream ends."""
         query: Query = {
             "watch": "true",
-            "labelSelector": names.TRAINING,
+            "labelSelector": self.kind.selector,
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": SERVER_SECONDS,

@@ -12,7 +12,7 @@ class Size:
     Its memory holds its shared memory, which holds Ray's object store: 30% of the memory, by Ray's default.
     """
 
-    cpu: int
+    cpu: float
     memory_gib: int
     shm_gib: int
 

@@ -5,9 +5,10 @@ from qwen35_operator.profiles.base import Profile, Size
 CPU = Profile(
     resource=None,
     ray_resource=None,
-    # Ray's own processes and two that have torch loaded, with a tiny model.
-    head=Size(cpu=1, memory_gib=3, shm_gib=1),
-    per_device=Size(cpu=1, memory_gib=3, shm_gib=1),
+    # Memory for Ray's own processes and two that have torch loaded, with a tiny model. Little is asked of the CPU, so that
+    # a whole training fits a node of two cores; it may take what is free.
+    head=Size(cpu=0.25, memory_gib=3, shm_gib=1),
+    per_device=Size(cpu=0.5, memory_gib=3, shm_gib=1),
     grace_seconds=30,
     environment={"GLOO_SOCKET_IFNAME": "eth0"},
 )

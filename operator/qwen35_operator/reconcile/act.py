@@ -13,7 +13,7 @@ from qwen35_operator.api import v1alpha1
 from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, Json
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound
-from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, WRITTEN, Kind
+from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, WRITTEN, Kind, watched_as
 from qwen35_operator.kube.parse import record, training_of
 from qwen35_operator.kube.store import Key
 from qwen35_operator.reconcile.actions import Action, Announce, Create, Delete, Refused, Scale, Update
@@ -137,10 +137,10 @@ class Actor:
         if left.get("kind") == kind.name:
             self._put(seen, kind, left)  # it has finalizers, and is on its way out
         else:
-            store = self._cluster.stores[kind]
-            for one in list(store.of((seen.namespace, seen.name))):
-                if one.uid == action.uid:
-                    store.remove(one.namespace, one.name, one.uid, one.version)
+            for store in (store for watched, store in self._cluster.stores.items() if watched.name == kind.name):
+                for one in list(store.of((seen.namespace, seen.name))):
+                    if one.uid == action.uid:
+                        store.remove(one.namespace, one.name, one.uid, one.version)
         return None
 
     async def _announce(self, seen: Observed, action: Announce) -> None:
@@ -176,6 +176,7 @@ class Actor:
     def _put(self, seen: Observed, kind: Kind, raw: Json) -> None:
         """Know at once what was written. What has another training's label by now is the watch's: it tells both."""
         if training_of(raw) == seen.name:
+            kind = watched_as(kind, raw)
             self._cluster.stores[kind].put_own(seen.name, record(kind, raw))
 
 

@@ -1,18 +1,17 @@
 """The objects beside the RayJob: created when absent, updated when they differ from what is desired."""
 
 from qwen35_operator.api.training import Training
-from qwen35_operator.desired import control, names, objects_of, progress
+from qwen35_operator.desired import control, history, names, objects_of, progress
 from qwen35_operator.reconcile.actions import Action, Create, Manifest, Update
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_trainer.contract import Control, Live, Stop
-from qwen35_trainer.contract.names import progress_name
 
 
 def ensured(seen: Observed, training: Training, wanted: Control) -> tuple[Action, ...]:
     """What brings every child but the RayJob about, in order of creation."""
     actions = [_ensured(seen, manifest) for manifest in objects_of.always(training)]
-    if ("ConfigMap", progress_name(training.name)) not in seen.children:
-        actions.append(Create(progress.build(training)))
+    trainers = (progress.build(training), history.build(training))  # once they are there
+    actions += [Create(one) for one in trainers if ("ConfigMap", one["metadata"]["name"]) not in seen.children]
     actions.append(_ensured(seen, control.build(training, wanted)))
     return tuple(action for action in actions if action is not None)
 

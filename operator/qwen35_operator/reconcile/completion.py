@@ -4,7 +4,7 @@ report Succeeded ───────────────► Succeeded
 report Stopped, as ordered ─────► the order's consequence: suspended, or out of time
 report Failed, or Stopped alone ─┐
 RayJob ended without such words ─┤
-head pod lost ───────────────────┼► failure rules ─► next attempt after a backoff, or Failed
+head pod lost, or replaced ──────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob gone · no new version ────┘
 """
 
@@ -14,9 +14,10 @@ from qwen35_operator.api.v1alpha1 import Attempt
 from qwen35_operator.reconcile import attempts, failure, stall, stopping
 from qwen35_operator.reconcile.actions import Announce
 from qwen35_operator.reconcile.failure import Evidence
-from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.observed import Observed, Pod
 from qwen35_operator.reconcile.verdict import Verdict
 from qwen35_operator.settings import Settings
+from qwen35_trainer.contract import Progress
 
 
 def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
@@ -59,12 +60,28 @@ def _failure(seen: Observed, attempt: Attempt, now: datetime) -> list[Evidence]:
             return [Evidence("ValidationFailed", job.message), *found]
         return [said, *found] if job.status == "SUCCEEDED" or not found else found
     if any(pod.pool == "head" and pod.reason in failure.FAULTS for pod in failure.faulty(seen, attempt)):
-        # KubeRay would start another head and submit again, without end and without counting.
         return failure.evidence(seen, attempt, now)
+    if report is not None and (head := _another_head(seen, attempt, report)) is not None:
+        lost = Evidence("HeadLost", f"pod {head.name} has come in the place of the one that reported", "head")
+        return failure.evidence(seen, attempt, now, lost)
     if report is not None and (pace := stall.pace(seen, report, now)) is not None and pace.stalled:
         message = f"no new version for {pace.age:.0f} s; more than {pace.limit:.0f} s is a stall"
         return failure.evidence(seen, attempt, now, Evidence("Stalled", message))
     return []
+
+
+def _another_head(seen: Observed, attempt: Attempt, report: Progress) -> Pod | None:
+    """A head that is not the one that the attempt reports from, in the same cluster.
+
+    KubeRay starts another for one that is gone, however it went, and submits to it again, without end and without counting.
+    An attempt that its queue evicted comes back with another cluster, younger than its last report: that is no failure.
+    """
+    written = None if seen.reported is None else seen.reported.written
+    cluster = attempts.cluster_of(seen, attempt.number)
+    if report.head is None or written is None or cluster is None or cluster.created > written:
+        return None
+    pods = attempts.pods_of(seen, attempt.number)
+    return next((pod for pod in pods if pod.pool == "head" and pod.name != report.head), None)
 
 
 def _failed(seen: Observed, attempt: Attempt, found: list[Evidence], now: datetime) -> Verdict:

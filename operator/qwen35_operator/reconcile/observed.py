@@ -69,6 +69,7 @@ class WorkerGroup:
 class RayCluster(Child):
     training: str
     attempt: int
+    created: datetime
     state: str
     """status.state: ready, suspended, failed or empty."""
     failure: str

@@ -97,7 +97,7 @@ def _advice(seen: Observed) -> str:
     """What can be run, and will be regretted."""
     if seen.training is None or seen.training.spec.checkpoint.storage is not None:
         return ""
-    return "checkpoints are kept in the head pod and go with it; set checkpoint.storage to resume after its loss"
+    return "no checkpoints, for the pods share no folder: a failed or suspended attempt starts anew; set checkpoint.storage"
 
 
 def _pool_findings(seen: Observed, pools: dict[Pool, PoolStatus], *, idle: bool) -> dict[ConditionType, Finding]:
@@ -178,9 +178,10 @@ def _progress(
 def _numbers(report: Progress, time: str) -> v1alpha1.Progress:
     """As people read them: digits that say nothing would fill the columns of kubectl, and be news each time."""
     counts = ("update", "updates", "version", "lagMax")
-    shares = {"reward": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2, "tokensPerSecond": 1}
+    measures = {"reward": 4, "accuracy": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2, "tokensPerSecond": 1}
+    measures["secondsPerUpdate"] = 2
     rounded = {name: getattr(report, name) for name in counts}
-    for name, digits in shares.items():
+    for name, digits in measures.items():
         value = getattr(report, name)
         rounded[name] = None if value is None else round(value, digits)
     totals = Totals(prompts=report.prompts, samples=report.samples, tokens=report.tokens)

@@ -1,5 +1,6 @@
 """A process group of one, a small spec, and batches of random samples."""
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,12 +15,13 @@ from qwen35_trainer.spec import TrainingSpec, parse_spec
 LIMIT = 12
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def alone() -> Iterator[None]:
-    """This process is the whole group."""
+    """This process is the whole group. Not for longer: each group has a thread that wakes a hundred times a second."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
+    gc.collect()
 
 
 @pytest.fixture

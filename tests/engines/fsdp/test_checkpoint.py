@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.checkpoint import CheckpointException
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.engines.fsdp.loading import Origin, origin
 from qwen35_trainer.models.qwen3_5.build import build
 from qwen35_trainer.spec import Model, ModelSource, RandomModel
 
@@ -20,8 +21,9 @@ def same(left: FSDPEngine, right: FSDPEngine) -> bool:
 
 
 def test_a_checkpoint_before_the_first_update_changes_no_update(make_model, make_spec, make_batch, tmp_path) -> None:
-    plain, saved, restored = (FSDPEngine(adapt(make_model()), make_spec(), CPU) for _ in range(3))
+    plain, saved, restored = (FSDPEngine(Origin(make_model), make_spec(), CPU) for _ in range(3))
     saved.save(tmp_path)
+    assert saved.saved(wait=True)
     restored.restore(tmp_path)
     for seed in (0, 1):
         expected = plain.train(make_batch(seed=seed), [1e-3])
@@ -35,8 +37,9 @@ def test_a_restore_after_an_evaluation_leaves_nothing_of_the_evaluated_weights(
     make_model, make_spec, make_batch, tmp_path
 ) -> None:
     """A forward pass alone may leave gathered parameters behind, which a restore must replace too."""
-    engine, batch = FSDPEngine(adapt(make_model()), make_spec(), CPU), make_batch()
+    engine, batch = FSDPEngine(Origin(make_model), make_spec(), CPU), make_batch()
     engine.save(tmp_path)
+    assert engine.saved(wait=True)
     before = engine.negative_log_likelihood(batch)
     engine.train(batch, [1e-2])
     assert engine.negative_log_likelihood(batch) != before
@@ -48,14 +51,44 @@ def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_
     shape = RandomModel(hiddenSize=32, intermediateSize=48, tieEmbeddings=True)
     model = Model(name="tied", source=ModelSource(random=shape))
     saved, restored = (
-        FSDPEngine(build(model, seed=seed, vocabulary=23, max_length=64, base=Path()), make_spec(), CPU)
+        FSDPEngine(origin(model, seed=seed, vocabulary=23, max_length=64, base=Path()), make_spec(), CPU)
         for seed in (0, 1)
     )
     saved.train(make_batch(), [1e-2])
     saved.save(tmp_path)
+    assert saved.saved(wait=True)
     restored.restore(tmp_path)
     assert restored.train(make_batch(seed=1), [1e-3]) == saved.train(make_batch(seed=1), [1e-3])
     published = saved.weights()
     assert torch.equal(published["lm_head.weight"], published["model.embed_tokens.weight"])
     rollout = build(model, seed=2, vocabulary=23, max_length=64, base=Path())
     assert published.keys() == rollout.state_dict().keys()
+
+
+def test_what_is_written_is_the_state_at_the_save_though_training_went_on(
+    make_model, make_spec, make_batch, tmp_path
+) -> None:
+    saved, restored = (FSDPEngine(Origin(make_model), make_spec(), CPU) for _ in range(2))
+    saved.train(make_batch(), [1e-2])
+    before = {name: tensor.clone() for name, tensor in saved.weights().items()}
+    saved.save(tmp_path)
+    for seed in range(3):
+        saved.train(make_batch(seed=seed), [1e-2])
+    assert saved.saved(wait=True)
+    restored.restore(tmp_path)
+    read = restored.weights()
+    assert all(torch.equal(read[name], before[name]) for name in before)
+
+
+def test_a_save_that_failed_says_so_once_and_the_next_one_is_written(make_model, make_spec, tmp_path) -> None:
+    engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
+    blocked, free = tmp_path / "blocked", tmp_path / "free"
+    blocked.mkdir()
+    free.mkdir()
+    (blocked / "state").write_text("a file where the folder should be")
+    engine.save(blocked)
+    with pytest.raises(CheckpointException, match="state"):
+        engine.saved(wait=True)
+    engine.save(free)
+    assert engine.saved(wait=True)
+    assert (free / "state" / ".metadata").exists()

@@ -1,13 +1,19 @@
 """One rank of FSDP2 training against the library's model and the formula, written out here."""
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.engines.fsdp.engine import MOST_LEFT_OUT, FSDPEngine, NotFinite
+from qwen35_trainer.engines.fsdp.loading import Origin
+from tests.distributed.samples import scenes_of
+from tests.models.scenes import vision_language
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -50,7 +56,7 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
     batch, reference = make_batch(), make_model(experts=experts).train()
     loss = clipped_policy_loss(reference, batch, log_probs_of)
     loss.backward()
-    engine = FSDPEngine(adapt(make_model(experts=experts)), make_spec(), CPU)
+    engine = FSDPEngine(Origin(partial(make_model, experts=experts)), make_spec(), CPU)
     [metrics] = engine.train(batch, [1e-3])
     assert metrics.loss == pytest.approx(loss.item(), rel=1e-5)
     assert metrics.gradient_norm == pytest.approx(gradient_norm(reference), rel=1e-5)
@@ -87,7 +93,7 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
     ],
 )
 def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout) -> None:
-    plain, other = (FSDPEngine(adapt(make_model()), make_spec(algorithm | cut), CPU) for cut in ({}, layout))
+    plain, other = (FSDPEngine(Origin(make_model), make_spec(algorithm | cut), CPU) for cut in ({}, layout))
     # The second update starts from a model that has left its reference, so that a KL term has something to say. Adam
     # has amplified the first one's rounding by then.
     for batch, tolerance in ((make_batch(seed=0), 1e-5), (make_batch(seed=1), 1e-2)):
@@ -102,14 +108,81 @@ def test_a_batch_of_several_updates_steps_once_for_each_part(make_model, make_sp
     spec = make_spec(
         {"train.batch.promptsPerUpdate": 2, "train.batch.microBatchPerDevice": 8, "async.requireBatches": 2}
     )
-    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    engine = FSDPEngine(Origin(make_model), spec, CPU)
     metrics = engine.train(batch, [1e-3, 5e-4])
     assert [step.learning_rate for step in metrics] == [1e-3, 5e-4]
     assert sum(step.tokens for step in metrics) == batch.trainable.sum()
 
 
+@contextmanager
+def overflowing(engine: FSDPEngine) -> Iterator[None]:
+    """The backward pass overflows, as it may in a precision with few exponents."""
+
+    def spoil(_: object, __: object, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * float("inf"))
+
+    hook = engine._model.model.norm.register_forward_hook(spoil)
+    yield
+    hook.remove()
+
+
+def test_an_update_whose_gradient_is_not_finite_is_left_out(make_model, make_spec, make_batch) -> None:
+    engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
+    engine.train(make_batch(), [1e-3])
+    before = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    good = make_batch(seed=1)
+    with overflowing(engine):
+        [metrics] = engine.train(good, [1e-3])
+    assert not np.isfinite(metrics.gradient_norm)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.weights().items())
+    [metrics] = engine.train(good, [1e-3])
+    assert np.isfinite(metrics.gradient_norm)
+    assert all(tensor.isfinite().all() for tensor in engine.weights().values())
+
+
+def test_a_run_ends_when_no_gradient_in_a_row_is_finite(make_model, make_spec, make_batch) -> None:
+    engine, batch = FSDPEngine(Origin(make_model), make_spec(), CPU), make_batch()
+    for _ in range(2):
+        with overflowing(engine):
+            for _ in range(MOST_LEFT_OUT - 1):
+                engine.train(batch, [1e-3])
+        engine.train(batch, [1e-3])
+    with overflowing(engine):
+        for _ in range(MOST_LEFT_OUT - 1):
+            engine.train(batch, [1e-3])
+        with pytest.raises(NotFinite, match=r"for the 5th step in a row.*learningRate"):
+            engine.train(batch, [1e-3])
+
+
+def test_gradients_are_added_to_the_shards_after_every_micro_batch(make_model, make_spec, make_batch) -> None:
+    """Whole ones would take as much memory on every rank as the whole model."""
+    engine = FSDPEngine(Origin(make_model), make_spec({"train.batch.microBatchPerDevice": 4}), CPU)
+    layers, there = engine._model.model.layers, []
+
+    def look(*_: object) -> None:
+        there.append({parameter.grad is not None for parameter in layers.parameters()})
+
+    engine._model.register_forward_pre_hook(look)
+    engine.train(make_batch(), [1e-3])
+    assert there == [{False}, {True}, {True}]
+
+
+def test_rotary_tables_of_the_vision_tower_stay_float32_in_a_bfloat16_model(make_spec) -> None:
+    """As in the library without FSDP2, whose policy would cast what comes into a block."""
+    engine = FSDPEngine(Origin(vision_language), make_spec({"model.precision": "BF16"}), CPU)
+    seen = []
+
+    def look(_: object, inputs: tuple[torch.Tensor], named: dict[str, Any]) -> None:
+        seen.append((inputs[0].dtype, *(table.dtype for table in named["position_embeddings"])))
+
+    engine._model.model.visual.blocks[0].register_forward_pre_hook(look, with_kwargs=True)
+    engine.negative_log_likelihood(scenes_of(0))
+    assert set(seen) == {(torch.bfloat16, torch.float32, torch.float32)}
+
+
 def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec, make_batch) -> None:
-    engine = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     engine.train(make_batch(), [1e-3])  # Adam has momentum now
     before = {name: tensor.clone() for name, tensor in engine.weights().items()}
     batch = make_batch(seed=1)
@@ -119,7 +192,7 @@ def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec,
 
 
 def test_equal_rewards_leave_the_weights_alone(make_model, make_spec, make_batch) -> None:
-    engine = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     batch = make_batch()
     [metrics] = engine.train(dataclasses.replace(batch, rewards=np.ones_like(batch.rewards)), [1e-3])
     assert metrics.gradient_norm == 0.0
@@ -143,7 +216,7 @@ def test_samples_that_could_not_be_scored_do_not_count(make_model, make_spec, ma
         rewards=np.array([1, 0, 0], dtype=np.float32),
         group=batch.group[:3],
     )
-    results = [FSDPEngine(adapt(make_model()), make_spec(), CPU).train(each, [1e-3])[0] for each in (marked, without)]
+    results = [FSDPEngine(Origin(make_model), make_spec(), CPU).train(each, [1e-3])[0] for each in (marked, without)]
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-5, abs=1e-7)
     assert results[0].gradient_norm == pytest.approx(results[1].gradient_norm, rel=1e-4)
 
@@ -155,7 +228,7 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood(make_model, make_sp
     chosen = torch.cat(
         [new[mask] for new, mask in zip(log_probs_of(reference, batch), split(batch, batch.trainable), strict=True)]
     )
-    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    engine = FSDPEngine(Origin(make_model), spec, CPU)
     assert engine.negative_log_likelihood(batch) == pytest.approx(-chosen.mean().item(), rel=1e-5)
     [metrics] = engine.train(batch, [1e-2])
     assert metrics.loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
@@ -165,11 +238,12 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood(make_model, make_sp
 def test_a_restored_engine_makes_the_update_that_the_saved_one_would(
     make_model, make_spec, make_batch, tmp_path
 ) -> None:
-    saved = FSDPEngine(adapt(make_model()), make_spec(), CPU)
+    saved = FSDPEngine(Origin(make_model), make_spec(), CPU)
     saved.train(make_batch(), [1e-3])
     saved.save(tmp_path)
+    assert saved.saved(wait=True)
     random = torch.rand(3)
-    restored = FSDPEngine(adapt(make_model(seed=9)), make_spec(), CPU)
+    restored = FSDPEngine(Origin(partial(make_model, seed=9)), make_spec(), CPU)
     restored.restore(tmp_path)
     assert torch.equal(torch.rand(3), random)
     [expected], [actual] = saved.train(make_batch(seed=2), [1e-3]), restored.train(make_batch(seed=2), [1e-3])

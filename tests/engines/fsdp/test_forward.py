@@ -1,12 +1,15 @@
-"""Samples side by side, and which logits predict which of their tokens."""
+"""What the model reads of some samples, and which of its rows score which of their tokens."""
 
 import numpy as np
+import pytest
 import torch
 
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.engines.fsdp.forward import Offsets, pad, response_log_probs
+from qwen35_trainer.engines.fsdp.forward import MicroBatch, Offsets, micro_batch, response_scores
+from qwen35_trainer.models.qwen3_5.adapter import adapt
 
 CPU = torch.device("cpu")
+WAYS = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
 def three_samples(*, supervised: bool = False) -> TrainBatch:
@@ -21,63 +24,75 @@ def three_samples(*, supervised: bool = False) -> TrainBatch:
     )
 
 
-def padded(samples: list[int], *, supervised: bool = False):
+def read(samples: list[int], *, supervised: bool = False, packed: bool = False) -> MicroBatch:
     batch = three_samples(supervised=supervised)
-    return pad(batch, Offsets.of(batch), np.array(samples, dtype=np.int64), CPU)
+    chosen = np.array(samples, dtype=np.int64)
+    return micro_batch(batch, Offsets.of(batch), chosen, None, packed=packed, device=CPU)
 
 
-def test_samples_stand_side_by_side_without_their_last_tokens() -> None:
-    both = padded([2, 0])
-    assert both.tokens.tolist() == [[4, 5, 6, 16], [1, 2, 11, 12]]
-    assert both.targets.tolist() == [[16, 0, 0], [11, 12, 13]]
-    assert both.mask.tolist() == [[True, False, False], [True, False, True]]
-    assert both.log_probs is not None
-    assert both.log_probs.tolist() == [[-1, 0, 0], [-6, -5, -4]]
+def test_padded_samples_stand_side_by_side_without_their_last_tokens() -> None:
+    both = read([2, 0])
+    assert both.inputs.tokens.tolist() == [[4, 5, 6, 0], [1, 2, 11, 12]]
+    assert both.inputs.boundaries is None
+    assert both.responses.mask.tolist() == [[True, False, False], [True, False, True]]
+    assert both.responses.log_probs is not None
+    assert both.responses.log_probs.tolist() == [[-1, 0, 0], [-6, -5, -4]]
 
 
-def test_each_target_is_predicted_at_the_position_before_it() -> None:
-    both = padded([1, 0])
-    assert both.tokens.tolist() == [[3, 14, 15, 0], [1, 2, 11, 12]]
-    assert both.positions.tolist() == [[0, 1, 2], [1, 2, 3]]
-    for row, (positions, length) in enumerate(zip(both.positions, (2, 3), strict=True)):
-        following = [int(both.tokens[row, at + 1]) for at in positions[: length - 1]]
-        assert following == both.targets[row, : length - 1].tolist()
+def test_packed_samples_stand_in_one_row_without_their_last_tokens() -> None:
+    both = read([2, 0], packed=True)
+    assert both.inputs.tokens.tolist() == [[4, 5, 6, 1, 2, 11, 12]]
+    assert both.inputs.boundaries is not None
+    assert both.inputs.boundaries.tolist() == [0, 3, 7]
+
+
+@WAYS
+def test_trained_tokens_alone_are_scored_at_the_position_before_them(packed) -> None:
+    micro = read([1, 0, 2], packed=packed)
+    assert micro.targets.tolist() == [14, 15, 11, 13, 16]
+    assert micro.inputs.tokens.flatten()[micro.rows].tolist() == [3, 14, 2, 12, 6]
+    assert micro.table(micro.targets.float()).tolist() == [[14, 15, 0], [11, 0, 13], [16, 0, 0]]
 
 
 def test_supervised_samples_have_no_log_probabilities() -> None:
-    assert padded([0], supervised=True).log_probs is None
-    assert padded([], supervised=True).log_probs is None
+    assert read([0], supervised=True).responses.log_probs is None
+    assert read([], supervised=True).responses.log_probs is None
 
 
-def test_no_samples_are_one_row_that_trains_nothing() -> None:
-    empty = padded([])
-    assert empty.tokens.shape == empty.targets.shape == (1, 1)
-    assert not empty.mask.any()
+@WAYS
+def test_no_samples_are_one_token_that_trains_nothing(packed) -> None:
+    empty = read([], packed=packed)
+    assert empty.inputs.tokens.shape == empty.responses.mask.shape == (1, 1)
+    assert len(empty.rows) == 1
+    assert not empty.responses.mask.any()
 
 
-def test_a_single_token_after_a_single_token_is_a_sample() -> None:
+@WAYS
+def test_samples_without_a_trained_token_score_one_that_trains_nothing(packed) -> None:
     batch = TrainBatch(
-        prompts=np.array([3], dtype=np.int32),
-        prompt_lengths=np.array([1]),
-        responses=np.array([7], dtype=np.int32),
-        response_lengths=np.array([1]),
-        trainable=np.array([True]),
+        prompts=np.array([3, 4], dtype=np.int32),
+        prompt_lengths=np.array([1, 1]),
+        responses=np.array([7, 8], dtype=np.int32),
+        response_lengths=np.array([1, 1]),
+        trainable=np.array([False, False]),
     )
-    one = pad(batch, Offsets.of(batch), np.array([0]), CPU)
-    assert (one.tokens.tolist(), one.targets.tolist(), one.positions.tolist()) == ([[3]], [[7]], [[0]])
+    micro = micro_batch(batch, Offsets.of(batch), np.array([0, 1]), None, packed=packed, device=CPU)
+    assert (micro.rows.tolist(), micro.targets.tolist()) == ([0], [7])
+    assert not micro.responses.mask.any()
 
 
-def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution(make_model) -> None:
-    model, rows = make_model(), padded([0, 1, 2])
+@WAYS
+def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution(make_model, packed) -> None:
+    model, micro = make_model(), read([0, 1, 2], packed=packed)
     with torch.no_grad():
-        log_probs, entropy = response_log_probs(model, rows, 0.5, with_entropy=True)
+        log_probs, entropy = response_scores(adapt(make_model()), micro, 0.5, with_entropy=True)
         assert entropy is not None
         for row, (ids, first, length) in enumerate(
             [((1, 2, 11, 12, 13), 2, 3), ((3, 14, 15), 1, 2), ((4, 5, 6, 16), 3, 1)]
         ):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, first - 1 : -1]
-            expected = (logits / 0.5).log_softmax(-1)
+            expected, mask = (logits / 0.5).log_softmax(-1), micro.responses.mask[row, :length]
             chosen = expected.gather(1, torch.tensor(ids[first:])[:, None]).squeeze(1)
-            torch.testing.assert_close(log_probs[row, :length], chosen, atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(log_probs[row, :length], chosen * mask, atol=1e-4, rtol=1e-5)
             distribution = torch.distributions.Categorical(logits=logits / 0.5)
-            torch.testing.assert_close(entropy[row, :length], distribution.entropy(), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(entropy[row, :length], distribution.entropy() * mask, atol=1e-4, rtol=1e-5)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.engines.fsdp.loading import Origin
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -59,29 +59,49 @@ def fixed(log_probs: list[Tensor]) -> list[Tensor]:
     return [each.detach() for each in log_probs]
 
 
-def test_kl_in_the_loss_pulls_back_to_the_initial_model(make_model, make_spec, make_batch, log_probs_of) -> None:
-    spec = make_spec({"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5})
-    engine = FSDPEngine(adapt(make_model()), spec, CPU)
-    engine.train(make_batch(seed=0), [5e-3])
-    batch, current = make_batch(seed=1), moved(make_model, engine)
-    [metrics] = engine.train(batch, [1e-3])
-
+def pulled_back(batch, log_probs: list[Tensor], initial: list[Tensor]) -> Tensor:
+    """PPO's loss with KL to the initial model in it, mean over trained tokens."""
     total = torch.zeros(())
     for new, reference, old, mask, advantage in zip(
-        log_probs_of(current, batch),
-        fixed(log_probs_of(make_model(), batch)),
+        log_probs,
+        fixed(initial),
         by_sample(batch, batch.log_probs),
         by_sample(batch, batch.trainable),
         advantages(batch.rewards, batch.group),
         strict=True,
     ):
         total = total + (clipped((new - old).exp(), advantage) + 0.5 * k3(new, reference))[mask].sum()
-    agree(metrics, total / int(batch.trainable.sum()), current)
+    return total / int(batch.trainable.sum())
+
+
+def test_kl_in_the_loss_pulls_back_to_the_initial_model(make_model, make_spec, make_batch, log_probs_of) -> None:
+    spec = make_spec({"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5})
+    engine = FSDPEngine(Origin(make_model), spec, CPU)
+    engine.train(make_batch(seed=0), [5e-3])
+    batch, current = make_batch(seed=1), moved(make_model, engine)
+    [metrics] = engine.train(batch, [1e-3])
+    agree(metrics, pulled_back(batch, log_probs_of(current, batch), log_probs_of(make_model(), batch)), current)
+
+
+def test_with_adapters_the_initial_model_is_the_one_without_them(
+    make_model, make_spec, make_batch, log_probs_of
+) -> None:
+    changes = {"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5, "train.lora": {"rank": 4}}
+    engine = FSDPEngine(Origin(make_model), make_spec(changes), CPU)
+    assert engine._reference is None, "a second copy of the weights"
+    for seed in range(2):  # the first update moves one of each adapter's two factors only
+        engine.train(make_batch(seed=seed), [1e-2])
+    batch, current = make_batch(seed=2), make_model()
+    current.load_state_dict(engine.merged_weights())
+    [metrics] = engine.train(batch, [1e-3])
+    expected = pulled_back(batch, log_probs_of(current, batch), log_probs_of(make_model(), batch))
+    assert metrics.loss == pytest.approx(expected.item(), rel=1e-4)
+    assert metrics.means["kl"] > 1e-3
 
 
 def test_kl_in_the_reward_is_that_of_the_policy_that_generated(make_model, make_spec, make_batch, log_probs_of) -> None:
     spec = make_spec({"algorithm.kl.placement": "Reward", "algorithm.kl.coefficient": 0.5})
-    engine = FSDPEngine(adapt(make_model()), spec, CPU)
+    engine = FSDPEngine(Origin(make_model), spec, CPU)
     engine.train(make_batch(seed=0), [5e-3])
     batch, current = make_batch(seed=1), moved(make_model, engine)
     [metrics] = engine.train(batch, [1e-3])
@@ -113,7 +133,7 @@ def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start
         }
     )
     batch = make_batch(groups=4, updates=2)
-    halfway, engine = (FSDPEngine(adapt(make_model()), spec, CPU) for _ in range(2))
+    halfway, engine = (FSDPEngine(Origin(make_model), spec, CPU) for _ in range(2))
     halfway.train(batch, [5e-3, 0.0])  # the weights after the first update
     [_, metrics] = engine.train(batch, [5e-3, 1e-3])
 

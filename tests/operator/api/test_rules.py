@@ -15,10 +15,12 @@ FIXED = {
     "spec.accelerator.profile",
     "spec.train.engine",
     "spec.train.parallelism",
+    "spec.train.freeze",
+    "spec.train.optimizer.type",
     "spec.algorithm.groupSize",
     "spec.data",
 }
-ALSO_FIXED = {".checkpoint.storage", ".recipe"}
+ALSO_FIXED = {".checkpoint.storage", ".recipe", ".train.lora"}
 WHILE_SUSPENDED = {
     ".accelerator",
     ".rewards",

@@ -43,11 +43,11 @@ def test_files_of_a_claim_are_named_in_full(read, make_training):
     assert source.files.volume is None
 
 
-def test_paths_without_a_claim_stay_as_they_are(read, make_training):
+def test_paths_without_a_claim_lead_into_the_image(read, make_training):
     files = {"paths": ["tiny/train.jsonl"]}
     changes = {"data.train": [{"name": "rows", "files": files}], "rewards": [{"type": "Math"}]}
     spec = read(make_training(changes | {"checkpoint.storage": {"path": "/nfs/ckpt"}})).spec
-    assert spec.data.train[0].files.paths == ("tiny/train.jsonl",)
+    assert spec.data.train[0].files.paths == ("/opt/qwen35/examples/tiny/train.jsonl",)
     assert spec.checkpoint.storage.path == "/nfs/ckpt"
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_operator.desired import names
-from qwen35_trainer.contract.names import config_name, control_name, progress_name
+from qwen35_trainer.contract.names import config_name, control_name, history_name, progress_name
 
 NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
 ATTEMPTS = st.integers(1, 999_999)
@@ -30,9 +30,9 @@ def test_no_two_attempts_share_a_name(one, other, attempts):
 @given(one=NAMES, other=NAMES)
 def test_no_two_trainings_share_a_config_map(one, other):
     def maps(name: str) -> set[str]:
-        return {config_name(name), progress_name(name), control_name(name)}
+        return {config_name(name), progress_name(name), control_name(name), history_name(name)}
 
-    assert len(maps(one)) == 3
+    assert len(maps(one)) == 4
     assert one == other or not maps(one) & maps(other)
 
 

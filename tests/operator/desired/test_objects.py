@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from qwen35_operator.desired import control, names, objects, objects_of, progress, ray_job
+from qwen35_operator.desired import control, history, names, objects, objects_of, progress, ray_job
+from qwen35_operator.kube.kinds import CONFIG_MAP, HISTORY, METADATA_ONLY, watched_as
 from qwen35_operator.settings import Settings
 from qwen35_trainer.contract import Control, Stop, parse_control
 
@@ -14,7 +15,8 @@ def children(make_training):
     training = make_training()
     request = Control(attempt=1, rolloutNodes=2)
     job = ray_job.build(training, Settings(), attempt=1, rollout_nodes=2)
-    return [*objects_of.always(training), progress.build(training), control.build(training, request), job]
+    trainers = progress.build(training), history.build(training)
+    return [*objects_of.always(training), *trainers, control.build(training, request), job]
 
 
 def test_every_child_goes_when_its_training_goes(children, make_training):
@@ -30,7 +32,8 @@ def test_every_child_goes_when_its_training_goes(children, make_training):
 def test_every_child_but_the_trainers_has_its_own_hash(children):
     for child in children:
         hashed = child["metadata"].get("annotations", {}).get(names.HASH)
-        assert hashed == (None if child["metadata"]["name"] == "demo-progress" else objects.hash_of(child))
+        trainers = child["metadata"]["name"] in ("demo-progress", "demo-history")
+        assert hashed == (None if trainers else objects.hash_of(child))
 
 
 def test_access_is_there_before_the_pods_that_need_it(make_training):
@@ -62,5 +65,16 @@ def test_the_trainer_reads_the_request_that_was_written(make_training):
     assert parse_control(built["data"]["control.json"]) == request
 
 
-def test_the_progress_of_an_attempt_is_never_written_by_the_operator(make_training):
-    assert "data" not in progress.build(make_training())
+def test_what_the_trainer_says_is_never_written_by_the_operator(make_training):
+    for child in (progress.build(make_training()), history.build(make_training())):
+        assert child.keys() == {"apiVersion", "kind", "metadata"}
+
+
+def test_of_all_children_the_history_alone_is_watched_by_its_metadata(children):
+    apart = [child["metadata"]["name"] for child in children if watched_as(CONFIG_MAP, child) == HISTORY]
+    assert apart == ["demo-history"]
+    assert HISTORY in METADATA_ONLY
+    component = children[0]["metadata"]["labels"][names.COMPONENT]
+    assert component != names.HISTORY
+    assert CONFIG_MAP.selector == f"{names.TRAINING},{names.COMPONENT}!={names.HISTORY}"
+    assert HISTORY.selector == f"{names.TRAINING},{names.COMPONENT}={names.HISTORY}"

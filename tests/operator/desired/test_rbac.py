@@ -7,6 +7,7 @@ from qwen35_operator.settings import Settings
 
 ALLOWED = {
     "demo-progress": {"get", "patch", "update"},
+    "demo-history": {"patch"},
     "demo-control": {"get", "list", "watch"},
     "demo-config": {"get"},
 }

@@ -107,7 +107,7 @@ async def test_what_is_asked_for_and_how(server, client) -> None:
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
 async def test_no_request_outlasts_its_deadline(server, client, verb, monkeypatch) -> None:
-    monkeypatch.setattr(module, "DEADLINE", 0.2)
+    monkeypatch.setattr(module, "DEADLINE", 2.0)  # time enough to connect on a busy machine
     server.script = [silent(60)]
     with pytest.raises(Unavailable):
         await (client.get(PODS) if verb == "GET" else client.post(PODS, {}))

@@ -80,10 +80,11 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
         assert watch.names == {"a": "1", "b": "2"}
         assert watch.told == [KEY]
     first, second, following = (dict(request.query) for request in server.requests)
-    assert first == {"labelSelector": "rl.qwen35.io/training", "limit": str(PAGE)}
+    assert first == {"labelSelector": CONFIG_MAP.selector, "limit": str(PAGE)}
     assert second == {**first, "continue": "more"}
     assert following["resourceVersion"] == "7"
     assert following["watch"] == "true"
+    assert following["labelSelector"] == CONFIG_MAP.selector
     assert following["allowWatchBookmarks"] == "true"
 
 

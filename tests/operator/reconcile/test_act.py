@@ -6,7 +6,7 @@ from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
 from qwen35_operator.desired import names
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
+from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
 from qwen35_operator.reconcile.act import REPEAT, Actor
 from qwen35_operator.reconcile.actions import Announce, Create, Delete, Scale, Update
 from qwen35_operator.reconcile.observed import Observed
@@ -69,6 +69,16 @@ async def test_what_is_created_is_in_the_store_at_once(stage) -> None:
     assert stage.api.objects[PATH]["data"] == {"training.yaml": "x"}
     assert stage.stored()["demo-config"].uid == stage.api.objects[PATH]["metadata"]["uid"]
     assert stage.progress == [KEY]
+
+
+async def test_a_history_is_known_by_the_watch_of_its_own_and_by_that_alone(stage) -> None:
+    labels = {names.TRAINING: "demo", names.COMPONENT: names.HISTORY}
+    assert await stage.act(Create(config(name="demo-history", labels=labels))) is None
+    assert stage.stored() == {}
+    known = stage.stored(HISTORY)["demo-history"]
+    assert known.kind == "ConfigMap"
+    assert await stage.act(Delete("ConfigMap", "demo-history", known.uid)) is None
+    assert stage.stored(HISTORY) == {}
 
 
 async def test_a_creation_is_checked_strictly(stage) -> None:

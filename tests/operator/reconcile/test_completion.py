@@ -147,3 +147,17 @@ def test_the_history_keeps_the_latest_attempts_and_counts_all():
     assert len(world.status.attempts) == 64
     assert world.status.restarts == 70
     assert world.status.attempts[-1].number == 70
+
+
+def test_an_attempt_whose_head_pod_was_replaced_has_failed(world):
+    """However it went, and within the second of its last report: KubeRay would submit to the new one without counting."""
+    world.report(update=3)
+    head = next(name for name, pod in world.pods.items() if pod.pool == "head")
+    del world.pods[head]
+    world.reconcile()
+    assert world.status.state == "Running", "that it is gone may be what a watch has not seen yet"
+    world.kuberay()
+    world.reconcile()
+    assert world.status.state == "Restarting"
+    assert world.status.attempts[-1].reason == "HeadLost"
+    assert world.status.attempts[-1].counted

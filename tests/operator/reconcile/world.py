@@ -240,6 +240,7 @@ class World:
                 None,
                 training="demo",
                 attempt=job.attempt,
+                created=self.now,
                 state="",
                 failure="",
                 groups=groups,
@@ -300,9 +301,9 @@ class World:
         before = (
             {} if self.progress is None else self.progress.model_dump(exclude={"state", "stopAcknowledged", "reason"})
         )
-        self.progress = Progress.model_validate(
-            {**before, "attempt": number, "state": state, "time": self.now.timestamp(), **fields}
-        )
+        heads = [name for name, pod in self.pods.items() if (pod.attempt, pod.pool) == (number, "head")]
+        said = {"attempt": number, "state": state, "time": self.now.timestamp(), "head": heads[0] if heads else None}
+        self.progress = Progress.model_validate(before | said | fields)
         self.written = self.now
 
     @property

@@ -14,9 +14,9 @@ from aiohttp import web
 from qwen35_trainer.contract import Control, Progress
 from qwen35_trainer.runtime.link.account import Account
 from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
+from tests.patience import PATIENCE
 from tests.testbed.certificates import Authority
 
-DEADLINE = 60.0
 """Of every wait: many times what one takes."""
 COLLECTION = "/api/v1/namespaces/team/configmaps"
 
@@ -34,6 +34,9 @@ class ApiServer:
     gone: int = 0
     """So many of the next watches are told that their version is too old."""
     patches: list[dict[str, Any]] = field(default_factory=list)
+    """Of `-progress`."""
+    histories: list[dict[str, Any]] = field(default_factory=list)
+    """Patches of `-history`."""
     calls: list[str] = field(default_factory=list)
     watching: int = 0
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -49,7 +52,7 @@ class ApiServer:
 
     async def until(self, condition: Callable[["ApiServer"], object]) -> None:
         """Wait until the server has come so far."""
-        async with asyncio.timeout(DEADLINE):
+        async with asyncio.timeout(PATIENCE):
             while not condition(self):  # noqa: ASYNC110  # what changes is told by nobody
                 await asyncio.sleep(0.02)
 
@@ -61,6 +64,7 @@ class ApiServer:
         application = web.Application()
         application.router.add_get(COLLECTION, self._get)
         application.router.add_patch(COLLECTION + "/demo-progress", self._patch)
+        application.router.add_patch(COLLECTION + "/demo-history", self._patch)
         return application
 
     def _refusal(self, request: web.Request) -> web.Response | None:
@@ -76,7 +80,7 @@ class ApiServer:
         if (refusal := self._refusal(request)) is not None:
             return refusal
         assert request.content_type == "application/merge-patch+json"
-        self.patches.append(await request.json())
+        (self.histories if request.path.endswith("-history") else self.patches).append(await request.json())
         return web.json_response({"kind": "ConfigMap"})
 
     async def _get(self, request: web.Request) -> web.StreamResponse:

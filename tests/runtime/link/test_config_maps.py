@@ -9,8 +9,8 @@ import pytest
 
 from qwen35_trainer.contract import Control, Live, Stop
 from qwen35_trainer.runtime.link.base import LinkDown
+from tests.patience import PATIENCE
 
-DEADLINE = 60.0
 STOP = Control(attempt=1, stop=Stop(id="1-Suspend", reason="Suspend", time=5.0))
 LIVE = Control(attempt=1, live=Live(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0))
 
@@ -34,7 +34,7 @@ async def listening(pod) -> AsyncIterator[asyncio.Queue[Control]]:
 
 
 async def brought_by(orders: asyncio.Queue[Control]) -> Control:
-    return await asyncio.wait_for(orders.get(), DEADLINE)
+    return await asyncio.wait_for(orders.get(), PATIENCE)
 
 
 async def test_a_report_is_one_key_of_a_merge_patch(pod, report):
@@ -145,3 +145,11 @@ async def test_an_order_of_a_thousand_leaving_pods_fits(pod):
         await pod.server.until(lambda server: server.watching)
         pod.server.ask(many)
         assert await brought_by(orders) == many
+
+
+async def test_a_history_is_binary_data_of_its_own_object(pod):
+    link = pod.link()
+    await link.history(b"\x1f\x8b packed")
+    await link.close()
+    assert pod.server.histories == [{"binaryData": {"history.json.gz": "H4sgcGFja2Vk"}}]
+    assert pod.server.patches == []

@@ -7,8 +7,7 @@ from qwen35_trainer.contract import Control, parse_progress
 from qwen35_trainer.runtime.folder import write_whole
 from qwen35_trainer.runtime.link.base import LinkDown, LinkRefused
 from qwen35_trainer.runtime.link.files import FileLink
-
-DEADLINE = 60.0
+from tests.patience import PATIENCE
 
 
 async def test_a_report_replaces_the_one_before_whole(tmp_path, report):
@@ -40,7 +39,7 @@ async def test_orders_are_brought_as_they_change_and_garbage_is_passed_over(tmp_
     for text in (Control(attempt=1).text(), "{", json.dumps({"attempt": 2, "unknown": 1})):
         write_whole(file, text)
         if text != "{":
-            brought = await asyncio.wait_for(waiting, DEADLINE)
+            brought = await asyncio.wait_for(waiting, PATIENCE)
             assert brought.attempt == json.loads(text)["attempt"]
             waiting = asyncio.create_task(anext(orders))
         else:

@@ -7,18 +7,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from qwen35_trainer.contract import Control, Live, Stop, parse_progress
 from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, SpanRecord, UpdateRecord, to_line
+from qwen35_trainer.progress.history import History, unpack
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FinishRecord,
+    SpanRecord,
+    UpdateRecord,
+    to_line,
+)
 from qwen35_trainer.runtime.checkpoint import Checkpoint, Progress
 from qwen35_trainer.runtime.folder import write_whole
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link.courier import EVERY_SECONDS
 from qwen35_trainer.runtime.link.files import FileLink
-from qwen35_trainer.runtime.link.reporter import OperatorNotTold, Reporter, earlier_updates, reporting
+from qwen35_trainer.runtime.link.reporter import OperatorNotTold, Reporter, earlier_records, reporting
+from qwen35_trainer.spec import Manifest, load_manifest
+from tests.patience import PATIENCE
 
-DEADLINE = 60.0
 CHECKPOINT = CheckpointRecord(update=1, version=1, time=1.0, path="/run/update-000001", seconds=0.1)
 STOP = Stop(id="1-Suspend", reason="Suspend", time=5.0)
 
@@ -35,10 +45,15 @@ def finish(outcome, **fields) -> FinishRecord:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def manifest() -> Manifest:
+    return load_manifest(Path(__file__).parents[3] / "examples" / "tiny-grpo.yaml")
 
 
 @pytest.fixture
@@ -208,22 +223,69 @@ def test_without_a_link_nothing_is_told_and_nothing_asked():
     assert not reporter.stop_ordered
 
 
-def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, tmp_path):
+def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, manifest, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     span = SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0)
-    records = [update(1), span, update(2), update(3), update(4), update(3)]  # 3 again: resumed from update 2 once
+    good = EvaluationRecord(update=2, version=2, time=2.5, samples=8, accuracy=0.75)
+    bad = EvaluationRecord(update=4, version=4, time=4.5, samples=8, accuracy=0.25)
+    # 3 again: resumed from update 2 once
+    records = [update(1), span, update(2), good, update(3), update(4), bad, update(3)]
     metrics.write_text("\n".join(map(to_line, records)) + '\n{"record":"update","up')
     folder = tmp_path / "update-000002"
     folder.mkdir()
     checkpoint = Checkpoint(folder, Progress(update=2, batch=2, position=8, pending=(), elapsed=2.0))
-    told.reporter.begin(metrics=metrics, checkpoint=checkpoint, started=100.0)
+    told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
     until(lambda: told.last().checkpoint)
     last = told.last()
-    assert (last.update, last.prompts, last.version) == (2, 8, 2)
+    assert (last.update, last.prompts, last.version, last.accuracy) == (2, 8, 2, 0.75)
     assert last.checkpoint.uri == folder.as_uri()
-    assert [record.update for record in earlier_updates(metrics)] == [1, 2, 3]
+    assert earlier_records(metrics, until=3) == [update(1), update(2), good, update(3), update(3)]
     told.conclude()
 
 
 def test_a_run_without_earlier_records_has_none(tmp_path):
-    assert earlier_updates(Path(tmp_path / "nowhere.jsonl")) == []
+    assert earlier_records(Path(tmp_path / "nowhere.jsonl"), until=9) == []
+
+
+def left(folder: Path) -> History:
+    return unpack((folder / "history.json.gz").read_bytes())
+
+
+def test_the_history_is_left_at_an_evaluation_and_before_the_last_word(told, manifest, tmp_path):
+    told.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
+    first = EvaluationRecord(update=0, version=0, time=0.5, samples=8, accuracy=0.25)
+    told.reporter.write(first)
+    until((tmp_path / "history.json.gz").is_file)
+    assert left(tmp_path).records == (first,)
+    told.reporter.write(update(1))
+    told.reporter.write(SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0))
+    told.reporter.write(finish("Succeeded"))
+    assert told.conclude().state == "Succeeded"
+    history = left(tmp_path)
+    assert [type(record) for record in history.records] == [EvaluationRecord, UpdateRecord, SpanRecord, FinishRecord]
+    assert (history.summary["outcome"], history.summary["updates"]) == ("Succeeded", 1)
+    assert yaml.safe_load(history.manifest)["metadata"]["name"] == "tiny-grpo"
+
+
+def test_a_history_goes_on_from_what_led_to_the_checkpoint(told, manifest, tmp_path):
+    metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "update-000002"
+    metrics.write_text("".join(f"{to_line(update(number))}\n" for number in (1, 2, 3)))
+    folder.mkdir()
+    checkpoint = Checkpoint(folder, Progress(update=2, batch=2, position=8, pending=(), elapsed=2.0))
+    told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
+    told.reporter.write(finish("Failed", reason="WorkerLost"))
+    told.conclude()
+    assert [record.update for record in left(tmp_path).records if isinstance(record, UpdateRecord)] == [1, 2]
+
+
+def test_a_history_that_cannot_be_left_is_a_warning_and_no_failure(told, manifest, tmp_path, caplog):
+    (tmp_path / "history.json.gz").mkdir()
+    told.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
+    told.reporter.write(finish("Succeeded"))
+    assert told.conclude().state == "Succeeded"
+    assert "history.json.gz was not written" in caplog.text
+
+
+def test_a_run_that_was_refused_leaves_no_history(told, tmp_path):
+    told.conclude(DataError(["source train: no rows"]))
+    assert not (tmp_path / "history.json.gz").exists()

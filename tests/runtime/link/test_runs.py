@@ -1,5 +1,6 @@
 """Whole runs with a folder as their operator: what it is told, and what it asks."""
 
+import json
 import os
 import shutil
 import signal
@@ -11,7 +12,14 @@ from typer.testing import CliRunner
 
 from qwen35_trainer.cli import app
 from qwen35_trainer.contract import Control, Live, Stop, parse_progress
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.progress.history import unpack
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    FinishRecord,
+    UpdateRecord,
+    read_records,
+    surviving_updates,
+)
 from qwen35_trainer.runtime.folder import write_whole
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
@@ -105,6 +113,19 @@ def test_totals_are_those_of_the_records(suspended):
     assert 0 < after.version <= after.update
     assert after.versionSeconds > 0
     assert [len(replica.pods) for replica in after.replicas] == [1]
+
+
+def test_the_history_is_of_all_attempts_and_makes_the_report_of_the_run(suspended):
+    folder = suspended.folder
+    history = unpack((folder / "link" / "history.json.gz").read_bytes())
+    records = read_records(folder / "out" / "metrics.jsonl")
+    kept = [record.update for record in history.records if isinstance(record, UpdateRecord)]
+    assert (
+        kept == [record.update for record in surviving_updates(records)] == list(range(1, suspended.second.update + 1))
+    )
+    assert history.manifest == (folder / "out" / "run.yaml").read_text()
+    whole = json.loads((folder / "out" / "summary.json").read_text())
+    assert history.summary == whole | {"peakRssMiB": None}, "memory is measured by who runs the run"
 
 
 def test_the_next_attempt_ignores_the_old_order_and_counts_on(suspended):

@@ -141,3 +141,20 @@ def test_idle_is_each_replicas_own_between_two_updates():
 def test_an_end_is_told_within_the_contracts_lengths():
     report = Standing(1, ended=Ended("Failed", "E" * 999, "m" * 9999)).progress(0.0)
     assert (report.state, len(report.reason or ""), len(report.message)) == ("Failed", 128, 4096)
+
+
+def test_the_pace_is_the_mean_of_the_latest_updates_and_needs_three():
+    standing = Standing(1).after(update(1, seconds=9.0)).after(update(2, seconds=1.0))
+    assert standing.progress(0.0).secondsPerUpdate is None
+    assert standing.after(update(3, seconds=2.0)).progress(0.0).secondsPerUpdate == 4.0
+    for number in range(3, 23):
+        standing = standing.after(update(number, seconds=0.5))
+    assert standing.progress(0.0).secondsPerUpdate == 0.5
+
+
+def test_the_accuracy_is_that_of_the_latest_evaluation():
+    seen = [EvaluationRecord(update=at, version=at, time=1.0, samples=4, accuracy=at / 10) for at in (0, 5)]
+    assert Standing(1).progress(0.0).accuracy is None
+    assert Standing(1).after(seen[0]).after(seen[1]).after(update(6)).progress(0.0).accuracy == 0.5
+    loss = EvaluationRecord(update=6, version=6, time=1.0, samples=4, loss=2.0)
+    assert Standing(1).after(loss).progress(0.0).accuracy is None, "SFT has none"

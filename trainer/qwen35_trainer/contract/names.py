@@ -3,6 +3,8 @@
 CONFIG_KEY = "training.yaml"
 PROGRESS_KEY = "progress.json"
 CONTROL_KEY = "control.json"
+HISTORY_KEY = "history.json.gz"
+"""Of `binaryData`: the run so far, see `qwen35_trainer.progress.history`."""
 
 CONFIG_FOLDER = "/etc/qwen35"
 """Where the `-config` ConfigMap is mounted in the head pod."""
@@ -14,11 +16,18 @@ MODEL_FOLDER = "/var/lib/qwen35/model"
 """Where spec.model.source.persistentVolumeClaim is mounted in every pod."""
 DATA_FOLDER = "/var/lib/qwen35/data"
 """Claims of data sources are mounted below it, each under its claim's name."""
+EXAMPLES_FOLDER = "/opt/qwen35/examples"
+"""The examples in the trainer images: where relative paths start in a pod."""
+
+POOL_LABEL = "rl.qwen35.io/pool"
+"""Label of pods, and of the Ray nodes in them: head, rollout or train."""
 
 TRAINING_VARIABLE = "QWEN35_TRAINING"
 NAMESPACE_VARIABLE = "QWEN35_NAMESPACE"
 ATTEMPT_VARIABLE = "QWEN35_ATTEMPT"
 POOL_VARIABLE = "QWEN35_POOL"
+POD_VARIABLE = "POD_NAME"
+"""The pod's own name."""
 
 
 def config_name(training: str) -> str:
@@ -34,3 +43,8 @@ def progress_name(training: str) -> str:
 def control_name(training: str) -> str:
     """The ConfigMap that the trainer watches."""
     return f"{training}-control"
+
+
+def history_name(training: str) -> str:
+    """The ConfigMap in which the trainer leaves what a report is made of."""
+    return f"{training}-history"

@@ -45,6 +45,8 @@ class Progress(Message):
     """Why the attempt failed, as one word: the class of the error."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """Why, for people."""
+    head: Annotated[str, Field(max_length=253)] | None = None
+    """The driver's pod. Another head in its place means that the driver is gone; None outside a pod."""
     phase: Annotated[str, Field(max_length=256)] = ""
     """What the driver is doing: "loading the model", "training"."""
     update: Count = 0
@@ -57,7 +59,11 @@ class Progress(Message):
     prompts: Count = 0
     samples: Count = 0
     tokens: Count = 0
+    secondsPerUpdate: Seconds | None = None
+    """Mean over the latest updates; None until there are three."""
     reward: float | None = None
+    accuracy: Share | None = None
+    """Share of the held-out prompts that the latest evaluation found answered well."""
     lagMean: Annotated[float, Field(ge=0)] | None = None
     lagMax: Count | None = None
     rolloutIdle: Share | None = None

@@ -1,6 +1,6 @@
-"""The error of this package."""
+"""The errors of this package."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 _PRINTED = 20
 
@@ -22,3 +22,26 @@ class DataError(ValueError):
         if count > _PRINTED:
             lines.append(f"… and {count - _PRINTED} more")
         return "\n  ".join(lines)
+
+
+class RowError(Exception):
+    """Why one row is no prompt. Rows with the same reason are reported as one problem."""
+
+
+def kind(value: object) -> str:
+    """How a person would name the value in a data file."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"the text {value[:40]!r}"
+        case list():
+            return f"a list of {len(value)}"
+        case Mapping():
+            return f"a mapping with {', '.join(map(str, value)) or 'no fields'}"
+        case _:
+            return f"a {type(value).__name__}"

@@ -15,20 +15,15 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.data.prompt import Message, Prompt
+from qwen35_trainer.data.errors import DataError, RowError, kind
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.row import Row, prompt_of
 from qwen35_trainer.spec.data import FileFormat, Files, Source
 
 _EXTENSIONS: Mapping[str, FileFormat] = {".jsonl": "JSONLines", ".ndjson": "JSONLines", ".parquet": "Parquet"}
 _NAMED_ROWS = 3
-
-type Row = Mapping[str, object]
-
-
-class _RowError(Exception):
-    """Why one row is no prompt. Rows with the same reason are reported as one problem."""
 
 
 @dataclass
@@ -75,8 +70,17 @@ def read_prompts(source: Source, base: Path, *, answers_required: bool = False) 
     for path, form in _resolve(files, base, problems):
         for located in _rows(path, form, problems):
             try:
-                prompts.append(_prompt(located.row, f"{source.name}/{number}", source.name, files, answers_required))
-            except _RowError as invalid:
+                prompt = prompt_of(
+                    located.row,
+                    f"{source.name}/{number}",
+                    source.name,
+                    files,
+                    path.parent,
+                    answers_required=answers_required,
+                    columnar=form == "Parquet",
+                )
+                prompts.append(prompt)
+            except RowError as invalid:
                 problems.add_row(path, located.place, str(invalid))
             number += 1
     if not number and not problems.all():
@@ -137,7 +141,7 @@ def _json_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
                 if isinstance(row, dict):
                     yield _Located(place, row)
                 else:
-                    problems.add_row(path, place, f"a JSON object is expected, found {_kind(row)}")
+                    problems.add_row(path, place, f"a JSON object is expected, found {kind(row)}")
 
 
 def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
@@ -148,6 +152,8 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
     with tempfile.TemporaryDirectory(prefix="qwen35-data-") as cache:
         try:
             table = datasets.Dataset.from_parquet(str(path), cache_dir=cache, keep_in_memory=True)
+            # Images stay the bytes that they are in the file, until a batch needs their pixels.
+            table = table.cast(datasets.Features(_encoded(dict(table.features))))
         except (ValueError, TypeError, datasets.exceptions.DatasetGenerationError) as error:
             problems.add(f"{path} is no readable Parquet file: {error.__cause__ or error}")
             return
@@ -155,79 +161,18 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
         yield _Located(f"row {number}", row)
 
 
-def _prompt(row: Row, identity: str, source: str, files: Files, answers_required: bool) -> Prompt:
-    text = _text(_field(row, files.promptField), files.promptField)
-    answer = None
-    if answers_required or _has(row, files.answerField):
-        answer = _answer(_field(row, files.answerField), files.answerField)
-    if answers_required and answer is None:
-        raise _RowError(f"answerField {files.answerField!r} is null; a reward or SFT needs an answer in every row")
-    used = {files.promptField, files.answerField}
-    return Prompt(identity, source, text, answer, {key: value for key, value in row.items() if key not in used})
+def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
+    """A column's type, with images as bytes."""
+    import datasets
 
-
-def _has(row: Row, name: str) -> bool:
-    try:
-        _field(row, name)
-    except _RowError:
-        return False
-    return True
-
-
-def _field(row: Row, name: str) -> object:
-    """The value of a field; `a.b` is field b of the mapping a, unless a field is itself named `a.b`."""
-    if name in row:
-        return row[name]
-    value: object = row
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            raise _RowError(f"no field {name!r}; the row has {', '.join(row) or 'no fields'}")
-        value = value[part]
-    return value
-
-
-def _text(value: object, name: str) -> str | tuple[Message, ...]:
-    if isinstance(value, str) and value:
-        return value
-    if isinstance(value, list) and value:
-        return tuple(_message(entry, f"{name}[{index}]") for index, entry in enumerate(value))
-    found = "an empty one" if value in ("", []) else _kind(value)
-    raise _RowError(f"promptField {name!r}: a text or a list of chat messages is expected, found {found}")
-
-
-def _message(value: object, name: str) -> Message:
-    if isinstance(value, Mapping):
-        role, content = value.get("role"), value.get("content")
-        if isinstance(role, str) and isinstance(content, str):
-            return {"role": role, "content": content}
-    raise _RowError(f"{name}: a message with the texts role and content is expected, found {_kind(value)}")
-
-
-def _answer(value: object, name: str) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
-    raise _RowError(f"answerField {name!r}: a text or a number is expected, found {_kind(value)}")
-
-
-def _kind(value: object) -> str:
-    """How a person would name the value in a data file."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return f"the boolean {str(value).lower()}"
-        case int() | float():
-            return f"the number {value}"
-        case str():
-            return f"the text {value[:40]!r}"
-        case list():
-            return f"a list of {len(value)}"
-        case Mapping():
-            return f"a mapping with {', '.join(map(str, value)) or 'no fields'}"
-        case _:
-            return f"a {type(value).__name__}"
+    match feature:
+        case datasets.Image():
+            return datasets.Image(decode=False)
+        case datasets.List():
+            return datasets.List(_encoded(feature.feature))
+        case dict():
+            return {name: _encoded(each) for name, each in feature.items()}
+    return feature
 
 
 def _places(places: list[str]) -> str:

@@ -13,16 +13,29 @@ if TYPE_CHECKING:
 PAD = "<|endoftext|>"
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
+VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
+IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 
 
-def load_tokenizer(model: Model, base: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer of `spec.model`. base: folder that a relative path starts from.
+def load_tokenizer(model: Model, base: Path, template: str | None = None) -> "PreTrainedTokenizerBase":
+    """The tokenizer of `spec.model`. base: folder that a relative path starts from. template: a file with the chat
+    template to use instead of its own (data.chatTemplate.file).
 
-    Only local files are read. Raises DataError when there is no tokenizer at the place named.
+    Only local files are read. Raises DataError when there is no tokenizer, or no file, at the place named.
     """
+    tokenizer = _load(model, base)
+    if template is not None:
+        try:
+            tokenizer.chat_template = (base / template).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError([f"data.chatTemplate.file {base / template} cannot be read: {error}."]) from error
+    return tokenizer
+
+
+def _load(model: Model, base: Path) -> "PreTrainedTokenizerBase":
     source = model.source
     if source.random is not None:
-        return character_tokenizer(source.random.characters)
+        return character_tokenizer(source.random.characters, vision=source.random.vision is not None)
     if source.path is None:
         raise DataError(
             ["model.source.persistentVolumeClaim is mounted only in a cluster. Outside one, use model.source.path."]
@@ -40,9 +53,10 @@ def load_tokenizer(model: Model, base: Path) -> "PreTrainedTokenizerBase":
     return tokenizer
 
 
-def character_tokenizer(characters: str) -> "PreTrainedTokenizerFast":
+def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrainedTokenizerFast":
     """One token per character, after the special tokens <|endoftext|> (0, padding), <|im_start|> (1) and
-    <|im_end|> (2, ends a response). A character outside the alphabet has no token: see `unknown_characters`.
+    <|im_end|> (2, ends a response); with vision also <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and
+    <|video_pad|> (6). A character outside the alphabet has no token: see `unknown_characters`.
 
     Raises DataError for a character that is there twice.
     """
@@ -52,7 +66,8 @@ def character_tokenizer(characters: str) -> "PreTrainedTokenizerFast":
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast  # seconds to import
 
-    vocabulary = {token: index for index, token in enumerate([PAD, TURN_START, TURN_END, *characters])}
+    special = [VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD] if vision else []
+    vocabulary = {token: index for index, token in enumerate([PAD, TURN_START, TURN_END, *special, *characters])}
     # The unknown token is deliberately outside the vocabulary: encoding an unknown character then fails.
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|unknown|>"))  # noqa: S106
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -61,7 +76,7 @@ def character_tokenizer(characters: str) -> "PreTrainedTokenizerFast":
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=TURN_END,
-        additional_special_tokens=[TURN_START],
+        additional_special_tokens=[TURN_START, *special],
         clean_up_tokenization_spaces=False,
     )
 
@@ -78,6 +93,6 @@ def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
 
 def unknown_characters(text: str, known: Set[str]) -> list[str]:
     """Characters of the text, special tokens aside, that the alphabet lacks; sorted."""
-    for token in (PAD, TURN_START, TURN_END):
+    for token in (PAD, TURN_START, TURN_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD):
         text = text.replace(token, "")
     return sorted(set(text) - known)

@@ -31,7 +31,10 @@ class TrainEngine(Protocol):
     """One rank of the train pool. All ranks are called alike, in the same order."""
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Do `batch.updates` optimizer steps. Losses use global counts: any layout gives the same step."""
+        """Do `batch.updates` optimizer steps. Losses use global counts: any layout gives the same step.
+
+        A step whose gradient is not finite is left out, and its metrics say so. Raises when several in a row are.
+        """
         ...
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
@@ -39,11 +42,30 @@ class TrainEngine(Protocol):
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """All weights, whole, under the names that the rollout engine loads. Collective; valid on rank 0."""
+        """What a publication carries: all weights, whole, under the names that the rollout engine loads.
+
+        With adapters only these (`weights/adapters.py` has their names): a rollout engine builds the same base as this one
+        did, and adds them. Collective; on the host of rank 0, and empty elsewhere.
+        """
+        ...
+
+    def merged_weights(self) -> dict[str, Tensor]:
+        """All weights, whole, with adapters added to what they adapt: for an engine without adapters, and to keep.
+
+        Collective; on the host of rank 0, and empty elsewhere.
+        """
         ...
 
     def save(self, folder: Path) -> None:
-        """Write this rank's share of weights, optimizer and random state into `folder`. Collective."""
+        """Copy this rank's share of what trains, optimizer and random state, and start to write it into `folder`.
+
+        Collective. Training may go on at once; what is written is the state at this call. `saved` tells when it is.
+        Waits for the save before, and raises what writing that raised.
+        """
+        ...
+
+    def saved(self, *, wait: bool = False) -> bool:
+        """Whether the last `save` is written on all ranks; with `wait` only once it is. Raises what writing raised."""
         ...
 
     def restore(self, folder: Path) -> None:

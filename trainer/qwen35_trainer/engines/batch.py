@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.pictures import PictureArrays
+
 
 @dataclass(frozen=True)
 class TrainBatch:
@@ -32,13 +34,21 @@ class TrainBatch:
     """(N,) equal for the samples of one prompt; samples of a group stand together."""
     updates: int = 1
     """Optimizer steps: the samples are trained in this many equal parts, in order."""
+    pictures: tuple[PictureArrays | None, ...] | None = None
+    """Images and videos of each sample; None: text only."""
 
     def __post_init__(self) -> None:
         assert self.prompts.size == self.prompt_lengths.sum(), "prompts do not fit their lengths"
         assert self.responses.size == self.trainable.size == self.response_lengths.sum(), "responses do not fit"
         assert self.samples % self.updates == 0, f"{self.samples} samples do not make {self.updates} equal updates"
+        assert self.pictures is None or len(self.pictures) == self.samples, "pictures are not one entry per sample"
 
     @property
     def samples(self) -> int:
         """N."""
         return len(self.response_lengths)
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """(N,) tokens of prompt and response."""
+        return self.prompt_lengths + self.response_lengths

@@ -105,7 +105,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Save the trainer's state together with this."""
+    """Save the trainer's state together with this: as it is before the next batch, which may train once it is copied."""
 
     snapshot: Snapshot
 

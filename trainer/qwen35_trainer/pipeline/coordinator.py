@@ -2,7 +2,7 @@
 
     prompts ─► Dispatched ─► queue ─► Start ─► Finished ─► Scored ─► buffer ─► Train ─► Trained ─► Copy ─► Publish ─► Loaded
                   ▲            ▲         │                  │  │                 ▲          │                            │
-                  │            └─ lost ◄─┤                  │  └ Left: filtered  │          ├─► Checkpoint ─► …          │
+                  │            └─ lost ◄─┤                  │  └ Left: filtered  │          ├─► Checkpoint, beside Train │
                   │               lane ◄─┘ Move             └──── Left: failed   └──────────┘                            │
                   └─────────────────────────── room in the window ◄── Published ◄────────────────────────────────────────┘
 
@@ -13,7 +13,8 @@ a straggler           a free slot of the lane; the earliest deadline first      
 a batch               P finished groups, what is due among them; an idle trainer       Train
 the next batch        the copy of a version that is complete                           Copy
 a copied version      the one before it: loaded by all, and evaluated                  Publish
-a checkpoint, a stop  the batch that trains                                            Checkpoint, Ended
+a checkpoint          the batch that trains; the checkpoint before it                  Checkpoint
+the end               the batch that trains; a checkpoint of all that has trained      Ended
 
 The simulator drives it in virtual time, the runtime for real. docs/design/staleness.md proves what it guarantees.
 """
@@ -63,7 +64,8 @@ class Coordinator:
         self._publication = Publication(self.buffer, self._placement, partial_rollout=settings.partial_rollout)
         self._adaptive = Adaptive(settings.window) if settings.adaptive else None
         self._trained = self._saved = start.batch
-        self._training = self._saving = self._ended = False
+        self._training = self._ended = False
+        self._saving: int | None = None  # the next batch after the checkpoint that is being written
         self._checkpoint_asked = self._stopping = False
         self._fruitless = 0  # groups in a row that left untrained
         placement, publication = self._placement, self._publication
@@ -220,7 +222,7 @@ class Coordinator:
 
     @property
     def _in_turn_of_training(self) -> bool:
-        return self.settings.taking_turns and (self._training or self._saving)
+        return self.settings.taking_turns and self._training
 
     @property
     def _in_turn_of_generation(self) -> bool:
@@ -241,16 +243,18 @@ class Coordinator:
 
     def _next_batch(self, actions: list[Action]) -> None:
         """What an idle trainer does next."""
-        if self._training or self._saving or self._ended or self._publication.holds_trainer:
+        if self._training or self._ended or self._publication.holds_trainer:
             return
         over = self._trained >= self.settings.batches
         ending = self._stopping or (over and self._publication.rests)
-        if self._checkpoint_asked or (ending and self._saved < self._trained):
-            self._saving, self._checkpoint_asked = True, False
+        wanted = self._checkpoint_asked or (ending and self._saved < self._trained)
+        if wanted and self._saving is None:
+            self._saving, self._checkpoint_asked = self._trained, False
             actions.append(do.Checkpoint(self.snapshot))
-        elif ending:
-            self._ended = True
-            actions.append(do.Ended())
+        if ending:
+            if self._saving is None:
+                self._ended = True
+                actions.append(do.Ended())
         elif not over and not self._in_turn_of_generation and (batch := self.buffer.take()) is not None:
             self._train(batch, actions)
 
@@ -266,10 +270,13 @@ class Coordinator:
             self._feed.give_back(self._count_out(group, Reason.DISCARDED, actions))
 
     def _checkpoint_wanted(self, event: on.CheckpointAsked, actions: list[Action]) -> None:
-        self._checkpoint_asked = True
+        # One of this very state may be under way: that is what was asked for.
+        self._checkpoint_asked |= self._training or self._saving != self._trained
 
     def _checkpointed(self, event: on.Checkpointed, actions: list[Action]) -> None:
-        self._saving, self._saved = False, self._trained
+        if event.batch != self._saving:
+            raise ValueError(f"a checkpoint before batch {event.batch} is complete, which was not asked for")
+        self._saving, self._saved = None, event.batch
 
     def _stop_wanted(self, event: on.StopAsked, actions: list[Action]) -> None:
         self._stopping = True

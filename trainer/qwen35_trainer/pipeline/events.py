@@ -101,17 +101,19 @@ class EvaluationAsked:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAsked:
-    """Save before the next batch trains."""
+    """Save what has trained before the next batch does, or once the save under way is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """The checkpoint is complete, or was given up."""
+    """The checkpoint is complete. `batch`: the next one to train after it, as in its snapshot."""
+
+    batch: int
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Save, and end, before the next batch trains."""
+    """Train no further batch; save, and end."""
 
 
 type Event = (

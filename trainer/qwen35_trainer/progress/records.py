@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-type SpanKind = Literal["generate", "train", "publish", "evaluate", "wait", "checkpoint"]
+type SpanKind = Literal["load", "generate", "train", "publish", "evaluate", "checkpoint"]
 type Outcome = Literal["Succeeded", "Stopped", "Failed"]
 
 _JSON: Final = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
@@ -107,7 +107,7 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """What one worker did from `start` to `end`, for the timeline. Lanes are "rollout-0", "train-0", "publish"."""
+    """What one worker did from `start` to `end`, for the timeline. Lanes: "rollout-0", "train-0", "publish", "checkpoint"."""
 
     __pydantic_config__ = _JSON
 

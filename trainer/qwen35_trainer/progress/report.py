@@ -1,7 +1,6 @@
 """The report of a run: one HTML file that opens anywhere, with no network."""
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -9,15 +8,16 @@ from string import Template
 from typing import Any, Final
 
 import yaml
-from plotly.offline import get_plotlyjs
 
+from qwen35_trainer.page import card, page, write
 from qwen35_trainer.progress import formatting
 from qwen35_trainer.progress.charts import Chart, charts
 from qwen35_trainer.progress.records import Record, SpanRecord, surviving_evaluations, surviving_updates
 from qwen35_trainer.progress.summary import Summary
 from qwen35_trainer.progress.timeline import timeline
 
-_PAGE: Final = Path(__file__).with_suffix(".html")
+_BODY: Final = Path(__file__).with_suffix(".html")
+_STYLE: Final = Path(__file__).with_suffix(".css")
 
 
 def write_report(run_dir: Path, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary) -> Path:
@@ -26,12 +26,7 @@ def write_report(run_dir: Path, records: Sequence[Record], resolved_manifest_yam
     Numbers come from the summary, charts from the records; a chart whose numbers the run does not have is left out.
     """
     path = run_dir / "report.html"
-    aside = run_dir / f".report.html.{os.getpid()}"
-    try:
-        aside.write_text(report(run_dir.name, records, resolved_manifest_yaml, summary), encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write(path, report(run_dir.name, records, resolved_manifest_yaml, summary))
     return path
 
 
@@ -49,8 +44,7 @@ def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, su
     unsuccessful = summary["message"] and summary["outcome"] != "Succeeded"
     spans = timeline([record for record in records if isinstance(record, SpanRecord)])
     drawn += [spans] if spans else []
-    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
-        title=escape(f"{name} · qwen35"),
+    body = Template(_BODY.read_text(encoding="utf-8")).substitute(
         name=escape(name),
         facts=escape(_facts(manifest)),
         outcome=summary["outcome"],
@@ -60,9 +54,9 @@ def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, su
         charts="".join(map(_card, drawn)) or '<p class="empty">No update was recorded.</p>',
         numbers="".join(f"<tr><th>{key}</th><td>{_cell(value)}</td></tr>" for key, value in summary.items()),
         manifest=escape(resolved_manifest_yaml),
-        figures=_script({chart.name: chart.figure for chart in drawn}),
-        plotly=get_plotlyjs(),
     )
+    figures = {chart.name: chart.figure for chart in drawn}
+    return page(f"{name} · qwen35", style=_STYLE.read_text(encoding="utf-8"), body=body, figures=figures)
 
 
 def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
@@ -115,10 +109,7 @@ def _tile(name: str, label: str, number: str, after: str) -> str:
 
 def _card(chart: Chart) -> str:
     key = "".join(f'<li style="--key:var(--{colour[1:]})">{escape(word)}</li>' for colour, word in chart.key)
-    return (
-        f'<figure class="{chart.size}"><figcaption><h2>{escape(chart.title)}</h2><span>{escape(chart.note)}</span>'
-        f'{f"<ul>{key}</ul>" if key else ""}</figcaption><div class="plot" id="plot-{chart.name}"></div></figure>'
-    )
+    return card(chart.name, chart.title, chart.note, size=chart.size, key=f"<ul>{key}</ul>" if key else "")
 
 
 def _facts(manifest: dict[str, Any]) -> str:
@@ -136,8 +127,3 @@ def _at(value: Any, *keys: str) -> Any:  # noqa: ANN401  (a parsed YAML document
 
 def _cell(value: object) -> str:
     return formatting.NONE if value is None else escape(value if isinstance(value, str) else json.dumps(value))
-
-
-def _script(value: object) -> str:
-    """JSON that may stand in a script element: no text in it can close the element."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

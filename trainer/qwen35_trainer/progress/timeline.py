@@ -11,12 +11,12 @@ from qwen35_trainer.progress.formatting import duration
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
 
 _COLOURS: Final[dict[SpanKind, str]] = {
+    "load": "@load",
     "generate": "@rollout",
     "train": "@train",
     "publish": "@publish",
     "evaluate": "@accuracy",
     "checkpoint": "@checkpoint",
-    "wait": "@wait",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
 """Kinds whose spans touch each other: a hairline parts them."""

@@ -121,7 +121,10 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace all weights. Running sequences go on with the state that they have."""
+        """Replace all weights; adapters (`weights/adapters.py`) are added to the model's own, in place of those before.
+
+        Running sequences go on with the state that they have.
+        """
         ...
 
     def step(self) -> StepOutput:

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
+from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.rollout.base import Completed, SequenceId, SequenceRequest, StepOutput, Tokens
 from qwen35_trainer.rollout.sampling import sample
+from qwen35_trainer.weights.adapters import adapted, are_adapters, merged, misfits
 
 
 class TorchEngine:
@@ -29,15 +31,17 @@ class TorchEngine:
 
     def __init__(self, model: HFModule, *, end_token: int, slots: int, max_length: int, seed: int) -> None:
         self._model = model.eval()
-        device = model.model.embed_tokens.weight.device
+        text = text_model(model)
+        device = text.embed_tokens.weight.device
         self._decoder = Decoder(model, slots, max_length)
         self._end_token, self._slots, self._max_length = end_token, slots, max_length
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
+        self._base: dict[str, Tensor] = {}  # of weights that adapters have changed: their values without
         self._waiting: deque[SequenceRequest] = deque()
         self._running: list[SequenceRequest] = []  # by slot
         # Of the token that each slot is about to get, and the version that computed its distribution.
-        self._logits = torch.empty(slots, model.config.vocab_size, device=device)
+        self._logits = torch.empty(slots, text.config.vocab_size, device=device)
         self._logits_version = torch.zeros(slots, dtype=torch.int32, device=device)
         self._generated = torch.zeros(slots, dtype=torch.int64, device=device)
         self._reported = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens that `progress` has given
@@ -86,6 +90,21 @@ class TorchEngine:
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy `weights` over the model's. Raises ValueError naming missing, unexpected and misshapen tensors."""
         own = self._model.state_dict()
+        if are_adapters(weights):
+            self._adapt(own, weights, version)
+        else:
+            self._replace(own, weights, version)
+        self._version = version
+
+    def _adapt(self, own: Mapping[str, Tensor], adapters: Mapping[str, Tensor], version: int) -> None:
+        if wrong := misfits(own, adapters):
+            raise ValueError(f"adapters of version {version} do not fit the rollout model: {'; '.join(wrong)}")
+        for name in adapted(adapters):
+            self._base.setdefault(name, own[name].clone())
+        for name, tensor in (self._base | merged(self._base, adapters)).items():
+            own[name].copy_(tensor)
+
+    def _replace(self, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], version: int) -> None:
         # Compared, because a copy would stretch a smaller tensor over a larger one.
         misshapen = sorted(name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape)
         if misshapen or own.keys() != weights.keys():
@@ -95,7 +114,7 @@ class TorchEngine:
             )
         for name, tensor in own.items():
             tensor.copy_(weights[name])
-        self._version = version
+        self._base.clear()
 
     @torch.inference_mode()
     def step(self) -> StepOutput:

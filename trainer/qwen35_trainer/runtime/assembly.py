@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.pictures import PictureArrays
 from qwen35_trainer.data.sft import SupervisedExample
+from qwen35_trainer.data.template import EncodingError
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.rollout.base import Completed
 
@@ -70,7 +73,10 @@ def assemble(
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
-    """Pack supervised examples: the prompt is what stands before the first target."""
+    """Pack supervised examples: the prompt is what stands before the first target. Pictures are read here.
+
+    Raises DataError for pictures that cannot be read.
+    """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]
     pairs = list(zip(examples, splits, strict=True))
     return TrainBatch(
@@ -80,7 +86,23 @@ def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> 
         response_lengths=np.array([len(example.token_ids) - at for example, at in pairs], dtype=np.int64),
         trainable=_flat([example.loss_mask[at:] for example, at in pairs], np.bool_),
         updates=updates,
+        pictures=_pictures(examples),
     )
+
+
+def _pictures(examples: Sequence[SupervisedExample]) -> tuple[PictureArrays | None, ...] | None:
+    if all(example.pictures is None for example in examples):
+        return None
+    problems: list[str] = []
+    arrays: list[PictureArrays | None] = []
+    for example in examples:
+        try:
+            arrays.append(None if example.pictures is None else example.pictures.read())
+        except EncodingError as reason:
+            problems.append(f"prompt {example.prompt.id}: {reason}")
+    if problems:
+        raise DataError(problems)
+    return tuple(arrays)
 
 
 def _flat[T: np.generic](rows: Sequence[Sequence[int]], dtype: type[T]) -> NDArray[T]:

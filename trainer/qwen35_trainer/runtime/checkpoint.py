@@ -9,7 +9,9 @@ A crash or a full disk leaves at most a `.partial` folder, which is never read a
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -18,6 +20,8 @@ from pathlib import Path
 from qwen35_trainer.runtime.disk import sync
 
 PROGRESS, CONTENTS = "progress.json", "contents.json"
+BLOCK = 4096
+"""Bytes: with fewer free, a disk takes no more of a file."""
 
 
 class CheckpointError(RuntimeError):
@@ -64,9 +68,10 @@ class CheckpointStore:
             await write(partial)
             await asyncio.to_thread(self._complete_one, partial, final, progress)  # flushing to disk takes a while
         except Exception as error:
+            reason = _reason(error) + _full(self.folder, error)
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
-                f"checkpoint {final} was not saved: {_reason(error)}; earlier checkpoints are untouched. "
+                f"checkpoint {final} was not saved: {reason}; earlier checkpoints are untouched. "
                 "Free space or point spec.checkpoint.storage elsewhere, then continue with --resume auto"
             ) from error
         await asyncio.to_thread(self._forget, final)
@@ -152,6 +157,12 @@ def _seal(folder: Path) -> None:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
+
+
+def _full(folder: Path, error: Exception) -> str:
+    """What an error leaves out: PyTorch's writer may end on a full disk with one that says nothing of it."""
+    full = folder.is_dir() and shutil.disk_usage(folder).free < BLOCK
+    return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""
 
 
 def _reason(error: BaseException) -> str:

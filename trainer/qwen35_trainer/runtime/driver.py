@@ -37,13 +37,14 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.news import Broadcast, News
-from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.rollout_pool import LANE, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
+from qwen35_trainer.runtime.site import Pool, worker_cpus, worker_options
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
-from qwen35_trainer.runtime.train_worker import TrainWorker
+from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
 from qwen35_trainer.runtime.training import Training
 
 logger = logging.getLogger(__name__)
@@ -152,7 +153,8 @@ class Driver(Process):
         spec = self._job.spec
         sources = [*spec.data.train, *spec.data.validation]
         # In threads, since both take seconds: the workers load meanwhile.
-        data: Data = await asyncio.to_thread(ray.get, self._data)
+        with starting():  # the tokenizer brings its library
+            data: Data = await asyncio.to_thread(ray.get, self._data)
         scorer = await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base)
         with scorer:
             if not await self._loaded(loading):
@@ -167,6 +169,8 @@ class Driver(Process):
                 updates_total=self._job.updates_total,
                 update=self._job.resume.progress.update if self._job.resume else 0,
             )
+            _, (began, ended) = loading.result()
+            training.span("train-0", "load", began, ended)
             if (checkpoint := self._job.resume) is not None:
                 if not self._stop.is_set():
                     self._phase = "restoring the checkpoint"
@@ -185,7 +189,8 @@ class Driver(Process):
         A run that continues a checkpoint of another folder goes on until it has saved one in its own.
         """
         resume = self._job.resume
-        if resume is not None and resume.path.parent != self._job.checkpoints.folder:
+        own = self._job.checkpoints  # false as long as there are none
+        if resume is not None and own is not None and resume.path.parent != own.folder:
             await loading
             return True
         told = asyncio.ensure_future(self._stop.wait())
@@ -201,11 +206,13 @@ class Driver(Process):
         spec = self._job.spec
         names = [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
         rollout = [self._spawn(number, name, name.startswith(LANE)) for number, name in enumerate(names)]
-        return rollout, [_actor(TrainWorker).remote(spec, rank, **self._common()) for rank in range(spec.world_size)]
+        options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
+        worker = ray.remote(**options)(TrainWorker)
+        return rollout, [worker.remote(spec, rank, **self._common("train")) for rank in range(spec.world_size)]
 
-    def _common(self, devices: int = 1) -> dict[str, Any]:
+    def _common(self, pool: Pool, devices: int = 1) -> dict[str, Any]:
         job = self._job
-        threads = job.threads * devices
+        threads = (worker_cpus(job, pool) if job.in_cluster else job.threads) * devices
         return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
 
     def _spawn(self, number: int, name: str, lane: bool) -> Replica:
@@ -215,8 +222,8 @@ class Driver(Process):
         attempt = job.resume.progress.update if job.resume else 0
         # On a CPU the lane is the faster for its threads, as it is for its devices elsewhere.
         devices = rollout.lane.tensorParallel if lane and rollout.lane else 1
-        actor = _actor(RolloutWorker).remote(
-            job.spec, name, life=(attempt, number), end_token=job.end_token, **self._common(devices)
+        actor = ray.remote(**worker_options(job, "rollout"))(RolloutWorker).remote(
+            job.spec, name, life=(attempt, number), end_token=job.end_token, **self._common("rollout", devices)
         )
         return Replica(number, name, actor, lane)
 
@@ -285,11 +292,6 @@ async def _restore(train: TrainPool, path: Path) -> None:
             f"checkpoint {path} does not fit this model: {_message(error)}. Resume with the model that wrote it, or name "
             "another checkpoint"
         ) from error
-
-
-def _actor(worker: type[Process]) -> Any:  # noqa: ANN401  # Ray's actor classes are untyped
-    # Threads, not Ray's CPU slots, share out this machine's cores; a lost worker ends the attempt.
-    return ray.remote(num_cpus=0, max_restarts=0)(worker)
 
 
 def _message(error: BaseException) -> str:

@@ -18,7 +18,7 @@ def print_end(console: Console, finished: Finished) -> None:
     console.print(table)
     if finished.finish.outcome == "Stopped":
         saved = summary["checkpoint"]
-        said = f"Saved to {saved}" if saved else "Nothing was trained yet"
+        said = f"Saved to {saved}" if saved else "Nothing was saved"
         console.print(f"{said}; go on with --resume auto", soft_wrap=True)
     console.print(f"Report: {folder.root / 'report.html'}", soft_wrap=True)
 

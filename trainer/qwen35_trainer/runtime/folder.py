@@ -112,11 +112,11 @@ class RunFolder:
             )
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes) -> None:
     """Write aside and rename: a reader never sees half a file. Raises OSError, and leaves nothing then."""
     aside = path.with_name(f".{path.name}.partial")
     try:
-        aside.write_text(text)
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)

@@ -29,18 +29,22 @@ class Job:
     started: float
     """Wall-clock second at which the command began."""
     threads: int
-    """Threads of each worker."""
+    """Threads of each worker; in a cluster Ray gives each its CPUs."""
     updates_total: int
     vocabulary: int
     """Tokens of the tokenizer."""
     end_token: int
+    in_cluster: bool = False
 
     @property
     def spec(self) -> TrainingSpec:
         return self.manifest.spec
 
     @property
-    def checkpoints(self) -> CheckpointStore:
+    def checkpoints(self) -> CheckpointStore | None:
+        """None in a cluster without storage: pods share no folder that all ranks could write to."""
+        if self.in_cluster and self.spec.checkpoint.storage is None:
+            return None
         return CheckpointStore(checkpoint_folder(self.folder, self.spec, self.base), self.spec.checkpoint.keep)
 
 

@@ -3,11 +3,13 @@
     replicas ─┐                                           ┌─► journal            before anything else, when a batch leaves
     scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel
     trainer  ─┤                                           ├─► orders ─► trainer  Train, Copy, Checkpoint: one at a time
-    signals  ─┘                                           └─► publication        Publish: beside the next batch
+    signals  ─┘                                           ├─► publication        Publish: beside the next batch
+                                                          └─► checkpoint         its writing: beside the next batches
 
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
 an order: the pool    its ranks' answers                             async.stallSeconds
+a checkpoint: disks   every rank's share, written                    async.stallSeconds
 publish: a replica    its answer, or its end: then it is replaced    weights.timeoutSeconds
 
 What is dispatched, what a batch takes and when weights travel is the coordinator's to say (`pipeline/`). FullyAsync and
@@ -27,6 +29,7 @@ from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.actions import Action, Reason
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.journal import JOURNALLED
+from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.records import Outcome
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
@@ -78,7 +81,7 @@ class TrainingLoop:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.generation.run(tasks)
-                tasks.create_task(self._train_pool())
+                tasks.create_task(self._train_pool(tasks))
                 tasks.create_task(self._obey())
                 if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
                     self._ask_for_evaluation(self.coordinator.version)
@@ -157,7 +160,7 @@ class TrainingLoop:
 
     # The train pool.
 
-    async def _train_pool(self) -> None:
+    async def _train_pool(self, tasks: asyncio.TaskGroup) -> None:
         """Carry out orders, one at a time, until cancelled."""
         while True:
             idle_since = time.time()
@@ -167,11 +170,21 @@ class TrainingLoop:
                 case do.Copy(version):
                     self._copies[version].set_result(await self.training.pool.publication(version))
                 case do.Checkpoint(snapshot):
-                    await self.training.save(snapshot, self.coordinator.settings.window.version_of(snapshot.batch))
-                    await self.journal.compact(snapshot.batch)
-                    self.inbox.put_nowait(on.Checkpointed())
-            self._busy -= 1
-            self._idle_since = time.monotonic()
+                    copied = asyncio.Event()
+                    tasks.create_task(self._save(snapshot, copied))
+                    await copied.wait()  # the next order may change the weights
+                    continue
+            self._carried_out()
+
+    def _carried_out(self) -> None:
+        self._busy -= 1
+        self._idle_since = time.monotonic()
+
+    async def _save(self, snapshot: Snapshot, copied: asyncio.Event) -> None:
+        await self.training.save(snapshot, self.coordinator.settings.window.version_of(snapshot.batch), copied)
+        await self.journal.compact(snapshot.batch)
+        self.inbox.put_nowait(on.Checkpointed(snapshot.batch))
+        self._carried_out()
 
     async def _train(self, order: do.Train, waited: float) -> None:
         settings, training = self.coordinator.settings, self.training

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qwen35_trainer.data.encode import EncodedPrompt, encode_prompts
 from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.picture_reader import load_picture_reader
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompts import PromptSet
 from qwen35_trainer.data.sft import SupervisedExample, encode_examples
@@ -17,16 +18,26 @@ from qwen35_trainer.rewards.build import needs_answers
 from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Data, Job, checkpoint_folder
+from qwen35_trainer.runtime.process import starting
 from qwen35_trainer.spec import Manifest, TrainingSpec
 from qwen35_trainer.spec.data import Source
 
 
+@starting()
 def prepare(
-    manifest: Manifest, *, base: Path, folder: RunFolder, resume: Checkpoint | None, started: float
+    manifest: Manifest,
+    base: Path,
+    folder: RunFolder,
+    *,
+    resume: Checkpoint | None,
+    started: float,
+    in_cluster: bool = False,
 ) -> tuple[Job, Data]:
     """Read and encode the data. Raises DataError with all problems of all sources at once."""
     spec = manifest.spec
-    tokenizer = load_tokenizer(spec.model, base)
+    template = spec.data.chatTemplate
+    tokenizer = load_tokenizer(spec.model, base, template.file)
+    reader = load_picture_reader(spec.model, base, tokenizer)
     supervised = spec.mode == "SFT"
     answers = not supervised and needs_answers(spec.rewards)
     limit, overlong = spec.data.maxPromptTokens, spec.data.overlongPrompts
@@ -35,12 +46,13 @@ def prepare(
         return PromptSet.load(sources, base, answers_required=answers) if sources else ()
 
     def prompts_of(part: Sequence[Prompt]) -> list[EncodedPrompt]:
-        return [] if supervised or not part else encode_prompts(part, tokenizer, limit, overlong)
+        return [] if supervised or not part else encode_prompts(part, tokenizer, limit, overlong, template.thinking)
 
     def examples_of(part: Sequence[Prompt]) -> list[SupervisedExample]:
         if not supervised or not part:
             return []
-        return encode_examples(part, tokenizer, limit + spec.data.maxResponseTokens, overlong)
+        most = limit + spec.data.maxResponseTokens
+        return encode_examples(part, tokenizer, most, overlong, thinking=template.thinking, reader=reader)
 
     train, validation = _both(read, spec.data.train, spec.data.validation)
     validation = validation[: spec.evaluation.maxPrompts]
@@ -53,6 +65,7 @@ def prepare(
         resume=resume,
         started=started,
         threads=threads(spec),
+        in_cluster=in_cluster,
         updates_total=_updates(spec, len(examples) or len(prompts)),
         vocabulary=len(tokenizer),
         end_token=int(tokenizer.eos_token_id),

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceId, SequenceRequest, Tokens
-from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.spec import TrainingSpec
 from qwen35_trainer.weights.publication import WeightManifest
 
@@ -152,6 +152,7 @@ class RolloutWorker(Process):
     `life` tells its lives apart, in resumed runs and after losses: none draws the samples of another.
     """
 
+    @starting()
     def __init__(
         self,
         spec: TrainingSpec,

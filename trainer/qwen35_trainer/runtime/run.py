@@ -1,4 +1,4 @@
-"""`qwen35 run`: from a manifest to a finished run on this machine.
+"""`qwen35 run`: from a manifest to a finished run, on this machine or, as the command of a head pod, in a cluster.
 
     manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
 
@@ -10,14 +10,10 @@ first signal does.
 from __future__ import annotations
 
 import json
-import logging
-import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -40,14 +36,14 @@ from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.news import News
-from qwen35_trainer.runtime.prepare import find_checkpoint, prepare, threads, workers_at_a_time
+from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.site import TOO_EARLY, connected, driver_options
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
 
 FOLLOW_SECONDS = 1.0
 """Longest wait for the driver's news: signals are looked at this often."""
 
-TOO_EARLY = "ended by a signal before the training began; nothing was written"
 ORDERED_EARLY = "stopped by the operator before the training began; nothing was written"
 
 
@@ -73,22 +69,23 @@ def run(
     console: Console,
     started: float,
     reporter: Reporter,
+    in_cluster: bool = False,
 ) -> Finished:
-    """Train, and tell `reporter` how it goes.
+    """Train, and tell `reporter` how it goes. in_cluster: on the Ray of the operator's pods, of which this is the head.
 
     Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then; Interrupted for an
     end that leaves no time to save, and ReportFailed.
     """
-    if problems := unsupported(manifest):
+    if problems := unsupported(manifest, in_cluster=in_cluster):
         raise ManifestError(file, problems)
     base = file.resolve().parent
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
     folder.check(manifest, resume=resume is not None)
     checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
-    reporter.begin(metrics=folder.metrics, checkpoint=checkpoint, started=started)
+    reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=checkpoint, started=started)
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name
-    memory = MemoryWatch()
+    memory = None if in_cluster else MemoryWatch()  # which sees the processes of this machine
     with (
         make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view,
         _Signals() as signals,
@@ -97,8 +94,10 @@ def run(
         follower.phase("starting Ray, reading the data")
         # Beside each other, because both take seconds.
         with ThreadPoolExecutor(1) as aside:
-            preparing = aside.submit(prepare, manifest, base=base, folder=folder, resume=checkpoint, started=started)
-            with _local_ray(threads(manifest.spec), shared=workers_at_a_time(manifest.spec) > 1):
+            preparing = aside.submit(
+                prepare, manifest, base, folder, resume=checkpoint, started=started, in_cluster=in_cluster
+            )
+            with connected(manifest.spec, in_cluster=in_cluster):
                 signals.catch()  # again: Ray has put its own handler of SIGTERM there
                 job, data = preparing.result()
                 if signals.count:
@@ -109,11 +108,11 @@ def run(
                 reporter.training(job.updates_total)
                 finish = _drive(job, data, follower)
         follower.phase("writing the report")
-        return Finished(finish, _report(manifest, folder, finish, bound, memory.stop()), folder)
+        return Finished(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
 
 
 def _report(
-    manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float
+    manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float | None
 ) -> Summary:
     """Write summary.json and report.html. Raises ReportFailed."""
     try:
@@ -127,33 +126,9 @@ def _report(
     return summary
 
 
-@contextmanager
-def _local_ray(threads: int, *, shared: bool) -> Iterator[None]:
-    """A Ray of this process's own, on ports that are free, gone at the end. shared: workers compute side by side."""
-    # Inherited by every process of the run, where a runtime environment would start each worker anew.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
-    os.environ |= {
-        "OMP_NUM_THREADS": str(threads),
-        "HF_HUB_OFFLINE": "1",
-        "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on a shared machine go first
-        "TOKENIZERS_PARALLELISM": "false",
-        "TRANSFORMERS_VERBOSITY": "error",
-    }
-    if shared:
-        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another worker's core
-    try:
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except SystemExit:  # Ray's own answer to SIGTERM, after it has ended its processes
-        raise Interrupted(TOO_EARLY) from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
-
-
 def _drive(job: Job, data: Data, follower: _Follower) -> FinishRecord:
     """Run the driver, and pass on what it says. Should its process end, say that in its place."""
-    driver = ray.remote(num_cpus=0)(Driver).remote(job, [ray.put(data)])
+    driver = ray.remote(**driver_options())(Driver).remote(job, [ray.put(data)])
     try:
         return follower.follow(driver)
     except RayActorError as error:

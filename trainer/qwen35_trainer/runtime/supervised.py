@@ -1,6 +1,7 @@
 """Supervised fine-tuning: batches straight from the data, in epoch order, and nothing published.
 
-batch b = examples b·size … ─► train pool ─► evaluation, checkpoint, when due ─► batch b + 1
+batch b = examples b·size … ─► train pool ─► evaluation, checkpoint copied, when due ─► batch b + 1
+                                                          └─► written beside the next batches; the next one waits for it
 """
 
 from __future__ import annotations
@@ -36,9 +37,8 @@ class Supervised:
         positions = range(number * self.size, (number + 1) * self.size)
         return assemble_supervised([self.examples[self.order.prompt_index(at)] for at in positions], self.updates)
 
-    @property
-    def validation(self) -> TrainBatch | None:
-        return assemble_supervised(self.held_out, updates=1) if self.held_out else None
+    def validation(self) -> TrainBatch:
+        return assemble_supervised(self.held_out, updates=1)
 
 
 @dataclass
@@ -48,6 +48,7 @@ class SupervisedLoop:
     supervised: Supervised
     training: Training
     stop: asyncio.Event
+    _saving: asyncio.Task[None] | None = None
 
     @property
     def _batch(self) -> int:
@@ -55,27 +56,41 @@ class SupervisedLoop:
 
     async def run(self) -> Outcome:
         """Train. Raises what made it impossible to go on."""
+        async with asyncio.TaskGroup() as tasks:  # left when the last checkpoint is complete
+            return await self._train(tasks)
+
+    async def _train(self, tasks: asyncio.TaskGroup) -> Outcome:
         training = self.training
         if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
             await self._evaluate()
         while training.update < training.updates_total:
             if self.stop.is_set():
-                await self._save()
+                if not training.saved:
+                    await self._save(tasks)
                 return "Stopped"
-            await training.train(Next(self.supervised.batch(self._batch), version=0, age=TokenAge({}, 0)))
+            started = time.time()
+            # Reading images takes long enough to keep the run's other coroutines waiting.
+            batch = await asyncio.to_thread(self.supervised.batch, self._batch)
+            waited = time.time() - started
+            await training.train(Next(batch, version=0, age=TokenAge({}, 0), waited=waited))
             if training.evaluation_due(self.supervised.updates):
                 await self._evaluate()
             if training.checkpoint_due():
-                await self._save()
+                await self._save(tasks)
         return "Succeeded"
 
-    async def _save(self) -> None:
-        await self.training.save(Snapshot(batch=self._batch), version=0)
+    async def _save(self, tasks: asyncio.TaskGroup) -> None:
+        if self._saving is not None:
+            await self._saving
+        copied = asyncio.Event()
+        self._saving = tasks.create_task(self.training.save(Snapshot(batch=self._batch), version=0, copied=copied))
+        await copied.wait()
 
     async def _evaluate(self) -> None:
         """Held-out loss of the weights as they are."""
         training, started = self.training, time.time()
-        if (batch := self.supervised.validation) is not None:
+        if self.supervised.held_out:
+            batch = await asyncio.to_thread(self.supervised.validation)
             loss = await training.pool.negative_log_likelihood(batch)
             training.recorder.append(
                 supervised_evaluation_record(

@@ -1,4 +1,4 @@
-"""What this machine's `qwen35 run` can do, and what a manifest asks for beyond that. Pure."""
+"""What `qwen35 run` can do, and what a manifest asks for beyond that. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from qwen35_trainer.spec import Manifest, Problem, TrainingSpec
 type Refuse = Callable[[str, str, str], None]
 
 
-def unsupported(manifest: Manifest) -> list[Problem]:
+def unsupported(manifest: Manifest, *, in_cluster: bool = False) -> list[Problem]:
     """Everything in the manifest that is meant for a cluster or another engine, each with what to change."""
     spec = manifest.spec
     problems: list[Problem] = []
@@ -19,7 +19,7 @@ def unsupported(manifest: Manifest) -> list[Problem]:
 
     if spec.suspend:
         refuse("suspend", "the training is suspended.", "Set it to false.")
-    if spec.accelerator.profile != "cpu":
+    if spec.accelerator.profile != "cpu" and not in_cluster:
         profile = spec.accelerator.profile
         refuse(
             "accelerator.profile",
@@ -62,9 +62,11 @@ def _engines(spec: TrainingSpec, refuse: Refuse) -> None:
     if spec.train.engine != "FSDP":
         refuse("train.engine", f"{spec.train.engine} is not available to run.", "Set it to FSDP.")
     cut = spec.train.parallelism
-    if (cut.tensor, cut.pipeline, cut.context, cut.expert, cut.expertTensor) != (1, 1, 1, 1, 1):
-        refuse("train.parallelism", "the FSDP engine shards over data-parallel ranks only.", "Set every degree to 1.")
-    if spec.train.batch.removePadding:
-        refuse("train.batch.removePadding", "packing needs kernels that keep sequences apart.", "Set it to false.")
+    if (cut.tensor, cut.pipeline, cut.expert, cut.expertTensor) != (1, 1, 1, 1):
+        refuse(
+            "train.parallelism",
+            "the FSDP engine knows replicas and context only.",
+            "Set tensor, pipeline, expert and expertTensor to 1.",
+        )
     if spec.mode != "SFT" and spec.algorithm.advantage == "GAE":
         refuse("algorithm.advantage", "GAE needs a value model, and none is trained here.", "Use GRPO or RLOO.")

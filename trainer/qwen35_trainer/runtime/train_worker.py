@@ -9,9 +9,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import ray
+
 from qwen35_trainer.engines.base import TrainEngine, UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.runtime.process import Process
+from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.spec import TrainingSpec
 from qwen35_trainer.weights.publication import Publication
 
@@ -21,9 +23,20 @@ if TYPE_CHECKING:
 RENDEZVOUS = timedelta(seconds=300)
 """Deadline of joining the process group, and of each collective call."""
 
+DEVICES = {"cpu": ("cpu", "gloo"), "nvidia": ("cuda", "cpu:gloo,cuda:nccl"), "ascend": ("npu", "cpu:gloo,npu:hccl")}
+"""By accelerator profile: what tensors are on, and what carries them. Parked parameters are reduced on the host."""
+
+
+SAVING = "saving"
+"""Group of calls, one at a time, that are answered while another trains: a checkpoint is complete when it is written, not when
+the batch beside it has trained."""
+
 
 class TrainWorker(Process):
-    """Ray actor of one rank. Call `listen` on rank 0, `join` on all, then everything else on all alike."""
+    """Ray actor of one rank. Call `listen` on rank 0, `join` on all, then everything else on all alike.
+
+    The actor has a concurrency group `SAVING`.
+    """
 
     def __init__(self, spec: TrainingSpec, rank: int, *, vocabulary: int, base: Path, threads: int, logs: Path) -> None:
         super().__init__(f"train-{rank}", logs, threads)
@@ -40,22 +53,25 @@ class TrainWorker(Process):
         self._store = TCPStore(host, 0, ranks, is_master=True, timeout=RENDEZVOUS, wait_for_workers=False)
         return host, self._store.port
 
+    @starting()
     def join(self, host: str, port: int, ranks: int) -> None:
         """Enter the process group, then build the engine."""
         import torch  # as above
         import torch.distributed as dist
 
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-        from qwen35_trainer.models.qwen3_5.build import build
+        from qwen35_trainer.engines.fsdp.loading import origin
 
+        kind, backend = DEVICES[self._spec.accelerator.profile]
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=RENDEZVOUS)
-        dist.init_process_group("gloo", store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
+        dist.init_process_group(backend, store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
         torch.manual_seed(self._spec.seed + self._rank)
         length = self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
-        model = build(
+        source = origin(
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
         )
-        self._engine = FSDPEngine(model, self._spec, torch.device("cpu"))
+        # Ray shows each worker its own accelerator alone.
+        self._engine = FSDPEngine(source, self._spec, torch.device(kind, 0) if kind != "cpu" else torch.device(kind))
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)
@@ -74,7 +90,12 @@ class TrainWorker(Process):
         return put(weights, version) if self._rank == 0 else None
 
     def save(self, folder: Path) -> None:
+        """Begin to write a checkpoint; `saved` says when it is written, and raises what went wrong."""
         self._ready_engine.save(folder)
+
+    @ray.method(concurrency_group=SAVING)
+    def saved(self) -> bool:
+        return self._ready_engine.saved()
 
     def restore(self, folder: Path) -> None:
         self._ready_engine.restore(folder)

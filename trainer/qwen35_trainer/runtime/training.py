@@ -1,10 +1,15 @@
 """The half of the loop that trains: the train pool, and what is written down about it.
 
-Both loops use it, one with rollouts and one without. Calls are made one at a time.
+    train ─► train ─► save ──copied──► train ─► train ─► …
+                        └─► written ─► complete, a record         beside the next batches
+
+Both loops use it, one with rollouts and one without. Calls are made one at a time, except that a save lets the next batch
+train once the state is copied; the next save comes when it is complete.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +21,8 @@ from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord, SpanKind, SpanRecord
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
-from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+from qwen35_trainer.runtime.calls import WorkerLost
+from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.measures import Pipeline, UpdateTimes, update_record
@@ -45,7 +51,8 @@ class Training:
     spec: TrainingSpec
     pool: TrainPool
     recorder: Recorder
-    checkpoints: CheckpointStore
+    checkpoints: CheckpointStore | None
+    """None: nothing is kept."""
     clock: Clock
     live: LiveFields
     updates_total: int
@@ -55,6 +62,7 @@ class Training:
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
     """Its checkpoints and its journal bear this: neither goes with those of another."""
     _saved_at: int = field(init=False)
+    """Updates in the newest checkpoint, complete or under way."""
     _saved: bool = False
     _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
     _updated: float = field(default_factory=time.time)
@@ -105,16 +113,26 @@ class Training:
 
     @property
     def saved(self) -> bool:
-        """Whether a checkpoint of this run has all that is trained."""
-        return self._saved and self._saved_at == self.update
+        """Whether a checkpoint of this run has all that is trained that is to be kept, or is to have it: one that fails
+        ends the run.
+        """
+        return self.checkpoints is None or (self._saved and self._saved_at == self.update)
 
     def checkpoint_due(self) -> bool:
         every = self.live.now.checkpointEveryUpdates
         return self.update >= self.updates_total or self.update // every > self._saved_at // every
 
-    async def save(self, snapshot: Snapshot, version: int) -> None:
-        """Checkpoint the weights, and where the run stands. Raises CheckpointError."""
+    async def save(self, snapshot: Snapshot, version: int, copied: asyncio.Event) -> None:
+        """Checkpoint the weights, and where the run stands; nothing where nothing is kept. Raises CheckpointError, and
+        WorkerLost.
+
+        Returns when the checkpoint is complete. `copied` is set as soon as training may go on.
+        """
+        if self.checkpoints is None:
+            copied.set()
+            return
         started = time.time()
+        self._saved_at, self._saved = self.update, True
         progress = Progress(
             update=self.update,
             batch=snapshot.batch,
@@ -125,12 +143,17 @@ class Training:
             journal=self.attempt,
         )
         self.checkpoints.keep = self.live.now.checkpointKeep
-        path = await self.checkpoints.save(progress, self.pool.save)
-        self._saved_at, self._saved = self.update, True
-        self.span("train-0", "checkpoint", started, time.time())
+        try:
+            path = await self.checkpoints.save(progress, lambda folder: self.pool.save(folder, copied))
+        except CheckpointError as error:
+            # The batch beside it is lost too, and the run must end by one name: nothing is wrong with the storage.
+            if isinstance(lost := error.__cause__, WorkerLost):
+                raise lost from lost.__cause__
+            raise
+        self.span("checkpoint", "checkpoint", started, time.time())
         self.recorder.append(
             CheckpointRecord(
-                update=self.update,
+                update=progress.update,
                 version=version,
                 time=self.clock.now(),
                 path=str(path),

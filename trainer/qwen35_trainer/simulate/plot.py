@@ -1,19 +1,15 @@
-"""Results drawn: one HTML file that opens anywhere, with no network.
-
-A colour is a name such as "@first"; the page puts in the value of its style sheet, light or dark.
-"""
+"""Results drawn, as a page of charts."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any, Final
 
+from qwen35_trainer.page import card, page, write
 from qwen35_trainer.simulate.load import Load
 from qwen35_trainer.simulate.result import Result
 from qwen35_trainer.simulate.sweep import Axis, Row
@@ -21,35 +17,29 @@ from qwen35_trainer.simulate.words import digits, load_in_words, percent
 
 type Figure = dict[str, Any]
 
-_PAGE: Final = Path(__file__).with_name("page.html")
+_BODY: Final = Path(__file__).with_suffix(".html")
+_STYLE: Final = Path(__file__).with_suffix(".css")
 _COLOURS: Final = ("@first", "@second", "@third", "@fourth", "@fifth", "@sixth")
 _MOST_TICKS: Final = 10
 
 
 def write_page(path: Path, load: Load, axes: Sequence[Axis], rows: Sequence[Row]) -> None:
     """Write the page of a run (no axes, one row) or of a sweep to path, whole or not at all. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(page(load, axes, rows), encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    write(path, _page(load, axes, rows))
 
 
-def page(load: Load, axes: Sequence[Axis], rows: Sequence[Row]) -> str:
-    """The page as text."""
-    from plotly.offline import get_plotlyjs  # a second to import
-
+def _page(load: Load, axes: Sequence[Axis], rows: Sequence[Row]) -> str:
     figures = _sweep_figures(axes, rows) if axes else _run_figures(rows[0])
     seeds = len(rows[0].runs)
-    return Template(_PAGE.read_text(encoding="utf-8")).substitute(
-        name="Sweep of " + escape(" × ".join(axis.key for axis in axes)) if axes else "Simulation",
+    name = "Sweep of " + " × ".join(axis.key for axis in axes) if axes else "Simulation"
+    body = Template(_BODY.read_text(encoding="utf-8")).substitute(
+        name=escape(name),
         facts="<br>".join(map(escape, [*(["The first row:"] if axes else []), *load_in_words(load, seeds)])),
-        cards="".join(_card(name, title, note) for name, (title, note, _) in figures.items()),
+        cards="".join(card(key, title, note) for key, (title, note, _) in figures.items()),
         numbers=_numbers(axes, rows),
-        figures=_script({name: figure for name, (_, _, figure) in figures.items()}),
-        plotly=get_plotlyjs(),
     )
+    drawn = {key: figure for key, (_, _, figure) in figures.items()}
+    return page(f"{name} · qwen35", style=_STYLE.read_text(encoding="utf-8"), body=body, figures=drawn)
 
 
 type _Figures = dict[str, tuple[str, str, Figure]]  # name: (title, note, figure)
@@ -206,13 +196,6 @@ def _numbers_of(axis: Axis) -> dict[str, float]:
     return numbers if all(map(math.isfinite, numbers.values())) else {}
 
 
-def _card(name: str, title: str, note: str) -> str:
-    return (
-        f"<figure><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span></figcaption>"
-        f'<div class="plot" id="plot-{name}"></div></figure>'
-    )
-
-
 def _numbers(axes: Sequence[Axis], rows: Sequence[Row]) -> str:
     """Every number of every row, a column each."""
     columns = [row.result.as_dict() for row in rows]
@@ -230,8 +213,3 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
     return f"{value:,.6g}" if isinstance(value, float) else "–" if value is None else str(value)
-
-
-def _script(value: object) -> str:
-    """JSON that may stand in a script element: no text in it can close the element."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

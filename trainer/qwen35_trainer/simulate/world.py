@@ -121,7 +121,7 @@ class World:
         self._publications += 1
 
     def _checkpoint(self, action: do.Checkpoint) -> None:
-        self.clock.after(0.0, self.tell, on.Checkpointed())
+        self.clock.after(0.0, self.tell, on.Checkpointed(action.snapshot.batch))
 
     def _end(self, action: do.Ended) -> None:
         self._ended = True

@@ -10,14 +10,14 @@ from qwen35_trainer.spec.evaluation import Evaluation
 from qwen35_trainer.spec.failure import FailurePolicy, FailureRule
 from qwen35_trainer.spec.load import dump_manifest, load_manifest
 from qwen35_trainer.spec.manifest import API_VERSION, KIND, Manifest, Metadata
-from qwen35_trainer.spec.model import Model, ModelSource, RandomModel
+from qwen35_trainer.spec.model import Model, ModelSource, RandomModel, RandomVision
 from qwen35_trainer.spec.overrides import apply_overrides
 from qwen35_trainer.spec.parse import parse_manifest, parse_spec
 from qwen35_trainer.spec.problems import ManifestError, Problem
 from qwen35_trainer.spec.rewards import Reward
 from qwen35_trainer.spec.rollout import Lane, Rollout
 from qwen35_trainer.spec.tracking import Tracking
-from qwen35_trainer.spec.train import Batch, Offload, Optimizer, Parallelism, Train
+from qwen35_trainer.spec.train import Batch, LoRA, Offload, Optimizer, Parallelism, Part, Train
 from qwen35_trainer.spec.training import TrainingSpec
 from qwen35_trainer.spec.weights import Weights
 
@@ -39,6 +39,7 @@ __all__ = [
     "Files",
     "Gym",
     "Lane",
+    "LoRA",
     "Loss",
     "Manifest",
     "ManifestError",
@@ -48,8 +49,10 @@ __all__ = [
     "Offload",
     "Optimizer",
     "Parallelism",
+    "Part",
     "Problem",
     "RandomModel",
+    "RandomVision",
     "Reward",
     "Rollout",
     "Source",

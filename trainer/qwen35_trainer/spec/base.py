@@ -40,4 +40,5 @@ class PersistentVolumeClaim(Section):
     )
 
 
-PathName = Annotated[str, Field(min_length=1, max_length=1024)]
+LONGEST_PATH = 1024
+PathName = Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]

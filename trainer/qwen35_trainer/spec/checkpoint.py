@@ -42,5 +42,5 @@ class Checkpoint(Section):
     storage: CheckpointStorage | None = Field(
         None,
         description="Where they are kept: exactly one of persistentVolumeClaim and path. By default the run's output "
-        "folder. verl: trainer.default_local_dir.",
+        "folder; in a cluster, whose pods share none, nothing is kept then. verl: trainer.default_local_dir.",
     )

@@ -7,6 +7,7 @@ from pydantic import Field
 from qwen35_trainer.spec.base import PathName, PersistentVolumeClaim, Section
 
 FileFormat = Literal["JSONLines", "Parquet"]
+Overlong = Literal["Error", "Skip", "TruncateLeft", "TruncateRight", "TruncateMiddle"]
 GymValue = Annotated[str, Field(max_length=1024)] | int | float | bool
 
 
@@ -38,7 +39,7 @@ class Files(Section):
         min_length=1,
         max_length=128,
         description="Column with the prompt: a text or a list of chat messages. prompt is the usual name. "
-        "verl: data.prompt_key.",
+        "verl: data.prompt_key, data.messages_key.",
     )
     answerField: str = Field(
         "answer",
@@ -46,6 +47,27 @@ class Files(Section):
         max_length=128,
         description="Column with the reference answer, for rewards and SFT. answer is the usual name. "
         "verl: data.reward_fn_key, reward_model.ground_truth.",
+    )
+    imagesField: str = Field(
+        "images",
+        min_length=1,
+        max_length=128,
+        description="Column with the row's images, in the order of their placeholders in the messages; rows without "
+        "it have none. images is the usual name. verl: data.image_key.",
+    )
+    videosField: str = Field(
+        "videos",
+        min_length=1,
+        max_length=128,
+        description="Column with the row's videos, each its frames and frames per second; rows without it have none. "
+        "videos is the usual name. verl: data.video_key.",
+    )
+    toolsField: str = Field(
+        "tools",
+        min_length=1,
+        max_length=128,
+        description="Column with the tools that the messages may call, as JSON schemas; rows without it have none. "
+        "tools is the usual name. verl: data.tools_key.",
     )
     volume: FileVolume | None = Field(
         None,
@@ -90,6 +112,21 @@ class Source(Section):
     gym: Gym | None = Field(None, description="Prompts from a reasoning-gym task. No default. verl: none.")
 
 
+class ChatTemplate(Section):
+    """How messages become text. The same for every conversation: of prompts, of examples, and between turns."""
+
+    thinking: bool | None = Field(
+        None,
+        description="Whether the assistant's turn opens with reasoning: handed to the template as enable_thinking. By "
+        "default the template decides (Qwen3.5 thinks from 4B upwards). verl: data.apply_chat_template_kwargs.",
+    )
+    file: PathName | None = Field(
+        None,
+        description="Jinja file that takes the place of the tokenizer's own template; relative to the manifest. By "
+        "default the tokenizer's own. verl: actor_rollout_ref.model.custom_chat_template.",
+    )
+
+
 class Data(Section):
     """Which prompts train and which measure."""
 
@@ -119,10 +156,16 @@ class Data(Section):
         description="Longest response, in tokens; generation stops there. 2048 as in the published recipes. "
         "verl: data.max_response_length.",
     )
-    overlongPrompts: Literal["Error", "Skip"] = Field(
+    overlongPrompts: Overlong = Field(
         "Error",
-        description="What to do with longer prompts: refuse the data or leave them out, counted. Error, so that "
-        "nothing goes missing unseen. verl: data.filter_overlong_prompts, data.truncation.",
+        description="What to do with longer prompts (in SFT: examples longer than both limits together): refuse the "
+        "data, leave them out, or cut them at the left, the right or in the middle; left out and cut ones are counted. "
+        "Error, so that nothing goes missing unseen. verl: data.filter_overlong_prompts, data.truncation.",
+    )
+    chatTemplate: ChatTemplate = Field(
+        ChatTemplate(),
+        description="How messages become text. The tokenizer's own template by default. "
+        "verl: data.apply_chat_template_kwargs.",
     )
     shuffle: bool = Field(
         True,

@@ -21,6 +21,47 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
         yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
 
 
+def copies(spec: TrainingSpec) -> Iterator[Problem]:
+    """FSDP's copies of the model are of equal size, and no copy cuts a sequence's devices apart."""
+    train = spec.train
+    if train.parallelism.replicas == 1:
+        return
+    if train.engine == "FSDP":
+        yield from _divides(spec, ("replicas", "context"))
+    else:
+        yield Problem(
+            f"{CUT}.replicas",
+            f"{train.parallelism.replicas} means nothing to {train.engine}, whose copies follow from the other degrees.",
+            "Remove it, or use engine FSDP.",
+        )
+
+
+def heads(spec: TrainingSpec) -> Iterator[Problem]:
+    """Devices that share a sequence share the heads of each layer. Of a checkpoint's heads only the engine knows."""
+    shape, ranks = spec.model.source.random, spec.train.parallelism.context
+    if shape is None:
+        return
+    found = {name: getattr(shape, name) for name in ("attentionHeads", "linearKeyHeads", "linearValueHeads")}
+    if uneven := [f"{name} {count}" for name, count in found.items() if count % ranks]:
+        fitting = [size for size in range(1, ranks) if all(count % size == 0 for count in found.values())]
+        yield Problem(
+            f"{CUT}.context",
+            f"{ranks} does not divide {', '.join(uneven)}: each device takes whole heads.",
+            f"Use {fitting[-1]}.",
+        )
+
+
+def offload(spec: TrainingSpec) -> Iterator[Problem]:
+    """FSDP keeps gradients where the parameters are."""
+    rests = spec.train.offload
+    if spec.train.engine == "FSDP" and rests.gradients and not rests.parameters:
+        yield Problem(
+            "spec.train.offload.gradients",
+            "true without parameters: FSDP keeps gradients where the parameters are.",
+            "Set parameters to true, or gradients to false.",
+        )
+
+
 def batch(spec: TrainingSpec) -> Iterator[Problem]:
     """Samples of an update divide over data-parallel ranks and their micro-batches, unless tokens fill those."""
     size, cut = spec.train.batch, spec.train.parallelism
@@ -43,7 +84,7 @@ def batch(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
-    """A token budget counts the padding too, and one sequence always fits it."""
+    """One sequence always fits the token budget."""
     size = spec.train.batch
     if not size.dynamic:
         return
@@ -76,7 +117,7 @@ def _divides(spec: TrainingSpec, axes: tuple[str, ...]) -> Iterator[Problem]:
         return
     options = []
     # The first axis that alone can mend it, the one that hurts least to change first.
-    for axis in ("pipeline", "context", "expert", "tensor", "expertTensor"):
+    for axis in ("pipeline", "replicas", "context", "expert", "tensor", "expertTensor"):
         if sizes.get(axis, 1) > 1 and world % (product // sizes[axis]) == 0:
             room = world // (product // sizes[axis])
             mended = _around(sizes[axis], [size for size in range(1, room + 1) if room % size == 0])

@@ -9,6 +9,52 @@ from qwen35_trainer.spec.base import PathName, PersistentVolumeClaim, Section
 Precision = Literal["BF16", "FP32"]
 
 
+class RandomVision(Section):
+    """A vision tower with random weights, which makes the model a vision-language one."""
+
+    depth: int = Field(
+        2, ge=1, le=64, description="Blocks of the tower. 2 is the least that has an inner one. verl: none."
+    )
+    heads: int = Field(
+        2, ge=1, le=64, description="Attention heads of a block. 2 is the least that shards. verl: none."
+    )
+    headDim: int = Field(
+        16,
+        ge=4,
+        le=256,
+        multiple_of=4,
+        description="Channels per head; heads × headDim is the tower's width. A multiple of 4, since rows and columns of "
+        "patches turn a quarter of the channels each, in pairs. 16 stays small. verl: none.",
+    )
+    intermediateSize: int = Field(
+        64, ge=8, le=16384, description="Width inside the MLP of a block. 2 × heads × headDim. verl: none."
+    )
+    patchSize: int = Field(
+        4,
+        ge=1,
+        le=64,
+        description="Side of a patch, in pixels. 4, so that an image of 8 × 8 pixels is one token; published "
+        "checkpoints have 16. verl: none.",
+    )
+    temporalPatchSize: int = Field(
+        2, ge=1, le=8, description="Frames of a video in one patch. 2 as in the published checkpoints. verl: none."
+    )
+    spatialMergeSize: int = Field(
+        2,
+        ge=1,
+        le=8,
+        description="Patches per side that become one token: 2 makes 2 × 2 patches one, as in the published "
+        "checkpoints. verl: none.",
+    )
+    positionGrid: int = Field(
+        8,
+        ge=2,
+        le=256,
+        description="Side of the learned grid of positions, which is stretched over each image. 8 holds images of "
+        "32 × 32 pixels without stretching. verl: none.",
+    )
+
+
 class RandomModel(Section):
     """A Qwen3.5 with random weights and one token per character: real architecture, no download."""
 
@@ -72,6 +118,11 @@ class RandomModel(Section):
         max_length=512,
         description="The alphabet: each character, once, is one token. The default writes sums and plain words. "
         "verl: none.",
+    )
+    vision: RandomVision | None = Field(
+        None,
+        description="A vision tower in front, for images and videos; {} is a tiny one. None, the default, is a text "
+        "model. verl: none.",
     )
 
 

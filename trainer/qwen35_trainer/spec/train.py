@@ -1,6 +1,6 @@
 """spec.train: the pool that updates the weights."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -9,6 +9,15 @@ from qwen35_trainer.spec.base import Section
 
 TrainEngine = Literal["FSDP", "Megatron"]
 Schedule = Literal["Constant", "Linear", "Cosine"]
+Part = Literal["Vision", "Embeddings", "Router"]
+ModuleName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+LINEAR_LAYERS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("in_proj_qkv", "in_proj_z", "out_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+"""The large matrices of a decoder layer: attention, Gated DeltaNet, MLP or shared expert."""
 
 
 class Parallelism(Section):
@@ -32,8 +41,18 @@ class Parallelism(Section):
         1,
         ge=1,
         le=1024,
-        description="Devices that share each sequence. 1 suits responses of a few thousand tokens. "
-        "verl: actor_rollout_ref.actor.megatron.context_parallel_size.",
+        description="Devices that share each sequence; divides the heads of every layer. With FSDP this is Ulysses: "
+        "each device holds a slice of the tokens, and layers exchange heads for tokens. 1 suits responses of a few "
+        "thousand tokens. verl: actor_rollout_ref.actor.ulysses_sequence_parallel_size, "
+        "actor_rollout_ref.actor.megatron.context_parallel_size.",
+    )
+    replicas: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Copies of the model that FSDP keeps, each sharded over the pool's other devices (HSDP); FSDP only. 1 "
+        "needs the least memory; the number of nodes keeps the gathering of weights within a node. "
+        "verl: actor_rollout_ref.actor.fsdp_config.fsdp_size (the devices of one copy).",
     )
     expert: int = Field(
         1,
@@ -70,13 +89,14 @@ class Batch(Section):
     )
     removePadding: bool = Field(
         False,
-        description="Pack sequences instead of padding them. Off: Gated DeltaNet layers need kernels that respect "
-        "boundaries; the engine checks its own. verl: actor_rollout_ref.model.use_remove_padding.",
+        description="Pack the sequences of a micro-batch into one row instead of padding them. The engine first checks "
+        "with its own numbers that no layer leaks across boundaries, and refuses to start otherwise. Off, as in most "
+        "published recipes. verl: actor_rollout_ref.model.use_remove_padding.",
     )
     dynamic: bool = Field(
         False,
-        description="Fill micro-batches by tokens, padding included, instead of by sequences. Off, as in the published recipes. "
-        "verl: actor_rollout_ref.actor.use_dynamic_bsz.",
+        description="Fill micro-batches by tokens instead of by sequences; padding counts unless it is removed. Off, as "
+        "in the published recipes. verl: actor_rollout_ref.actor.use_dynamic_bsz.",
     )
     maxTokensPerDevice: int = Field(
         16_384,
@@ -90,8 +110,11 @@ class Batch(Section):
 class Optimizer(Section):
     """The optimizer and its learning rate."""
 
-    type: Literal["AdamW"] = Field(
-        "AdamW", description="Optimizer. AdamW, the field's default. verl: actor_rollout_ref.actor.optim.optimizer."
+    type: Literal["AdamW", "Muon"] = Field(
+        "AdamW",
+        description="AdamW, or Muon for matrices with AdamW for everything else. Muon's steps are scaled to the size of "
+        "AdamW's: the same learning rate and weight decay do. AdamW, the field's default. "
+        "verl: actor_rollout_ref.actor.optim.optimizer.",
     )
     learningRate: float = Field(
         1e-6,
@@ -124,6 +147,13 @@ class Optimizer(Section):
         gt=0,
         le=1,
         description="Added to the denominator. 1e-8, AdamW's own. "
+        "verl: actor_rollout_ref.actor.optim.override_optimizer_config.",
+    )
+    momentum: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        description="Decay of Muon's mean gradient; Muon only. 0.95, Muon's own. "
         "verl: actor_rollout_ref.actor.optim.override_optimizer_config.",
     )
     gradientClip: float = Field(
@@ -159,17 +189,48 @@ class Offload(Section):
 
     parameters: bool = Field(
         False,
-        description="Parameters. Off, since the copies take time. "
-        "verl: actor_rollout_ref.actor.megatron.param_offload.",
+        description="Parameters. With FSDP gradients and optimizer state go with them, and the host makes the step. Off, "
+        "since the copies take time. verl: actor_rollout_ref.actor.fsdp_config.offload_policy, "
+        "actor_rollout_ref.actor.megatron.param_offload.",
     )
     gradients: bool = Field(
         False,
-        description="Gradients. Off, since the copies take time. verl: actor_rollout_ref.actor.megatron.grad_offload.",
+        description="Gradients. With FSDP they are where the parameters are. Off, since the copies take time. "
+        "verl: actor_rollout_ref.actor.megatron.grad_offload.",
     )
     optimizer: bool = Field(
         False,
-        description="Optimizer state. Off, since the copies take time. "
-        "verl: actor_rollout_ref.actor.megatron.optimizer_offload.",
+        description="Optimizer state: on the device only while it makes a step. Off, since the copies take time. "
+        "verl: actor_rollout_ref.actor.fsdp_config.optimizer_offload, "
+        "actor_rollout_ref.actor.megatron.optimizer_offload.",
+    )
+
+
+class LoRA(Section):
+    """Low-rank adapters: the model stays as it is, and a product of two thin matrices is added to each target's."""
+
+    rank: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Width of the thin matrices. 32 learns about what full training does in reinforcement learning. "
+        "verl: actor_rollout_ref.model.lora_rank.",
+    )
+    alpha: float = Field(
+        32.0,
+        gt=0,
+        le=65_536,
+        description="The product is scaled by alpha / rank. 32, a scale of 1 at the default rank. "
+        "verl: actor_rollout_ref.model.lora_alpha.",
+    )
+    targets: tuple[ModuleName, ...] = Field(
+        LINEAR_LAYERS,
+        strict=False,
+        min_length=1,
+        max_length=32,
+        description="Last names of the linear layers that get an adapter; every one must exist unless this is the "
+        "default, all large matrices of the decoder layers. Routed experts have none. "
+        "verl: actor_rollout_ref.model.target_modules.",
     )
 
 
@@ -207,4 +268,17 @@ class Train(Section):
         False,
         description="Recompute activations in the backward pass: less memory, about a third more compute. Off, for "
         "speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
+    )
+    freeze: tuple[Part, ...] = Field(
+        (),
+        strict=False,
+        max_length=3,
+        description="Parts that do not train: Vision (the tower), Embeddings (of tokens, and the output layer), Router (of "
+        "experts). None by default. verl: actor_rollout_ref.actor.freeze_vision_tower, "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_freeze.",
+    )
+    lora: LoRA | None = Field(
+        None,
+        description="Train low-rank adapters instead of the weights; checkpoints and publications hold the adapters alone. "
+        "None by default: all weights train. verl: actor_rollout_ref.model.lora_rank.",
     )

@@ -1,49 +1,84 @@
-"""Weights, optimizer and random state on disk, through PyTorch's distributed checkpoint: it loads on any rank count."""
+"""What trains, optimizer and random state on disk, through PyTorch's distributed checkpoint: it loads on any rank count.
+
+    begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► ended: all ranks have written
+
+The thread's collectives have a process group of their own: those of training go on meanwhile, in another order.
+Frozen parameters are left out; they come from where the model came from.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 
-_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
+_OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
-def save(folder: Path, model: HFModule, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Write into `folder`, which exists. Collective. Raises what the storage raises; the folder is then worthless."""
-    weights, state = _state(model, optimizer)
-    dcp.save({"model": weights, "optimizer": state}, checkpoint_id=folder / "state")
-    torch.save(torch.get_rng_state(), folder / f"random-{rank}.pt")
+def begin(
+    folder: Path,
+    model: HFModule,
+    optimizers: Sequence[torch.optim.Optimizer],
+    rank: int,
+    group: ProcessGroup,
+) -> Future[Any]:
+    """Start to write into `folder`, which exists. Collective. group: gloo, used by nothing else.
+
+    Returns what is done when all ranks have written, and raises what the storage raised on any of them; the folder is
+    then worthless.
+    """
+    weights, state = _state(model, optimizers)
+    torch.save(_random_state(), folder / f"random-{rank}.pt")
+    saved = dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id=folder / "state", process_group=group)
+    assert isinstance(saved, Future)
+    return saved
 
 
-def restore(folder: Path, model: HFModule, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Read what `save` wrote. Collective. A rank that did not exist then keeps its own random state."""
-    weights, state = _state(model, optimizer)
+def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
+    """Read what `begin` wrote. Collective. A rank that did not exist then keeps its own random state."""
+    weights, state = _state(model, optimizers)
     loaded: dict[str, Any] = {"model": weights, "optimizer": state}
     dcp.load(loaded, checkpoint_id=folder / "state")
     set_state_dict(
         model,
-        optimizer,
+        list(optimizers),
         model_state_dict=loaded["model"],
         optim_state_dict=loaded["optimizer"],
-        options=_OPTIONS,
+        options=StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False),
     )
     random = folder / f"random-{rank}.pt"
     if random.exists():
-        torch.set_rng_state(torch.load(random, weights_only=True))
+        _set_random_state(torch.load(random, weights_only=True))
 
 
-def _state(model: HFModule, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Weights and optimizer state by name, this rank's shares."""
-    if not optimizer.state:
+    if any(not optimizer.state for optimizer in optimizers):
         # PyTorch fills an empty optimizer by a step of zero gradients. Adam would count it in its bias correction.
-        get_state_dict(model, optimizer, options=_OPTIONS)
-        for state in optimizer.state.values():
-            state["step"].zero_()
-    weights, named = get_state_dict(model, optimizer, options=_OPTIONS)
-    return weights, named
+        get_state_dict(model, list(optimizers), options=_OPTIONS)
+        for state in (state for optimizer in optimizers for state in optimizer.state.values()):
+            if "step" in state:
+                state["step"].zero_()
+    return get_state_dict(model, list(optimizers), options=_OPTIONS)
+
+
+def _random_state() -> dict[str, Any]:
+    accelerator = torch.accelerator.is_available()
+    return {
+        "host": torch.get_rng_state(),
+        "device": torch.get_device_module().get_rng_state() if accelerator else None,
+    }
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["host"])
+    if state["device"] is not None and torch.accelerator.is_available():
+        torch.get_device_module().set_rng_state(state["device"])

@@ -1,18 +1,23 @@
 """One rank of FSDP2 training.
 
     batch (same on all ranks) ─► advantages of the whole batch ─► for each update: micro-batches of this rank
-                                                                    forward ─► objective ─► backward   (sum of shares)
-                                                                  ─► clip ─► AdamW step
+                                                                    forward ─► objective ─► backward ─► reduce-scatter
+                                                                  ─► clip ─► optimizer step (left out if not finite)
 
-The loss divides by counts over all ranks, so one process, two ranks and any micro-batch size make the same step.
+The loss divides by counts over all ranks, so one process, two ranks and any micro-batch size make the same step. Each
+micro-batch's gradients are added to the shards at once: whole ones, kept until the last, are 4 bytes per parameter on
+every rank, more than the weights themselves. Only what replicas add up (HSDP) waits for the last micro-batch.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,52 +26,66 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qwen35_trainer.algorithms.advantages import AdvantageInputs, advantage
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
-from qwen35_trainer.algorithms.kl import kl
-from qwen35_trainer.algorithms.objective import Objective, needs_proximal, policy_objective, supervised_objective
+from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective, supervised_objective
 from qwen35_trainer.engines.base import UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.engines.fsdp import checkpoint
-from qwen35_trainer.engines.fsdp.forward import Offsets, Padded, pad, response_log_probs
-from qwen35_trainer.engines.fsdp.sharding import shard
-from qwen35_trainer.engines.micro_batches import Plan, plan
+from qwen35_trainer.engines.fsdp import checkpoint, lora
+from qwen35_trainer.engines.fsdp.forward import MicroBatch, Offsets, micro_batch, response_scores
+from qwen35_trainer.engines.fsdp.loading import Origin, fill
+from qwen35_trainer.engines.fsdp.optimizer import Optimizers
+from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
+from qwen35_trainer.engines.fsdp.signal import Signal, counts, objective, rows
+from qwen35_trainer.engines.fsdp.trained import freeze
+from qwen35_trainer.engines.micro_batches import plan
 from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.packing import check_packing
 from qwen35_trainer.spec import TrainingSpec
 
+logger = logging.getLogger(__name__)
+
 PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
+MOST_LEFT_OUT = 5
+"""Updates in a row without a finite gradient, after which the run ends: it would go on for ever and learn nothing."""
+
+
+class NotFinite(RuntimeError):
+    """Gradients have been infinite or not a number for `MOST_LEFT_OUT` updates in a row."""
 
 
 @dataclass(frozen=True)
-class _Signal:
-    """What each sample of a whole batch is trained towards, on the host: (N, T) each, T the longest response."""
+class _Update:
+    """What the micro-batches of one optimizer step share."""
 
-    advantages: Tensor
-    reference: Tensor | None
-    proximal: Tensor | None
+    batch: TrainBatch
+    offsets: Offsets
+    counts: GlobalCounts
+    signal: Signal | None
 
 
 class FSDPEngine:
-    """Needs an initialised process group. `model`: the same whole float32 model on every rank."""
+    """Needs an initialised process group. `origin`: the same model on every rank.
 
-    def __init__(self, model: HFModule, spec: TrainingSpec, device: torch.device) -> None:
+    Raises ValueError for degrees, parts or adapters that do not fit the model, and PackingInexact.
+    """
+
+    def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        precision = PRECISIONS[spec.model.precision]
-        self._objective = _objective(spec)
-        wants_reference = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
-        reference = copy.deepcopy(model).requires_grad_(False).eval() if wants_reference else None
-        self._reference = None if reference is None else shard(reference, self._ranks, device, precision, spec.train)
-        self._model = shard(model.train(), self._ranks, device, precision, spec.train)
-        settings = spec.train.optimizer
-        self._optimizer = torch.optim.AdamW(
-            self._model.parameters(),
-            lr=settings.learningRate,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.epsilon,
-            weight_decay=settings.weightDecay,
-            fused=True,
-        )
+        self._ranks = Ranks.of(spec.train.parallelism, device)
+        self._objective = objective(spec)
+        self._reference: HFModule | None = None
+        self._holds_on = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
+        if self._holds_on and spec.train.lora is None:
+            self._reference = self._load(origin, trained=False)
+        self._model = self._load(origin, trained=True)
+        if spec.train.batch.removePadding:
+            check_packing(self._model)
+        parked = spec.train.offload.optimizer and not spec.train.offload.parameters
+        self._optimizers = Optimizers.of(self._model, spec.train.optimizer, torch.device("cpu") if parked else None)
+        self._storage = dist.new_group(backend="gloo")
+        self._writing: Future[Any] | None = None
+        self._left_out = 0
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         offsets = Offsets.of(batch)
@@ -76,166 +95,180 @@ class FSDPEngine:
             self._update(batch, offsets, part, signal, rate) for part, rate in zip(parts, learning_rates, strict=True)
         ]
 
-    @torch.no_grad()
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
-        offsets = Offsets.of(batch)
-        total = torch.zeros((), device=self._device)
-        for samples in self._plan(batch, np.arange(batch.samples))[self._rank]:
-            padded = pad(batch, offsets, samples, self._device)
-            log_probs, _ = response_log_probs(self._model, padded, 1.0, with_entropy=False)
-            total -= log_probs.masked_fill(~padded.mask, 0.0).sum()
-        dist.all_reduce(total)
-        return float(total) / max(1, int(batch.trainable.sum()))
+        table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
+        return -float(table.double().sum()) / max(1, int(batch.trainable.sum()))
 
     def weights(self) -> dict[str, Tensor]:
-        return {name: _whole(tensor) for name, tensor in self._model.state_dict().items()}
+        state, settings = self._model.state_dict(), self._spec.train.lora
+        if settings is None:
+            return self._gathered(state)
+        adapters = self._gathered({name: tensor for name, tensor in state.items() if lora.is_adapter(name)})
+        return lora.published(adapters, settings) if adapters else {}
+
+    def merged_weights(self) -> dict[str, Tensor]:
+        whole, settings = self._gathered(self._model.state_dict()), self._spec.train.lora
+        return lora.merged(whole, settings) if settings and whole else whole
 
     def save(self, folder: Path) -> None:
-        checkpoint.save(folder, self._model, self._optimizer, self._rank)
+        self.saved(wait=True)
+        optimizers, rank = self._optimizers.parts, self._ranks.rank
+        self._writing = checkpoint.begin(folder, self._model, optimizers, rank, self._storage)
+
+    def saved(self, *, wait: bool = False) -> bool:
+        if self._writing is None:
+            return True
+        if not wait and not self._writing.done():
+            return False
+        written, self._writing = self._writing, None
+        written.result()
+        return True
 
     def restore(self, folder: Path) -> None:
-        checkpoint.restore(folder, self._model, self._optimizer, self._rank)
+        checkpoint.restore(folder, self._model, self._optimizers.parts, self._ranks.rank)
+        self._optimizers.rest()
+
+    def _gathered(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Whole tensors on the host of rank 0. Collective."""
+        found: dict[str, Tensor] = {}
+        for name, tensor in state.items():
+            whole = _whole(tensor)
+            if self._ranks.rank == 0:  # the others only take part: they never hold more than one tensor
+                found[name] = whole.cpu()
+        return found
+
+    def _load(self, origin: Origin, *, trained: bool) -> HFModule:
+        """The model of `origin`, sharded; to train, or as the fixed reference."""
+        train, precision = self._spec.train, PRECISIONS[self._spec.model.precision]
+        model = adapt(origin.construct(), self._ranks.sequence)
+        model.train(trained)
+        if trained:
+            if train.lora is not None:
+                lora.add(model, train.lora)
+            freeze(model, train.freeze)
+        else:
+            model.requires_grad_(False)
+            for parameter in model.parameters():  # never updated: no more precision than it computes in
+                parameter.data = parameter.data.to(precision)
+        shard(model, self._ranks.mesh, precision, train)
+        if origin.files is not None:
+            fill(model, origin.files, self._device, offloaded=train.offload.parameters)
+        if trained and train.lora is not None:
+            lora.initialise(model, self._spec.seed)
+        return model
 
     def _update(
-        self, batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], signal: _Signal | None, learning_rate: float
+        self, batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], signal: Signal | None, learning_rate: float
     ) -> UpdateMetrics:
-        counts = _counts(batch, offsets, part, self._spec.data.maxResponseTokens)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
+        divisors = counts(batch, offsets, part, self._spec.data.maxResponseTokens)
+        if divisors is None:
+            # Without a single token to train, the step is left out: Adam would still move on its momentum.
+            return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
+        update = _Update(batch, offsets, divisors, signal)
         totals: dict[str, Tensor] = {}
-        # Without a single token to train, the step is left out: Adam would still move on its momentum.
-        plans = [] if counts is None else self._plan(batch, part)[self._rank]
-        for position, samples in enumerate(plans):
-            assert counts is not None
-            self._model.set_requires_gradient_sync(position == len(plans) - 1)
-            loss, metrics = self._loss(pad(batch, offsets, samples, self._device), samples, signal, counts)
-            (loss * self._ranks).backward()  # FSDP averages over ranks; the loss is a share of a sum
+        shares = self._plan(batch, part)
+        for position, samples in enumerate(shares):
+            self._model.set_requires_all_reduce(position == len(shares) - 1)
+            loss, metrics = self._loss(update, samples)
+            (loss * self._ranks.world).backward()  # FSDP averages over ranks; the loss is a share of a sum
             for name, value in (metrics | {"loss": loss.detach()}).items():
                 totals[name] = totals.get(name, torch.zeros((), device=self._device)) + value
-        if not plans:
-            return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
-        norm = _whole(nn.utils.clip_grad_norm_(self._model.parameters(), self._spec.train.optimizer.gradientClip))
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        summed = torch.stack([value.float() for value in totals.values()])
+        trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
+        norm = float(_whole(nn.utils.clip_grad_norm_(trained, self._spec.train.optimizer.gradientClip)))
+        self._step(norm, learning_rate)
+        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.counts
         dist.all_reduce(summed)
         sums = dict(zip(totals, summed.tolist(), strict=True))
         tokens = sums.pop("tokens")
         loss_value = sums.pop("loss")
         means = {name: value / tokens for name, value in sums.items()}
-        return UpdateMetrics(loss_value, float(norm), learning_rate, round(tokens), means)
+        return UpdateMetrics(loss_value, norm, learning_rate, round(tokens), means)
 
-    def _loss(
-        self, padded: Padded, samples: NDArray[np.int64], signal: _Signal | None, counts: GlobalCounts
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _step(self, norm: float, learning_rate: float) -> None:
+        """By a gradient that is finite. One that is not would leave no weight a number; it has the same norm on all ranks."""
+        if math.isfinite(norm):
+            self._left_out = 0
+            self._optimizers.step(learning_rate)
+            return
+        self._left_out += 1
+        self._optimizers.forget()
+        logger.warning("update left out: the gradient's norm is %s (%d in a row)", norm, self._left_out)
+        if self._left_out == MOST_LEFT_OUT:
+            raise NotFinite(
+                f"the gradient's norm is {norm} for the {MOST_LEFT_OUT}th step in a row, and none of them was taken: lower "
+                "spec.train.optimizer.learningRate, or compute in more precision (spec.model.precision FP32)"
+            )
+
+    def _loss(self, update: _Update, samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        signal, micro = update.signal, self._micro_batch(update.batch, update.offsets, samples)
+        mask = micro.responses.mask
         temperature = self._spec.rollout.temperature if self._spec.rollout and signal else 1.0
-        log_probs, entropy = response_log_probs(self._model, padded, temperature, with_entropy=signal is not None)
+        log_probs, entropy = response_scores(self._model, micro, temperature, with_entropy=signal is not None)
         if signal is None:
-            return supervised_objective(log_probs, padded.mask, counts)
+            return supervised_objective(log_probs, mask, update.counts)
         assert self._objective is not None
-        assert padded.log_probs is not None
-        proximal = self._rows(signal.proximal, samples, padded)
+        assert micro.responses.log_probs is not None
+        proximal = rows(signal.proximal, samples, mask)
         if proximal is None and needs_proximal(self._objective.correction):
             proximal = log_probs.detach()  # one step per batch: the weights at its start are the current ones
-        advantages = self._rows(signal.advantages, samples, padded)
+        advantages = rows(signal.advantages, samples, mask)
         assert advantages is not None
         return policy_objective(
             self._objective,
             log_probs=log_probs,
             entropy=entropy,
-            behaviour_log_probs=padded.log_probs,
+            behaviour_log_probs=micro.responses.log_probs,
             proximal_log_probs=proximal,
-            reference_log_probs=self._rows(signal.reference, samples, padded),
+            reference_log_probs=rows(signal.reference, samples, mask),
             advantages=advantages,
-            mask=padded.mask,
-            counts=counts,
+            mask=mask,
+            counts=update.counts,
         )
 
-    def _rows(self, table: Tensor | None, samples: NDArray[np.int64], padded: Padded) -> Tensor | None:
-        """Rows of a whole-batch table, as wide as the micro-batch."""
-        if table is None:
-            return None
-        if len(samples) == 0:
-            return torch.zeros_like(padded.targets, dtype=torch.float32)
-        return table[torch.from_numpy(samples), : padded.targets.shape[1]].to(self._device)
-
-    def _signal(self, batch: TrainBatch, offsets: Offsets) -> _Signal:
+    def _signal(self, batch: TrainBatch, offsets: Offsets) -> Signal:
         assert self._objective is not None
-        assert batch.rewards is not None
-        assert batch.group is not None
-        algorithm = self._spec.algorithm
-        everything = np.arange(batch.samples)
-        whole = pad(batch, offsets, everything, torch.device("cpu"))
-        reference = None if self._reference is None else self._table(self._reference, batch, offsets)
-        several_steps = batch.updates > 1 and self._objective.correction != "None"
-        proximal = self._table(self._model, batch, offsets) if several_steps else None
-        penalty = None
-        if algorithm.kl.placement == "Reward" and reference is not None and whole.log_probs is not None:
-            divergence = kl(algorithm.kl.estimator)(whole.log_probs, reference)
-            penalty = algorithm.kl.coefficient * divergence.masked_fill(~whole.mask, 0.0)
-        inputs = AdvantageInputs(
-            rewards=torch.from_numpy(np.array(batch.rewards)),
-            group=torch.from_numpy(np.array(batch.group)),
-            mask=whole.mask,
-            token_penalty=penalty,
-            gamma=algorithm.gamma,
-            lam=algorithm.lambda_,
-            valid=None if batch.valid is None else torch.from_numpy(np.array(batch.valid)),
-        )
-        return _Signal(advantage(algorithm.advantage)(inputs), reference, proximal)
+        assert self._spec.rollout is not None
+        temperature, reference, proximal = self._spec.rollout.temperature, None, None
+        if self._reference is not None:
+            reference = self._table(self._reference, batch, offsets, temperature)
+        elif self._holds_on:
+            with lora.set_aside(self._model):
+                reference = self._table(self._model, batch, offsets, temperature)
+        if batch.updates > 1 and self._objective.correction != "None":
+            proximal = self._table(self._model, batch, offsets, temperature)
+        return Signal.of(batch, offsets, self._spec.algorithm, reference=reference, proximal=proximal)
 
     @torch.no_grad()
-    def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets) -> Tensor:
-        """Log-probs of all samples under `model`, (N, T) on the host: each rank computes its share."""
-        assert self._spec.rollout is not None
+    def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> Tensor:
+        """Log-probs of all trained tokens under `model`, (N, T) on the host, 0 elsewhere: each rank computes its share."""
         table = torch.zeros(batch.samples, int(batch.response_lengths.max()))
-        for samples in self._plan(batch, np.arange(batch.samples))[self._rank]:
-            padded = pad(batch, offsets, samples, self._device)
-            values, _ = response_log_probs(model, padded, self._spec.rollout.temperature, with_entropy=False)
-            if len(samples):
-                table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(~padded.mask, 0.0).cpu()
+        for samples in self._plan(batch, np.arange(batch.samples)):
+            micro = self._micro_batch(batch, offsets, samples)
+            values, _ = response_scores(model, micro, temperature, with_entropy=False)
+            if len(samples) and self._ranks.counts:
+                table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(
+                    ~micro.responses.mask, 0.0
+                ).cpu()
+        model.reshard()  # a backward pass would have done that for the outermost parameters
         table = table.to(self._device)
         dist.all_reduce(table)
         return table.cpu()
 
-    def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> Plan:
-        settings = self._spec.train.batch
-        lengths = (batch.prompt_lengths + batch.response_lengths)[part]
+    def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:
+        packed = self._spec.train.batch.removePadding
+        return micro_batch(batch, offsets, samples, self._model.config, packed=packed, device=self._device)
+
+    def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """The micro-batches of this rank."""
+        settings, sequence_ranks = self._spec.train.batch, self._spec.train.parallelism.context
         shares = plan(
-            lengths,
-            self._ranks,
+            batch.lengths[part],
+            self._ranks.data,
             sequences=settings.microBatchPerDevice,
-            max_tokens=settings.maxTokensPerDevice if settings.dynamic else None,
+            max_tokens=settings.maxTokensPerDevice * sequence_ranks if settings.dynamic else None,
+            packed=settings.removePadding,
         )
-        return [[part[samples] for samples in share] for share in shares]
-
-
-def _objective(spec: TrainingSpec) -> Objective | None:
-    if spec.mode == "SFT":
-        return None
-    algorithm = spec.algorithm
-    return Objective(
-        loss=algorithm.loss.type,
-        clip_low=algorithm.loss.clipLow,
-        clip_high=algorithm.loss.clipHigh,
-        dual_clip=algorithm.loss.dualClip,
-        aggregation=algorithm.loss.aggregation,
-        kl_placement=algorithm.kl.placement,
-        kl_coefficient=algorithm.kl.coefficient,
-        kl_estimator=algorithm.kl.estimator,
-        entropy_coefficient=algorithm.entropyCoefficient,
-        correction=algorithm.correction.type,
-        cap=algorithm.correction.cap,
-        floor=algorithm.correction.floor,
-    )
-
-
-def _counts(batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
-    """Counts over all ranks, from the batch that every rank holds; None when no token trains."""
-    tokens = np.add.reduceat(batch.trainable.astype(np.int64), offsets.responses)[part]
-    if tokens.sum() == 0:
-        return None
-    return GlobalCounts(int(tokens.sum()), int((tokens > 0).sum()), max_tokens)
+        return [part[samples] for samples in shares[self._ranks.share]]
 
 
 def _whole(tensor: Tensor) -> Tensor:

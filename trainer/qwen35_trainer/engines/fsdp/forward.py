@@ -1,4 +1,11 @@
-"""From packed samples to log-probabilities of their response tokens."""
+"""From samples of a batch to scores of their response tokens.
+
+    TrainBatch ─► micro_batch ─► ModelInput ─► model ─► scores of the trained tokens ─► tables (n, T)
+                     └─ which rows of the input predict which cells of the tables ──────────┘
+
+Tables have one row per sample and one column per response token, padded to the right, whether the model's input was
+padded or packed: the objective never knows.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +19,11 @@ from torch import Tensor
 
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
-
-@dataclass(frozen=True)
-class Padded:
-    """n samples side by side: L input positions, T response positions; padding is to the right."""
-
-    tokens: Tensor
-    """(n, L) int64, prompt and response without its last token, which predicts nothing."""
-    targets: Tensor
-    """(n, T) int64 response tokens."""
-    positions: Tensor
-    """(n, T) int64: the input position whose logits predict each target."""
-    mask: Tensor
-    """(n, T) bool, tokens that enter the loss."""
-    log_probs: Tensor | None
-    """(n, T) float32 of the behaviour policy."""
+type HFConfig = Any
+"""A configuration object of the transformers library."""
 
 
 @dataclass(frozen=True)
@@ -43,47 +39,112 @@ class Offsets:
         return cls(prompts, responses)
 
 
-def pad(batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64], device: torch.device) -> Padded:
-    """Unpack `samples` of a batch side by side. No samples give one empty row, which trains nothing."""
+@dataclass(frozen=True)
+class Responses:
+    """The responses of n samples, T tokens the longest."""
+
+    mask: Tensor
+    """(n, T) bool, tokens that enter the loss."""
+    log_probs: Tensor | None
+    """(n, T) float32 of the behaviour policy."""
+
+    @classmethod
+    def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
+        """On the host. No samples have one row of one token that does not train."""
+        lengths = batch.response_lengths[samples]
+        mask = np.zeros((max(1, len(samples)), int(lengths.max(initial=1))), dtype=np.bool_)
+        log_probs = np.zeros(mask.shape, dtype=np.float32)
+        for row, (start, length) in enumerate(zip(offsets.responses[samples], lengths, strict=True)):
+            mask[row, :length] = batch.trainable[start : start + length]
+            if batch.log_probs is not None:
+                log_probs[row, :length] = batch.log_probs[start : start + length]
+        return cls(torch.from_numpy(mask), None if batch.log_probs is None else torch.from_numpy(log_probs))
+
+    def to(self, device: torch.device) -> Responses:
+        return Responses(self.mask.to(device), None if self.log_probs is None else self.log_probs.to(device))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that are computed together."""
+
+    inputs: ModelInput
+    """Prompts and responses without their last tokens, which predict nothing."""
+    rows: Tensor
+    """(R,) int64 flat positions of the input that predict a trained token."""
+    targets: Tensor
+    """(R,) int64 those tokens."""
+    cells: Tensor
+    """(R,) int64 their flat places in the tables."""
+    responses: Responses
+
+    def table(self, values: Tensor) -> Tensor:
+        """(R,) values of the scored tokens as (n, T), 0 elsewhere."""
+        shape = self.responses.mask.shape
+        return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
+
+
+def micro_batch(
+    batch: TrainBatch,
+    offsets: Offsets,
+    samples: NDArray[np.int64],
+    config: HFConfig,
+    *,
+    packed: bool,
+    device: torch.device,
+) -> MicroBatch:
+    """Unpack `samples` of a batch, side by side or in one row. config: the model's, read where samples show pictures.
+
+    No samples give one token, and samples without a trained token score one all the same: every rank runs the same
+    collectives. The mask leaves either out of the loss.
+    """
+    responses = Responses.of(batch, offsets, samples)
     if len(samples) == 0:
-        zero = torch.zeros(1, 1, dtype=torch.int64, device=device)
-        return Padded(zero, zero, zero, zero.bool(), None if batch.log_probs is None else zero.float())
-    prompt, response = batch.prompt_lengths[samples], batch.response_lengths[samples]
-    total, width = int((prompt + response).max()), int(response.max())
-    tokens = np.zeros((len(samples), total), dtype=np.int64)
-    targets = np.zeros((len(samples), width), dtype=np.int64)
-    mask = np.zeros((len(samples), width), dtype=np.bool_)
-    behaviour = np.zeros((len(samples), width), dtype=np.float32)
-    for row, sample in enumerate(samples):
-        p, r = int(prompt[row]), int(response[row])
-        words = slice(offsets.responses[sample], offsets.responses[sample] + r)
-        tokens[row, :p] = batch.prompts[offsets.prompts[sample] : offsets.prompts[sample] + p]
-        tokens[row, p : p + r] = targets[row, :r] = batch.responses[words]
-        mask[row, :r] = batch.trainable[words]
-        if batch.log_probs is not None:
-            behaviour[row, :r] = batch.log_probs[words]
-    positions = np.minimum(prompt[:, None] - 1 + np.arange(width), total - 2)
-
-    def on_device(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return Padded(
-        tokens=on_device(tokens[:, : total - 1]),
-        targets=on_device(targets),
-        positions=on_device(positions),
-        mask=on_device(mask),
-        log_probs=None if batch.log_probs is None else on_device(behaviour),
-    )
+        nothing = torch.zeros(1, dtype=torch.int64)
+        inputs = ModelInput.of_text([nothing], packed=packed, device=device)
+        rows = targets = cells = nothing
+    else:
+        inputs = _inputs(batch, offsets, samples, config, packed=packed, device=device)
+        mask = responses.mask.numpy()
+        row, column = (mask if mask.any() else np.arange(mask.size).reshape(mask.shape) == 0).nonzero()
+        lengths = batch.lengths[samples] - 1
+        starts = np.cumsum(lengths) - lengths if packed else np.arange(len(samples)) * inputs.tokens.shape[1]
+        rows = torch.from_numpy(starts[row] + batch.prompt_lengths[samples][row] - 1 + column)
+        targets = torch.from_numpy(batch.responses[offsets.responses[samples][row] + column].astype(np.int64))
+        cells = torch.from_numpy(row * mask.shape[1] + column)
+    return MicroBatch(inputs, rows.to(device), targets.to(device), cells.to(device), responses.to(device))
 
 
-def response_log_probs(
-    model: HFModule, padded: Padded, temperature: float, *, with_entropy: bool
+def _inputs(
+    batch: TrainBatch,
+    offsets: Offsets,
+    samples: NDArray[np.int64],
+    config: HFConfig,
+    *,
+    packed: bool,
+    device: torch.device,
+) -> ModelInput:
+    sequences, written = [], []
+    for sample in samples:
+        start, first = offsets.prompts[sample], offsets.responses[sample]
+        prompt = batch.prompts[start : start + batch.prompt_lengths[sample]]
+        response = slice(first, first + batch.response_lengths[sample] - 1)
+        sequences.append(torch.from_numpy(np.concatenate((prompt, batch.responses[response])).astype(np.int64)))
+        # A placeholder that the model itself wrote stands for no picture; a tool's output may show one.
+        own = np.concatenate((np.zeros(len(prompt), dtype=np.bool_), batch.trainable[response]))
+        written.append(torch.from_numpy(own))
+    if batch.pictures is None:
+        return ModelInput.of_text(sequences, packed=packed, device=device)
+    shown = [batch.pictures[sample] for sample in samples]
+    return multimodal_input(sequences, shown, config, written=written, packed=packed, device=device)
+
+
+def response_scores(
+    model: HFModule, micro: MicroBatch, temperature: float, *, with_entropy: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target under the tempered model, and the entropy of its distribution (nats), (n, T)."""
-    first = int(padded.positions.min())
-    length = padded.tokens.shape[1]
-    logits = model(input_ids=padded.tokens, use_cache=False, logits_to_keep=length - first).logits
-    index = (padded.positions - first).unsqueeze(-1).expand(-1, -1, logits.shape[-1])
-    log_softmax = (logits.gather(1, index).float() / temperature).log_softmax(-1)
-    chosen = log_softmax.gather(-1, padded.targets.unsqueeze(-1)).squeeze(-1)
-    return chosen, -(log_softmax.exp() * log_softmax).sum(-1) if with_entropy else None
+    """Log-probability of each trained token under the tempered model, and the entropy of its distribution (nats).
+
+    (n, T) float32 each, 0 where nothing trains.
+    """
+    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy)
+    return micro.table(scores.log_probs), None if scores.entropy is None else micro.table(scores.entropy)

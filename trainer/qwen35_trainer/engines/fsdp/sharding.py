@@ -1,24 +1,101 @@
-"""A model sharded over the data-parallel ranks: every decoder layer on its own, then what is left."""
+"""A model sharded over the ranks: every layer on its own, then what is left.
+
+    world = replicas × shard: each copy of the model is cut over `shard` ranks, and copies add up their gradients (HSDP)
+    world = data × sequence:  each of `data` groups of ranks has samples of its own, shared by its `sequence` ranks
+
+Neighbouring ranks share a sequence, so that its exchanges stay within a node. The two views are of the same ranks:
+parameters are cut over all of a copy's ranks, whatever samples they have.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import torch
-from torch.distributed.device_mesh import init_device_mesh
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from qwen35_trainer.models.qwen3_5 import HFModule
-from qwen35_trainer.spec import Train
+from qwen35_trainer.spec import Parallelism, Train
 
 
-def shard(model: HFModule, ranks: int, device: torch.device, precision: torch.dtype, train: Train) -> HFModule:
-    """Shard `model` in place: parameters and optimizer in float32, computation in `precision`, reduction in float32."""
+@dataclass(frozen=True)
+class Ranks:
+    """One rank among all of them."""
+
+    rank: int
+    world: int
+    mesh: DeviceMesh
+    """(shard,) or (replica, shard)."""
+    sequence: ProcessGroup | None
+    """Ranks that share each sequence; None: this one has its own."""
+    data: int
+    """Groups of ranks that have samples of their own."""
+
+    @property
+    def share(self) -> int:
+        """Which of the `data` shares of a batch this rank computes."""
+        return self.rank // (self.world // self.data)
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank speaks for those that share its sequences: sums over ranks count each sample once."""
+        return self.sequence is None or self.sequence.rank() == 0
+
+    @classmethod
+    def of(cls, parallelism: Parallelism, device: torch.device) -> Ranks:
+        """Of the initialised process group. Raises ValueError where it does not divide. Collective."""
+        world, copies, context = dist.get_world_size(), parallelism.replicas, parallelism.context
+        if world % (copies * context):
+            raise ValueError(
+                f"spec.train.parallelism: replicas {copies} × context {context} does not divide {world} ranks; "
+                "use degrees that do"
+            )
+        if copies == 1:
+            mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+        else:
+            mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=("replica", "shard"))
+        sequence = None
+        if context > 1:
+            both = init_device_mesh(device.type, (world // context, context), mesh_dim_names=("data", "sequence"))
+            sequence = both["sequence"].get_group()
+        return cls(dist.get_rank(), world, mesh, sequence, world // context)
+
+
+def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Train) -> HFModule:
+    """Shard `model` in place; it may be on the meta device.
+
+    Parameters keep their type, computation is in `precision`, gradients are reduced in float32. Raises ValueError where
+    the model names no layer that it has.
+    """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=("data",))
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
+    # What comes into a layer has the type that the layers before gave it; the vision tower's rotary tables stay float32.
+    inner = replace(mixed, cast_forward_inputs=False)
     # Pinned memory needs an accelerator: on a CPU the default of this policy fails.
-    offload = CPUOffloadPolicy(pin_memory=device.type != "cpu") if train.offload.parameters else OffloadPolicy()
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=mixed, offload_policy=offload)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if train.offload.parameters else OffloadPolicy()
+    for module in layers(model):
+        fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload)
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)
     return model
+
+
+def layers(model: HFModule) -> list[nn.Module]:
+    """The modules that are gathered as one, innermost first: what the model says must not be split, and its experts.
+
+    A list of names (`_no_split_modules`) outlives the classes that it names; those that the model lacks are skipped.
+    Experts are most of a layer: gathered on their own, they come while attention computes.
+    """
+    names = set(model._no_split_modules or ())
+    found = [module for module in model.modules() if type(module).__name__ in names]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__}: no module is of a class in _no_split_modules {sorted(names)}; name the class of "
+            "its layers there"
+        )
+    experts = [part for module in found for name, part in module.named_modules() if name.endswith(".experts")]
+    return [*experts, *found]

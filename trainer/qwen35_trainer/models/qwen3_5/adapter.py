@@ -2,38 +2,59 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 
+import transformers
+from packaging.version import Version
 from torch import Tensor
+from torch.distributed import ProcessGroup
+from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, linear_attention
+from qwen35_trainer.models.qwen3_5 import HFModule, forward, npu, sequence_parallel, vision
+from qwen35_trainer.models.qwen3_5.classes import CLASSES
+from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 
-MODEL_TYPES = ("qwen3_5_text", "qwen3_5_moe_text")
-"""Values of `config.model_type` that this adapter takes."""
+NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
+"""Classes of the library whose weight is zero-centred."""
 
 
-def adapt(model: HFModule) -> HFModule:
-    """Give each Gated DeltaNet layer of a CPU model the forward whose cost follows the sequence's length.
+def adapt(model: HFModule, sequence_group: ProcessGroup | None = None) -> HFModule:
+    """Give a model and its decoder layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
 
-    The input is right-padded sequences without a cache; padding to the right needs no mask (every mixer is causal).
-    Raises ValueError for a model of another family.
+    sequence_group: processes that share each sequence (`sequence_parallel.py`); None or a group of one: each has its
+    own.  Parameters, their names and the modules stay as they are. Adapting again replaces the group.
+    Raises ValueError naming all that does not fit: another family, a version of transformers out of range, heads that
+    the group cannot share.
     """
-    kind = model.config.model_type
-    if kind not in MODEL_TYPES:
-        raise ValueError(f"model type {kind!r} is not Qwen3.5; supported: {', '.join(MODEL_TYPES)}")
-    for layer in model.model.layers:
-        if hasattr(layer, "linear_attn"):
-            layer.linear_attn.forward = MethodType(_forward, layer.linear_attn)
+    shared = sequence_group if sequence_group is not None and sequence_group.size() > 1 else None
+    if problems := _problems(model, shared):
+        raise ValueError("; ".join(problems))
+    text = text_model(model)
+    for layer in text.layers:
+        layer.forward = MethodType(forward.decode_layer, layer)
+    for module in text.modules():
+        if type(module).__name__ in NORMS:
+            module.forward = MethodType(_rms_norm, module)
+    vision.adapt(model)
+    npu.adapt(model)
+    model.forward = MethodType(partial(forward.score, group=shared), model)
     return model
 
 
-def _forward(
-    layer: HFModule,
-    hidden_states: Tensor,
-    cache_params: object = None,
-    attention_mask: Tensor | None = None,
-    **_: object,
-) -> Tensor:
-    if cache_params is not None or attention_mask is not None:
-        raise ValueError("an adapted layer takes right-padded sequences, without a cache or an attention mask")
-    return linear_attention.sequence(layer, hidden_states)[0]
+def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
+    """The library's arithmetic, zero-centred weight and float32, in one kernel where the device has one."""
+    return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).type_as(x)
+
+
+def _problems(model: HFModule, group: ProcessGroup | None) -> list[str]:
+    kind, (first, bound) = model.config.model_type, TRANSFORMERS
+    if kind not in CLASSES:
+        return [f"model type {kind!r} is not Qwen3.5; supported: {', '.join(CLASSES)}"]
+    problems = []
+    if not Version(first) <= Version(transformers.__version__) < Version(bound):
+        problems.append(f"transformers {transformers.__version__} is not supported; install >={first},<{bound}")
+    config = text_config(model)
+    if config.attention_dropout:
+        problems.append(f"attention_dropout {config.attention_dropout} is not supported; set it to 0 in config.json")
+    return problems + ([] if group is None else sequence_parallel.head_problems(config, group.size()))

@@ -7,31 +7,52 @@ from typing import Any
 
 import torch
 
-from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5 import HFModule, classes
 from qwen35_trainer.models.qwen3_5.adapter import adapt
-from qwen35_trainer.spec import Model, RandomModel
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
+from qwen35_trainer.spec import Model, RandomModel, RandomVision
+
+VISION_TOKENS = {
+    "vision_start_token_id": 3,
+    "vision_end_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+}
+"""Ids that the character tokenizer gives to what surrounds and stands for pictures, by their names in a configuration."""
 
 
 def build(model: Model, *, seed: int, vocabulary: int, max_length: int, base: Path) -> HFModule:
-    """The model that `spec.model` names, in float32 on the CPU, adapted.
+    """The model that `spec.model` names, in float32 on the CPU, adapted: text, or vision-language where there is a tower.
 
     vocabulary: tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: folder that a
     relative `source.path` starts from.  The same seed gives the same random weights in every process.
+    Raises CheckpointUnusable naming all that is wrong with a folder.
     """
     if model.source.random is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return adapt(_random(model.source.random, vocabulary, max_length))
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
-    from transformers import AutoModelForCausalLM
+    return adapt(_from_files(CheckpointFiles.open(base / model.source.path)))
 
-    return adapt(
-        AutoModelForCausalLM.from_pretrained(base / model.source.path, dtype=torch.float32, local_files_only=True)
-    )
+
+def _from_files(files: CheckpointFiles) -> HFModule:
+    """Parameters without values first, so that none is drawn only to be overwritten; buffers are computed as ever."""
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    with init_empty_weights(include_buffers=False):
+        model = classes.construct(files.config)
+    weights = {name: files.read(name).float() for name in files.tensors}
+    check_finite(files.folder, weights.items())
+    model.load_state_dict(weights, strict=False, assign=True)  # a tied layer has no entry of its own
+    model.tie_weights()
+    return model
 
 
 def _random(shape: RandomModel, vocabulary: int, max_length: int) -> HFModule:
-    common: dict[str, Any] = {
+    import transformers
+
+    text = {
         "vocab_size": vocabulary,
         "hidden_size": shape.hiddenSize,
         "num_hidden_layers": shape.layers,
@@ -47,19 +68,42 @@ def _random(shape: RandomModel, vocabulary: int, max_length: int) -> HFModule:
         "tie_word_embeddings": shape.tieEmbeddings,
         "max_position_embeddings": max_length,
         "use_cache": False,
+        **_feed_forward(shape),
     }
-    if shape.experts == 0:
-        from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-        return Qwen3_5ForCausalLM(Qwen3_5TextConfig(intermediate_size=shape.intermediateSize, **common))
-    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
-
-    return Qwen3_5MoeForCausalLM(
-        Qwen3_5MoeTextConfig(
-            num_experts=shape.experts,
-            num_experts_per_tok=shape.expertsPerToken,
-            moe_intermediate_size=shape.intermediateSize,
-            shared_expert_intermediate_size=shape.intermediateSize,
-            **common,
-        )
+    family = "Qwen3_5" if shape.experts == 0 else "Qwen3_5Moe"
+    if shape.vision is None:
+        return classes.construct(getattr(transformers, f"{family}TextConfig")(**text))
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text,
+        vision_config=_tower(shape.vision, shape),
+        tie_word_embeddings=shape.tieEmbeddings,
+        initializer_range=shape.initializerRange,
+        **VISION_TOKENS,
     )
+    return classes.construct(config)
+
+
+def _feed_forward(shape: RandomModel) -> dict[str, Any]:
+    if shape.experts == 0:
+        return {"intermediate_size": shape.intermediateSize}
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.expertsPerToken,
+        "moe_intermediate_size": shape.intermediateSize,
+        "shared_expert_intermediate_size": shape.intermediateSize,
+    }
+
+
+def _tower(vision: RandomVision, shape: RandomModel) -> dict[str, Any]:
+    return {
+        "depth": vision.depth,
+        "hidden_size": vision.heads * vision.headDim,
+        "intermediate_size": vision.intermediateSize,
+        "num_heads": vision.heads,
+        "patch_size": vision.patchSize,
+        "temporal_patch_size": vision.temporalPatchSize,
+        "spatial_merge_size": vision.spatialMergeSize,
+        "num_position_embeddings": vision.positionGrid**2,
+        "out_hidden_size": shape.hiddenSize,
+        "initializer_range": shape.initializerRange,
+    }

@@ -18,22 +18,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, linear_attention
+from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention
+from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.models.qwen3_5.linear_attention import LinearState
 
 
 class Decoder:
-    """State of `slots` sequences of at most `max_length` tokens each of a Qwen3.5 text model (dense or MoE)."""
+    """State of `slots` sequences of at most `max_length` tokens each of the text part of a Qwen3.5 model."""
 
     def __init__(self, model: HFModule, slots: int, max_length: int) -> None:
         self._model = model
-        config, weight = model.config, model.model.embed_tokens.weight
+        self._text = text_model(model)
+        config, weight = self._text.config, self._text.embed_tokens.weight
         positions = torch.arange(max_length, device=weight.device).unsqueeze(0)
-        cos, sin = model.model.rotary_emb(weight.new_zeros(1), positions)
+        cos, sin = self._text.rotary_emb(weight.new_zeros(1), positions)
         self._cos, self._sin = cos[0], sin[0]  # (max_length, rotary dims)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=weight.device)
         self._layers: list[LinearState | tuple[Tensor, Tensor]] = []
-        for layer in model.model.layers:
+        for layer in self._text.layers:
             if hasattr(layer, "linear_attn"):
                 net = layer.linear_attn
                 inputs = weight.new_zeros(slots, net.conv1d.weight.shape[-1] - 1, net.conv1d.weight.shape[0])
@@ -53,12 +55,11 @@ class Decoder:
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
         source = torch.tensor([row for row, held in enumerate(slots) for _ in held], device=device)
         target = torch.tensor([slot for held in slots for slot in held], device=device)
-        hidden = self._model.model.embed_tokens(tokens)
-        for layer, state in zip(self._model.model.layers, self._layers, strict=True):
-            mixer_input = _norm(layer.input_layernorm, hidden)
+        hidden = self._text.embed_tokens(tokens)
+        for layer, state in zip(self._text.layers, self._layers, strict=True):
+            mixer_input = layer.input_layernorm(hidden)
             if isinstance(state, LinearState):
                 mixed, final = linear_attention.sequence(layer.linear_attn, mixer_input, lengths)
-                assert final is not None
                 state.inputs[target], state.memory[target] = final.inputs[source], final.memory[source]
             else:
                 mixed = self._attend_prompt(layer.self_attn, mixer_input, state, source, target)
@@ -73,9 +74,9 @@ class Decoder:
         n = tokens.shape[0]
         positions = self.lengths[:n]
         longest = int(positions.max()) + 1
-        hidden = self._model.model.embed_tokens(tokens)
-        for layer, state in zip(self._model.model.layers, self._layers, strict=True):
-            mixer_input = _norm(layer.input_layernorm, hidden)
+        hidden = self._text.embed_tokens(tokens)
+        for layer, state in zip(self._text.layers, self._layers, strict=True):
+            mixer_input = layer.input_layernorm(hidden)
             if isinstance(state, LinearState):
                 view = LinearState(state.inputs[:n], state.memory[:n])
                 mixed = linear_attention.step(layer.linear_attn, mixer_input, view)
@@ -97,7 +98,9 @@ class Decoder:
         self, layer: HFModule, hidden: Tensor, cache: tuple[Tensor, Tensor], source: Tensor, target: Tensor
     ) -> Tensor:
         length = hidden.shape[1]
-        query, key, value, gate = _project(layer, hidden, self._cos[:length, None], self._sin[:length, None])
+        query, key, value, gate = full_attention.project(
+            layer, hidden, self._cos[:length, None], self._sin[:length, None]
+        )
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         cache[0][target, :, :length], cache[1][target, :, :length] = key[source], value[source]
         output = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
@@ -107,7 +110,9 @@ class Decoder:
         self, layer: HFModule, hidden: Tensor, cache: tuple[Tensor, Tensor], positions: Tensor, longest: int
     ) -> Tensor:
         n = hidden.shape[0]
-        query, key, value, gate = _project(layer, hidden, self._cos[positions, None], self._sin[positions, None])
+        query, key, value, gate = full_attention.project(
+            layer, hidden, self._cos[positions, None], self._sin[positions, None]
+        )
         rows = torch.arange(n, device=hidden.device)
         cache[0][rows, :, positions], cache[1][rows, :, positions] = key, value
         keys, values = cache[0][:n, :, :longest], cache[1][:n, :, :longest]
@@ -118,32 +123,11 @@ class Decoder:
         return layer.o_proj(output.flatten(1) * gate)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._model.lm_head(_norm(self._model.model.norm, hidden)).float()
-
-
-def _norm(norm: HFModule, hidden: Tensor) -> Tensor:
-    """RMS normalisation with Qwen3.5's zero-centred weight, in float32."""
-    return F.rms_norm(hidden.float(), hidden.shape[-1:], 1.0 + norm.weight.float(), norm.eps).to(hidden.dtype)
+        return self._model.lm_head(self._text.norm(hidden)).float()
 
 
 def _feed_forward(layer: HFModule, hidden: Tensor) -> Tensor:
-    normed = _norm(layer.post_attention_layernorm, hidden)
+    normed = layer.post_attention_layernorm(hidden)
     if normed.dim() == 2:  # expert layers take (sequences, positions, D)
         return hidden + layer.mlp(normed.unsqueeze(1)).squeeze(1)
     return hidden + layer.mlp(normed)
-
-
-def _project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rotated query and key, value (..., heads, head dim) and the output gate (..., heads · head dim)."""
-    query, gate = layer.q_proj(hidden).unflatten(-1, (-1, 2 * layer.head_dim)).chunk(2, dim=-1)
-    key = _norm(layer.k_norm, layer.k_proj(hidden).unflatten(-1, (-1, layer.head_dim)))
-    value = layer.v_proj(hidden).unflatten(-1, (-1, layer.head_dim))
-    query = _norm(layer.q_norm, query)
-    return _rotate(query, cos, sin), _rotate(key, cos, sin), value, gate.flatten(-2).sigmoid()
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of the first channels only (Qwen3.5 rotates a quarter of each head)."""
-    turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)

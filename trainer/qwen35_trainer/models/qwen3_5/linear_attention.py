@@ -1,8 +1,8 @@
 """One Gated DeltaNet layer of Hugging Face's Qwen3.5, computed from the module's own parameters.
 
-The same arithmetic as the library's `forward`, with two differences that matter here: the state is explicit, so that
-sequences of different lengths can share a batch (see `decoder.py`), and a short sequence costs its own length instead
-of 64 positions (see `delta_rule.py`).
+The same arithmetic as the library's `forward`, with three differences that matter here: sequences of a packed row stay
+apart, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and a short
+sequence costs its own length instead of 64 positions (see `delta_rule.py`).
 
 Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads.
 """
@@ -10,39 +10,76 @@ Shapes: B sequences, T positions, D hidden, C convolution channels, W convolutio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, delta_rule
+from qwen35_trainer.models.qwen3_5 import HFModule, delta_rule, kernels, sequence_parallel
+from qwen35_trainer.models.qwen3_5.layout import Layout
 
 
 @dataclass(frozen=True)
 class LinearState:
-    """What a layer remembers: its last inputs to the convolution (B, W - 1, C) and the memory (B, H, K, V) in float32."""
+    """What a layer remembers: last inputs to the convolution (B, W - 1, C) and memory (B, H, K, V) in float32."""
 
     inputs: Tensor
     memory: Tensor
 
 
-def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, LinearState | None]:
-    """All positions of right-padded sequences from an empty state.
+def mix(layer: HFModule, hidden: Tensor, layout: Layout) -> Tensor:
+    """Every sequence of `layout` from an empty state.  hidden: (n, l, D), normalised.  Returns (n, l, D)."""
+    mixed, gate, log_decay, beta = _project(layer, hidden)
+    filters = layer.conv1d.weight.squeeze(1)
+    if layout.group is not None:
+        mixed, filters = _own_channels(layer, mixed, filters, layout.group)
+        log_decay, beta = (sequence_parallel.to_heads(x, layout.group) for x in (log_decay, beta))
+    if kernels.has_delta_rule(mixed):
+        convolved = F.silu(_convolve_row(mixed, filters, layout.boundaries))
+        query, key, value = _heads(layer, convolved)
+        output = kernels.delta_rule(query, key, value, log_decay, beta, layout.boundaries)
+    else:
+        output = layout.apart(partial(_whole, layer, filters), mixed, log_decay, beta)
+    output = output.to(hidden.dtype)
+    if layout.group is not None:
+        output = sequence_parallel.to_tokens(output, layout.group)
+    return _close(layer, output, gate)
 
-    hidden: (B, T, D).  lengths: (B,) valid positions; without it no state is returned, because outputs at valid
-    positions never depend on what stands to their right.  Returns (B, T, D) and the state after `lengths` positions.
+
+def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
+    """Convolution and delta rule of right-padded sequences: outputs at real tokens never depend on what stands to
+    their right.  Returns (B, T, H, V).
+    """
+    query, key, value = _heads(layer, F.silu(_convolve(filters, F.pad(mixed, (0, 0, len(filters[0]) - 1, 0)))))
+    return delta_rule.chunked(query, key, value, log_decay, beta)[0]
+
+
+def _own_channels(layer: HFModule, mixed: Tensor, filters: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Of query, key and value heads, which lie one after another in the channels, this process's share for all tokens.
+
+    mixed: (n, l, C) → (n, L, C / S).  filters: (C, W) → (C / S, W): a depthwise convolution needs no other channels.
+    """
+    ranks, sizes = group.size(), (layer.key_dim, layer.key_dim, layer.value_dim)
+    by_rank = torch.cat([part.unflatten(-1, (ranks, -1)) for part in mixed.split(sizes, dim=-1)], dim=-1)
+    own = torch.cat([part.chunk(ranks)[group.rank()] for part in filters.split(sizes)])
+    return sequence_parallel.to_heads(by_rank, group).squeeze(2), own
+
+
+def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, LinearState]:
+    """All positions of right-padded sequences from an empty state, and what the layer then remembers.
+
+    hidden: (B, T, D).  lengths: (B,) valid positions.  Returns (B, T, D) and the state after `lengths` positions.
     """
     mixed, gate, log_decay, beta = _project(layer, hidden)
-    width = layer.conv1d.weight.shape[-1]
+    filters = layer.conv1d.weight.squeeze(1)
+    width = filters.shape[1]
     padded = F.pad(mixed, (0, 0, width - 1, 0))
-    query, key, value = _heads(layer, F.silu(_convolve(layer, padded)))
-    if lengths is not None:
-        valid = (torch.arange(hidden.shape[1], device=hidden.device) < lengths.unsqueeze(1)).unsqueeze(-1)
-        log_decay, beta = log_decay * valid, beta * valid
-    output, memory = delta_rule.chunked(query, key, value, log_decay, beta)
+    query, key, value = _heads(layer, F.silu(_convolve(filters, padded)))
+    valid = (torch.arange(hidden.shape[1], device=hidden.device) < lengths.unsqueeze(1)).unsqueeze(-1)
+    output, memory = delta_rule.chunked(query, key, value, log_decay * valid, beta * valid)
     output = _close(layer, output.to(hidden.dtype), gate)
-    if lengths is None:
-        return output, None
     last = lengths.unsqueeze(1) + torch.arange(width - 1, device=hidden.device)
     return output, LinearState(padded.gather(1, last.unsqueeze(-1).expand(-1, -1, padded.shape[-1])), memory)
 
@@ -65,21 +102,38 @@ def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, T
     return layer.in_proj_qkv(hidden), layer.in_proj_z(hidden), log_decay, beta
 
 
-def _convolve(layer: HFModule, padded: Tensor) -> Tensor:
-    """Causal depthwise convolution of (B, W - 1 + T, C) as W shifted products: on a CPU its gradient costs a fraction
-    of what the general convolution's does.
+def _convolve(filters: Tensor, padded: Tensor) -> Tensor:
+    """Causal depthwise convolution of (B, W - 1 + T, C) by (C, W) as W shifted products: on a CPU its gradient costs a
+    fraction of what the general convolution's does.
     """
-    weight = layer.conv1d.weight.squeeze(1)
-    length = padded.shape[1] - weight.shape[1] + 1
-    output = padded[:, :length] * weight[:, 0]
-    for i in range(1, weight.shape[1]):
-        output = torch.addcmul(output, padded[:, i : i + length], weight[:, i])
+    length = padded.shape[1] - filters.shape[1] + 1
+    output = padded[:, :length] * filters[:, 0]
+    for i in range(1, filters.shape[1]):
+        output = torch.addcmul(output, padded[:, i : i + length], filters[:, i])
+    return output
+
+
+def _convolve_row(mixed: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
+    """The same of (n, L, C) right-padded sequences, or of a packed row, where nothing is read across a boundary."""
+    width = filters.shape[1]
+    if boundaries is None:
+        return _convolve(filters, F.pad(mixed, (0, 0, width - 1, 0)))
+    at = torch.arange(mixed.shape[1], device=mixed.device, dtype=boundaries.dtype)
+    place = at - boundaries[torch.searchsorted(boundaries, at, right=True) - 1]  # within its own sequence
+    output = mixed * filters[:, -1]
+    for back in range(1, width):
+        before = F.pad(mixed, (0, 0, back, 0))[:, : mixed.shape[1]]
+        output = torch.addcmul(output, before * (place >= back).unsqueeze(-1), filters[:, width - 1 - back])
     return output
 
 
 def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (..., C) into query, key (..., H, K) and value (..., H, V); key heads are shared by several value heads."""
-    query, key, value = mixed.split((layer.key_dim, layer.key_dim, layer.value_dim), dim=-1)
+    """Split (..., C) into query, key (..., H, K) and value (..., H, V); key heads are shared by several value heads.
+
+    Of a layer shared by S processes C and H are a process's share, in the same proportions.
+    """
+    key_dim = layer.key_dim * mixed.shape[-1] // (2 * layer.key_dim + layer.value_dim)
+    query, key, value = mixed.split((key_dim, key_dim, mixed.shape[-1] - 2 * key_dim), dim=-1)
     query, key = (x.unflatten(-1, (-1, layer.head_k_dim)) for x in (query, key))
     if (shared := layer.num_v_heads // layer.num_k_heads) > 1:
         query, key = (x.repeat_interleave(shared, dim=-2) for x in (query, key))

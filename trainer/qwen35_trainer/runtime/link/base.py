@@ -20,6 +20,12 @@ class Link(Protocol):
     async def report(self, progress: Progress) -> None:
         """Deliver a report in the place of the one before, within a deadline. Raises LinkDown."""
 
+    async def history(self, packed: bytes) -> None:
+        """Leave the run so far, as `progress.history` packs it, in the place of what was there, within a deadline.
+
+        Raises LinkDown.
+        """
+
     def orders(self) -> AsyncIterator[Control]:
         """What the operator asks, first as it is now and then at every change. Never ends: it outlasts an operator that
         is away, and leaves out what cannot be read.

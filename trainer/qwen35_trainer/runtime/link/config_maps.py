@@ -1,16 +1,18 @@
-"""A link through two ConfigMaps of a cluster, by the few calls of the Kubernetes API that it needs.
+"""A link through ConfigMaps of a cluster, by the few calls of the Kubernetes API that it needs.
 
     report   PATCH -progress (merge)
+    history  PATCH -history (merge)
     orders   LIST -control by name ─► WATCH from there ─┐
                ▲                                        │ ended, cut, 410 Gone, silent
                └──── in a second, after failures later ◄┘
 
 waits on         unblocked by                        deadline
-report: answer   the API server                      CALL_SECONDS
+a patch: answer  the API server                      CALL_SECONDS
 watch: events    a change, or a bookmark each minute  SILENT_SECONDS without any; WATCH_SECONDS in all
 """
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -19,7 +21,14 @@ from typing import Any
 import aiohttp
 
 from qwen35_trainer.contract import ContractError, Control, Progress, parse_control
-from qwen35_trainer.contract.names import CONTROL_KEY, PROGRESS_KEY, control_name, progress_name
+from qwen35_trainer.contract.names import (
+    CONTROL_KEY,
+    HISTORY_KEY,
+    PROGRESS_KEY,
+    control_name,
+    history_name,
+    progress_name,
+)
 from qwen35_trainer.runtime.link.account import Account
 from qwen35_trainer.runtime.link.backoff import backoff
 from qwen35_trainer.runtime.link.base import LinkDown
@@ -52,20 +61,27 @@ class ConfigMapLink:
         self._account = account
         self._collection = f"{account.server}/api/v1/namespaces/{namespace}/configmaps"
         self._progress, self._control = progress_name(training), control_name(training)
+        self._history = history_name(training)
         self._opened: aiohttp.ClientSession | None = None
 
     async def report(self, progress: Progress) -> None:
+        await self._patch(self._progress, {"data": {PROGRESS_KEY: progress.text()}})
+
+    async def history(self, packed: bytes) -> None:
+        await self._patch(self._history, {"binaryData": {HISTORY_KEY: base64.b64encode(packed).decode()}})
+
+    async def _patch(self, name: str, change: dict[str, Any]) -> None:
         try:
             async with self._session().patch(
-                f"{self._collection}/{self._progress}",
-                data=json.dumps({"data": {PROGRESS_KEY: progress.text()}}),
+                f"{self._collection}/{name}",
+                data=json.dumps(change),
                 headers={**self._authorization(), "Content-Type": "application/merge-patch+json"},
                 params={"fieldManager": "qwen35-trainer"},
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
             ) as answer:
                 await _checked(answer)
         except _TROUBLE as error:
-            raise LinkDown(f"ConfigMap {self._progress} was not written: {_reason(error)}") from error
+            raise LinkDown(f"ConfigMap {name} was not written: {_reason(error)}") from error
 
     async def orders(self) -> AsyncIterator[Control]:
         said: str | None = None

@@ -2,11 +2,12 @@
 
     news ─► newest() ─► report ──► delivered                control ─► on_order
                ▲          │ LinkDown
-               └─ backoff ◄
+               └─ backoff ◄                                 history_news ─► packed() ─► history
 
 waits on                  unblocked by                            deadline
 report: something to say  news                                    never waits alone: the thread ends with the process
 report: its turn          an urgent one, or the last              EVERY_SECONDS after the one before
+history: its turn         time                                    HISTORY_SECONDS after the one before
 finish                    the last report delivered               its caller's
 """
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 EVERY_SECONDS = 5.0
 """Between two reports that are not urgent: each costs the cluster a write."""
+HISTORY_SECONDS = 30.0
+"""Between two histories: each is a write of hundreds of kilobytes."""
 CLOSE_SECONDS = 5.0
 
 
@@ -34,7 +37,9 @@ class Undelivered(Exception):
 class Courier:
     """`start` it; then any thread may tell `news`; `finish` is the last call.
 
-    newest and on_order are called on the courier's thread: what is to be reported, and what is asked.
+    newest and on_order are called on the courier's thread: what is to be reported, and what is asked. packed, on a thread of
+    its own, is the history so far; None while there is none. It is left once more before the last report, after which nobody
+    waits for it: a history that cannot be left is a warning.
     """
 
     def __init__(
@@ -42,13 +47,16 @@ class Courier:
         link: Link,
         newest: Callable[[], Progress],
         on_order: Callable[[Control], object],
+        packed: Callable[[], bytes | None] = lambda: None,
         every_seconds: float = EVERY_SECONDS,
     ) -> None:
         self._link, self._newest, self._on_order, self._every = link, newest, on_order, every_seconds
+        self._packed = packed
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
-        self._news, self._urgent = asyncio.Event(), asyncio.Event()
-        self._last = self._delivered = False
+        self._news, self._urgent, self._history_news = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._leaving = asyncio.Lock()
+        self._last = self._delivered = self._unleft = False
         self._sent = float("-inf")
         self._problem = "nothing was answered yet"
         self._work: asyncio.Task[None] | None = None
@@ -59,6 +67,10 @@ class Courier:
     def news(self, *, urgent: bool = False) -> None:
         """There is something to report. urgent: without waiting for its turn."""
         self._tell(self._take, urgent, False)
+
+    def history_news(self) -> None:
+        """There is something new to leave in the history."""
+        self._tell(self._history_news.set)
 
     def finish(self, seconds: float) -> None:
         """Deliver the last report, and end. Raises Undelivered when nobody has taken it after `seconds`."""
@@ -82,9 +94,10 @@ class Courier:
         self._work = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as tasks:
-                listening = tasks.create_task(self._listen())
+                beside = [tasks.create_task(self._listen()), tasks.create_task(self._chronicle())]
                 await self._deliver()
-                listening.cancel()
+                for task in beside:
+                    task.cancel()
         finally:
             await self._link.close()
 
@@ -92,12 +105,38 @@ class Courier:
         async for control in self._link.orders():
             self._on_order(control)
 
+    async def _chronicle(self) -> None:
+        """Leave the history, now and then."""
+        while True:
+            await self._history_news.wait()
+            await self._leave()
+            await asyncio.sleep(HISTORY_SECONDS)
+
+    async def _leave(self) -> None:
+        """The history so far; one that comes later overtakes none."""
+        async with self._leaving:
+            self._history_news.clear()
+            packed = await asyncio.to_thread(self._packed)
+            if packed is None:
+                return
+            try:
+                await self._link.history(packed)
+            except LinkDown as error:
+                self._history_news.set()
+                if not self._unleft:
+                    logger.warning("%s; until it is, `qwen35 report` shows an earlier state, or nothing", error)
+                self._unleft = True
+            else:
+                self._unleft = False
+
     async def _deliver(self) -> None:
         """Until the last report is delivered."""
         failures = 0
         while True:
             await self._turn(failures)
             last = self._last  # before the report is made: what comes meanwhile is the next one's
+            if last and (not failures or self._history_news.is_set()):
+                await self._leave()
             self._news.clear()
             self._urgent.clear()
             self._sent = self._loop.time()

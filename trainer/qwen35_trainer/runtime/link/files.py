@@ -1,4 +1,4 @@
-"""A link through two files of a folder: progress.json is written, control.json is watched.
+"""A link through files of a folder: progress.json and history.json.gz are written, control.json is watched.
 
 Stands in for the ConfigMaps where there is no cluster, with the same text in the files as in their keys.
 """
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from qwen35_trainer.contract import ContractError, Control, Progress, parse_control
-from qwen35_trainer.contract.names import CONTROL_KEY, PROGRESS_KEY
+from qwen35_trainer.contract.names import CONTROL_KEY, HISTORY_KEY, PROGRESS_KEY
 from qwen35_trainer.runtime.folder import write_whole
 from qwen35_trainer.runtime.link.base import LinkDown, LinkRefused
 
@@ -23,6 +23,7 @@ class FileLink:
 
     def __init__(self, folder: Path) -> None:
         self._progress, self._control = folder / PROGRESS_KEY, folder / CONTROL_KEY
+        self._history = folder / HISTORY_KEY
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -33,6 +34,12 @@ class FileLink:
             await asyncio.to_thread(write_whole, self._progress, progress.text())
         except OSError as error:
             raise LinkDown(f"{self._progress} was not written: {error.strerror}") from error
+
+    async def history(self, packed: bytes) -> None:
+        try:
+            await asyncio.to_thread(write_whole, self._history, packed)
+        except OSError as error:
+            raise LinkDown(f"{self._history} was not written: {error.strerror}") from error
 
     async def orders(self) -> AsyncIterator[Control]:
         seen: tuple[int, ...] | None = None

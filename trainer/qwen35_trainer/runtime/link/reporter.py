@@ -3,6 +3,7 @@
     with reporting(option) as reporter:      Running, at once
         reporter.begin(…)                    what earlier attempts did
         reporter.write(record) …             every EVERY_SECONDS; a checkpoint at once
+                                             the history, at checkpoints and evaluations
         reporter.control                     the newest order; an order to stop is acknowledged on arrival
                                              Succeeded, Stopped or Failed, until delivered or FINAL_SECONDS
 
@@ -10,6 +11,7 @@ The last report leaves when everything else is over, the files of the run includ
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,15 +20,24 @@ from dataclasses import replace
 from pathlib import Path
 
 from qwen35_trainer.contract import Control, Progress
-from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, Record, UpdateRecord, from_line
-from qwen35_trainer.progress.records import surviving_updates as surviving
+from qwen35_trainer.contract.names import POD_VARIABLE
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    FinishRecord,
+    Record,
+    SpanRecord,
+    from_line,
+)
 from qwen35_trainer.runtime.checkpoint import Checkpoint
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link.base import Link
 from qwen35_trainer.runtime.link.courier import Courier, Undelivered
+from qwen35_trainer.runtime.link.history import Kept
 from qwen35_trainer.runtime.link.open import open_link
 from qwen35_trainer.runtime.link.standing import Ended, Standing, saved
+from qwen35_trainer.spec import Manifest, dump_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +53,11 @@ class Reporter:
     """A sink with ears. Without a link it is silent, and nothing is ever asked of the run."""
 
     def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_SECONDS) -> None:
-        self._standing = Standing(attempt)
+        self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE))
         self._lock = threading.Lock()  # orders come on the courier's thread
-        self._courier = None if link is None else Courier(link, self._report, self._receive)
+        self._courier = None if link is None else Courier(link, self._report, self._receive, self._packed)
         self._final_seconds = final_seconds
+        self._history: Kept | None = None
         self._finish: FinishRecord | None = None
         self._begun = self._stopping = self._saved = False
         self.control: Control | None = None
@@ -60,17 +72,19 @@ class Reporter:
             self._courier.start()
             self._change(lambda standing: standing, urgent=True)
 
-    def begin(self, *, metrics: Path, checkpoint: Checkpoint | None, started: float) -> None:
+    def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: Checkpoint | None, started: float) -> None:
         """The attempt begins at `started`, from the checkpoint if there is one."""
         if self._courier is None:
             return
-        clock, report, updates = Clock(started), None, []
+        clock, report, earlier = Clock(started), None, list[Record]()
         if checkpoint is not None:
             at = checkpoint.progress
             clock = Clock(started, at.elapsed)
             report = saved(checkpoint.path, at.update, checkpoint.path.stat().st_mtime)
-            updates = [record for record in earlier_updates(metrics) if record.update <= at.update]
-        self._change(lambda standing: standing.resumed(clock, updates, report), urgent=report is not None)
+            earlier = earlier_records(metrics, at.update)
+        bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
+        self._history = Kept(dump_manifest(manifest), bound, earlier)
+        self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
         """The driver starts, for so many updates: from here on it is the one to stop."""
@@ -95,6 +109,10 @@ class Reporter:
         if isinstance(record, FinishRecord):
             self._finish = record
         self._change(lambda standing: standing.after(record), urgent=checkpoint)
+        if self._courier is not None and self._history is not None:
+            self._history.add(record)
+            if isinstance(record, CheckpointRecord | EvaluationRecord):
+                self._courier.history_news()
 
     def close(self) -> None:
         """Nothing yet: `conclude` has the last word."""
@@ -136,6 +154,10 @@ class Reporter:
         """Called on the courier's thread."""
         return self._standing.progress(time.time())
 
+    def _packed(self) -> bytes | None:
+        """Called on a thread of the courier's."""
+        return None if self._history is None else self._history.packed()
+
     def _change(self, change: Callable[[Standing], Standing], *, urgent: bool = False) -> None:
         if self._courier is None:
             return
@@ -157,20 +179,23 @@ def reporting(option: str | None) -> Iterator[Reporter]:
     reporter.conclude()
 
 
-def earlier_updates(metrics: Path) -> list[UpdateRecord]:
-    """What the attempts before trained. Only updates are parsed: spans outnumber them a thousand to one."""
+def earlier_records(metrics: Path, until: int) -> list[Record]:
+    """What the attempts before did up to that update. Spans are not even parsed: there are a thousand to an update."""
     if not metrics.is_file():
         return []
     with metrics.open("rb") as lines:
-        return surviving(_updates(line for line in lines if line.startswith(_UPDATE) and line.endswith(b"\n")))
+        found = _records(line for line in lines if not line.startswith(_SPAN) and line.endswith(b"\n"))
+        return [
+            record for record in found if not isinstance(record, SpanRecord | FinishRecord) and record.update <= until
+        ]
 
 
-_UPDATE = b'{"record":"update",'
+_SPAN = b'{"record":"span",'
 
 
-def _updates(lines: Iterable[bytes]) -> Iterator[Record]:
+def _records(lines: Iterable[bytes]) -> Iterator[Record]:
     for line in lines:
         try:
             yield from_line(line.decode())
         except ValueError as error:
-            logger.warning("an update is missing in the totals: %s", error)
+            logger.warning("a record is missing in the totals: %s", error)

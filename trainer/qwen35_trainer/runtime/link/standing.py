@@ -5,17 +5,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Self
 
 from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Replica
-from qwen35_trainer.progress.records import CheckpointRecord, Record, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    Record,
+    SpanRecord,
+    UpdateRecord,
+    surviving_evaluations,
+    surviving_updates,
+)
 from qwen35_trainer.runtime.clock import Clock
 
 REMEMBERED = 20
-"""Versions whose times tell the pace."""
+"""Versions, and updates, whose times tell the pace."""
 FEWEST = 3
-"""Versions that a pace takes."""
+"""Versions, and updates, that a pace takes."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,8 @@ class Standing:
 
     attempt: int
     clock: Clock = field(default_factory=lambda: Clock(0.0))
+    head: str | None = None
+    """The driver's pod."""
     phase: str = "starting"
     updates: int | None = None
     update: int = 0
@@ -41,6 +51,10 @@ class Standing:
     samples: int = 0
     tokens: int = 0
     latest: UpdateRecord | None = None
+    took: tuple[float, ...] = ()
+    """Seconds of the latest updates."""
+    accuracy: float | None = None
+    """Of the latest evaluation."""
     published: tuple[float, ...] = ()
     """Unix seconds of the latest versions."""
     checkpoint: CheckpointReport | None = None
@@ -54,15 +68,17 @@ class Standing:
     idle: Mapping[str, float] = field(default_factory=dict)
     """Replica → idle share, 0 to 1, of the time between the latest two updates."""
 
-    def resumed(self, clock: Clock, updates: Iterable[UpdateRecord], checkpoint: CheckpointReport | None) -> Self:
-        """At the beginning of an attempt: `updates` are those that the checkpoint contains."""
-        trained = list(updates)
+    def resumed(self, clock: Clock, earlier: Iterable[Record], checkpoint: CheckpointReport | None) -> Self:
+        """At the beginning of an attempt: `earlier` is what led to the checkpoint."""
+        records = list(earlier)
+        trained, evaluations = surviving_updates(records), surviving_evaluations(records)
         return replace(
             self,
             clock=clock,
             checkpoint=checkpoint,
             update=0 if checkpoint is None else checkpoint.update,
             version=trained[-1].version if trained else 0,
+            accuracy=evaluations[-1].accuracy if evaluations else None,
             prompts=sum(record.prompts for record in trained),
             samples=sum(record.samples for record in trained),
             tokens=sum(record.tokens for record in trained),
@@ -79,6 +95,8 @@ class Standing:
             case SpanRecord(kind="generate"):
                 seconds = self.busy.get(record.lane, 0.0) + max(0.0, record.end - record.start)
                 return replace(self, busy={**self.busy, record.lane: seconds})
+            case EvaluationRecord(accuracy=float(accuracy)):
+                return replace(self, accuracy=_finite(accuracy))
             case CheckpointRecord():
                 return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
             case _:
@@ -96,6 +114,7 @@ class Standing:
             samples=self.samples + record.samples,
             tokens=self.tokens + record.tokens,
             latest=record,
+            took=(*self.took, max(0.0, record.seconds))[-REMEMBERED:],
             busy={} if first else self.busy,
             idle={name: _share(1 - self.busy.get(name, 0.0) / record.seconds) for name in self.hosts}
             if first
@@ -113,12 +132,15 @@ class Standing:
             stopAcknowledged=self.stop,
             reason=ended.reason[:128] or None,
             message=ended.message[:4096],
+            head=self.head,
             phase=self.phase[:256],
             update=self.update,
             updates=self.updates,
             version=self.version,
             versionTime=self.published[-1] if self.published else None,
             versionSeconds=_pace(self.published),
+            secondsPerUpdate=_finite(fmean(self.took)) if len(self.took) >= FEWEST else None,
+            accuracy=None if self.accuracy is None else _share(self.accuracy),
             prompts=self.prompts,
             samples=self.samples,
             tokens=self.tokens,

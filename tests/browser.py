@@ -1,0 +1,28 @@
+"""Pages in a real browser, with no network."""
+
+from pathlib import Path
+from typing import Any
+
+
+def opened(browser: Any, path: Path, scheme: str = "light") -> Any:
+    """The page, after checking that it asked for nothing but itself and complained of nothing."""
+    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    page = context.new_page()
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    page.wait_for_load_state("networkidle")
+    assert requests == [path.as_uri()]
+    assert complaints == []
+    return page
+
+
+def drawn(page: Any) -> list[str]:
+    """Names of the charts, each of which must have been drawn."""
+    names: list[str] = page.eval_on_selector_all(".plot", "plots => plots.map(plot => plot.id)")
+    for name in names:
+        assert page.locator(f"#{name} .main-svg .trace, #{name} .main-svg .point").count() > 0, name
+    return [name.removeprefix("plot-") for name in names]

@@ -1,0 +1,43 @@
+"""Our chart in the cluster, by Helm, in a namespace that enforces the restricted standard."""
+
+import subprocess
+from dataclasses import dataclass
+
+from tests.cluster.node import REPOSITORY
+from tests.testbed.core import Core
+
+CHART = REPOSITORY / "helm" / "qwen35-operator"
+ENFORCE = "pod-security.kubernetes.io/enforce"
+
+
+@dataclass(frozen=True)
+class Release:
+    core: Core
+    name: str = "qwen35"
+    namespace: str = "qwen35-system"
+
+    @property
+    def operator(self) -> str:
+        return f"{self.name}-qwen35-operator"
+
+    def install(self) -> None:
+        """Returns once the operator is ready."""
+        namespace = {"metadata": {"name": self.namespace, "labels": {ENFORCE: "restricted"}}}
+        self.core.api.post("/api/v1/namespaces", namespace)
+        self.helm("install", self.name, str(CHART), "--wait", "--timeout=180s")
+
+    def kill_operator(self) -> None:
+        """Without grace; returns once the next one is ready."""
+        pods = ("--namespace", self.namespace, "pod", "--selector=app.kubernetes.io/component=operator")
+        self.core.kubectl("delete", *pods, "--grace-period=0", "--force")
+        deployment = ("--namespace", self.namespace, f"deployment/{self.operator}")
+        self.core.kubectl("rollout", "status", *deployment, "--timeout=120s")
+
+    def helm(self, *arguments: str) -> str:
+        """What Helm prints. Raises RuntimeError with what it complains about."""
+        options = [f"--kubeconfig={self.core.kubeconfig}", f"--namespace={self.namespace}"]
+        command = [self.core.binaries["helm"], *arguments, *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"helm {' '.join(arguments)}: {done.stderr.strip()}")
+        return done.stdout

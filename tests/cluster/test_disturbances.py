@@ -1,0 +1,113 @@
+"""Parts taken away from a training in pods while it trains: what stays inside an attempt, and what takes the next one.
+
+One training, disturbed in one way after the other and given time to train on in between; at its end every prompt has
+trained exactly once.
+"""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.cluster.cluster import Cluster
+from tests.cluster.release import Release
+from tests.cluster.training import PER_UPDATE, PodTraining
+
+UPDATES = 120
+TRAIN_POD_LOST, HEAD_POD_LOST, EVICTED = {"WorkerLost"}, {"HeadLost", "Interrupted"}, {"Evicted"}
+"""What docs/failure-modes.md has as reasons."""
+
+
+@pytest.fixture(scope="class")
+def training(cluster: Cluster, shared_namespace: str) -> Iterator[PodTraining]:
+    # A replica that comes anew takes longer than many updates of so small a model: no stall.
+    policy = {"maxRestarts": 3, "backoffSeconds": 0, "stallFactor": 1000.0}
+    training = PodTraining.begin(cluster, shared_namespace, "disturbed", UPDATES, failurePolicy=policy)
+    training.until_trained(2)
+    yield training
+    training.delete_and_see_that_nothing_is_left()
+
+
+@pytest.mark.timeout(1800)
+class TestDisturbed:
+    def test_another_replica_takes_the_place_of_one_whose_pod_is_killed(self, training: PodTraining) -> None:
+        lost = training.delete_pod("rollout")
+        training.until(lambda: training.pods("rollout") not in ([], [lost]), "another rollout pod")
+        _trains_on(training)
+
+    def test_the_next_operator_goes_on_where_the_last_one_was_killed(
+        self, training: PodTraining, release: Release
+    ) -> None:
+        release.kill_operator()
+        _trains_on(training)
+
+    def test_pods_train_on_while_the_kubelet_restarts(self, training: PodTraining, cluster: Cluster) -> None:
+        before = [training.pods(pool) for pool in ("head", "rollout", "train")]
+        cluster.node.kubelet.stop()
+        try:
+            training.until_trained()
+        finally:
+            cluster.node.kubelet.start()
+        _trains_on(training)
+        assert [training.pods(pool) for pool in ("head", "rollout", "train")] == before
+
+    def test_pods_train_on_while_the_api_server_restarts(self, training: PodTraining, cluster: Cluster) -> None:
+        cluster.restart_api_server()
+        _trains_on(training)
+
+    def test_the_next_attempt_follows_when_a_train_pod_is_killed(self, training: PodTraining) -> None:
+        with _the_next_attempt(training, counted=True, reasons=TRAIN_POD_LOST):
+            training.delete_pod("train")
+
+    def test_the_next_attempt_follows_when_the_head_pod_is_killed(self, training: PodTraining) -> None:
+        with _the_next_attempt(training, counted=True, reasons=HEAD_POD_LOST):
+            training.delete_pod("head")
+
+    def test_the_next_attempt_follows_uncounted_when_the_node_is_drained(
+        self, training: PodTraining, cluster: Cluster
+    ) -> None:
+        with _the_next_attempt(training, counted=False, reasons=EVICTED), _drained(cluster, training):
+            training.until(lambda: "Unschedulable" in training.told("Degraded").get("message", ""), "it waits")
+            assert training.condition("Degraded") == ("True", "PodFault")
+            assert training.condition("ClusterReady")[0] == "False"
+
+    def test_it_succeeds_at_last_and_each_prompt_has_trained_once(self, training: PodTraining) -> None:
+        training.until_state("Succeeded")
+        assert training.attempts[-1]["outcome"] == "Succeeded"
+        trained, end = training.trained(), training.last_progress()
+        assert [record.update for record in trained] == list(range(1, UPDATES + 1))
+        assert (end["position"], end["pending"]) == (UPDATES * PER_UPDATE, []), "a prompt is left over, or came twice"
+
+
+def _trains_on(training: PodTraining) -> None:
+    """In the same attempt."""
+    attempts, restarts = len(training.attempts), training.restarts
+    training.until_trained()
+    assert (len(training.attempts), training.restarts) == (attempts, restarts)
+
+
+@contextmanager
+def _the_next_attempt(training: PodTraining, *, counted: bool, reasons: Collection[str]) -> Iterator[None]:
+    """What happens meanwhile ends the attempt for one of these reasons, and the next one goes on from the checkpoint."""
+    training.until(lambda: "lastCheckpoint" in training.status, "a checkpoint")
+    before, restarts, saved = len(training.attempts), training.restarts, training.status["lastCheckpoint"]["update"]
+    yield
+    training.until(lambda: len(training.attempts) == before + 1, "the next attempt")
+    training.until(lambda: training.state == "Running", "it trains")
+    training.until_trained(1)
+    lost = training.attempts[before - 1]
+    assert (lost["outcome"], lost["reason"] in reasons) == ("Failed", True), lost
+    assert training.restarts == restarts + counted
+    assert training.announced("AttemptFailed")
+    assert training.update >= saved
+
+
+@contextmanager
+def _drained(cluster: Cluster, training: PodTraining) -> Iterator[None]:
+    """Its pods are evicted from the node, which takes no new ones: as before maintenance."""
+    pods = f"--pod-selector=rl.qwen35.io/training={training.name}"
+    try:
+        cluster.kubectl("drain", cluster.node.name, pods, "--delete-emptydir-data", "--timeout=240s")
+        yield
+    finally:
+        cluster.kubectl("uncordon", cluster.node.name)

@@ -1,0 +1,144 @@
+"""Nothing of a cluster stays on the machine, however it ended."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster import record, requirements
+from tests.cluster.cgroups import ROOT
+from tests.cluster.node import REPOSITORY
+from tests.cluster.record import MARK, NotRemoved, Record
+from tests.testbed import binaries
+
+pytestmark = pytest.mark.timeout(1800)
+NAME = "killed"
+ONE = f"""
+import signal
+from tests.cluster.cluster import cluster
+from tests.testbed import binaries
+with cluster(binaries.find(), "{NAME}"):
+    print("ready", flush=True)
+    signal.pause()
+"""
+DEAF = f"""
+import signal
+from tests.cluster.record import recorded
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+with recorded("{NAME}"):
+    print("ready", flush=True)
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def possible() -> None:
+    if why := requirements.missing():
+        pytest.skip(why)
+
+
+def test_the_next_start_removes_what_a_killed_one_left(eventually: Callable[..., None]):
+    with holder(ONE) as (process, found):
+        assert traces(found) == {"processes", "cgroup", "folder", "record"}
+        devices = set(psutil.net_if_addrs())
+        process.kill()
+        process.wait()
+    eventually(lambda: "processes" not in traces(found), "processes end with who started them")
+    assert traces(found) >= {"folder", "record"}
+    assert record.remove_leftovers() == [NAME]
+    assert not traces(found)
+    eventually(lambda: len(devices - set(psutil.net_if_addrs())) == 1, "the kernel removes its device")
+
+
+def test_containers_whose_keepers_were_killed_too_are_ended():
+    with holder(ONE) as (process, found):
+        for one in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
+            # Supervisors first: nobody is left to end what they started. What ends with its parent may be gone by then.
+            with suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        process.wait()
+    record.remove_leftovers()
+    assert not traces(found)
+
+
+def test_up_leaves_a_cluster_and_down_leaves_nothing():
+    if record.find("up"):
+        pytest.skip("somebody plays with a cluster: `python -m tests.cluster down` ends it")
+    before = mounts()
+    up = [sys.executable, "-m", "tests.cluster", "up"]
+    try:
+        said = subprocess.run(up, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert said.stdout.startswith("ready after"), said.stderr
+        found = record.find("up")
+        assert found
+        kubectl = [binaries.find()["kubectl"], f"--kubeconfig={found.folder}/admin.kubeconfig", "get", "nodes"]
+        assert "Ready" in subprocess.run(kubectl, capture_output=True, text=True, check=True).stdout
+    finally:
+        subprocess.run([sys.executable, "-m", "tests.cluster", "down"], cwd=REPOSITORY, check=True)
+    assert not traces(found)
+    assert mounts() == before
+
+
+def test_what_could_not_be_removed_is_told_and_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def busy(folder: str, *, onexc: Callable[..., object]) -> None:
+        onexc(os.rmdir, folder, OSError(f"{folder} is busy"))
+
+    monkeypatch.setattr(record, "FOLDER", tmp_path / "records")
+    with monkeypatch.context() as stuck, pytest.raises(NotRemoved, match="is busy"), record.recorded(NAME) as found:
+        stuck.setattr(shutil, "rmtree", busy)
+    assert traces(found) == {"folder", "record"}
+    assert record.remove_leftovers() == [NAME]
+    assert not traces(found)
+
+
+def test_who_does_not_end_a_cluster_is_named():
+    with holder(DEAF) as (process, found), pytest.raises(NotRemoved, match=rf"\({process.pid}\)"):
+        record.end(NAME, seconds=0.5)
+    assert record.remove_leftovers() == [NAME]
+    assert not traces(found)
+
+
+@contextmanager
+def holder(script: str) -> Iterator[tuple[subprocess.Popen[str], Record]]:
+    """A process that has a cluster of this name, until it is killed: at the end at the latest. And the cluster's record."""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            found = record.find(NAME)
+            assert found
+            yield process, found
+        finally:
+            process.kill()
+
+
+def traces(of: Record) -> set[str]:
+    """What is left of it."""
+    mark = f"{MARK}={of.name}".encode()
+    there = {
+        "processes": any(mark in environment(process) for process in Path("/proc").glob("[0-9]*")),
+        "cgroup": any(ROOT.glob(f"*/{of.cgroup}")) or (ROOT / of.cgroup).exists(),
+        "folder": Path(of.folder).exists(),
+        "record": of.file.exists(),
+        "mounts": any(of.folder in line for line in mounts()),
+    }
+    return {name for name, left in there.items() if left}
+
+
+def environment(process: Path) -> list[bytes]:
+    try:
+        return (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def mounts() -> list[str]:
+    return Path("/proc/self/mounts").read_text().splitlines()

@@ -1,0 +1,186 @@
+"""Messages, tools, images and videos of rows, as read from files."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from qwen35_trainer.data import DataError, Prompt, PromptSet, Video
+from qwen35_trainer.spec.data import Source
+
+
+def read(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> list[Prompt]:
+    if name.endswith(".jsonl"):
+        (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
+    else:
+        datasets.Dataset.from_list(list(rows)).to_parquet(folder / name)
+    return list(PromptSet.load([Source.model_validate({"name": "s", "files": {"paths": [name]}})], folder))
+
+
+def problems(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> list[str]:
+    with pytest.raises(DataError) as raised:
+        read(folder, *rows, name=name)
+    return list(raised.value.problems)
+
+
+def user(content: object) -> list[dict[str, object]]:
+    return [{"role": "user", "content": content}]
+
+
+def test_calls_reasoning_and_tool_results_are_kept(tmp_path: Path) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"ü": 1}'}}
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "reasoning_content": "b", "tool_calls": [call]},
+        {"role": "tool", "content": "c", "name": "f", "tool_call_id": "1"},
+    ]
+    [prompt] = read(tmp_path, {"prompt": messages, "tools": [{"name": "f", "parameters": {"default": None}}]})
+    assert prompt.text == (
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": "b",
+            "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"ü": 1}}}],
+        },
+        {"role": "tool", "content": "c", "name": "f", "tool_call_id": "1"},
+    )
+    assert prompt.tools == ({"name": "f", "parameters": {"default": None}},)
+
+
+def test_tools_may_be_one_json_text(tmp_path: Path) -> None:
+    [prompt] = read(tmp_path, {"prompt": "a", "tools": '[{"name": "f"}]'})
+    assert prompt.tools == ({"name": "f"},)
+
+
+def test_parts_of_text_alone_are_one_text(tmp_path: Path) -> None:
+    [prompt] = read(tmp_path, {"prompt": user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])})
+    assert prompt.text == ({"role": "user", "content": "ab"},)
+
+
+def test_images_stand_where_their_marks_are(tmp_path: Path) -> None:
+    [prompt] = read(tmp_path, {"prompt": "<image> or <image>?", "images": ["a.png", "/b.png"]})
+    assert prompt.text == (
+        {
+            "role": "user",
+            "content": [
+                {"type": "image"},
+                {"type": "text", "text": " or "},
+                {"type": "image"},
+                {"type": "text", "text": "?"},
+            ],
+        },
+    )
+    assert prompt.images == (tmp_path / "a.png", Path("/b.png"))
+
+
+def test_a_mark_is_text_where_the_row_has_no_images(tmp_path: Path) -> None:
+    [prompt] = read(tmp_path, {"prompt": user("<image> is a tag")})
+    assert prompt.text == ({"role": "user", "content": "<image> is a tag"},)
+
+
+def test_parts_may_bring_their_own_images_between_those_of_the_column(tmp_path: Path) -> None:
+    uri = "data:image/png;base64," + base64.b64encode(b"second").decode()
+    content = [
+        {"type": "image"},
+        {"type": "image_url", "image_url": {"url": uri}},
+        {"type": "image", "image": "third.png"},
+        {"type": "image"},
+    ]
+    [prompt] = read(tmp_path, {"prompt": user(content), "images": ["first.png", "last.png"]})
+    assert prompt.images == (tmp_path / "first.png", b"second", tmp_path / "third.png", tmp_path / "last.png")
+    assert prompt.text == ({"role": "user", "content": [{"type": "image"}] * 4},)
+
+
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_users_and_tools_show_images(tmp_path: Path, role: str) -> None:
+    [prompt] = read(tmp_path, {"prompt": [{"role": role, "content": [{"type": "image", "image": "a.png"}]}]})
+    assert prompt.text == ({"role": role, "content": [{"type": "image"}]},)
+
+
+@pytest.mark.parametrize("role", ["assistant", "system", "developer"])
+@pytest.mark.parametrize(
+    "part", [{"type": "image"}, {"type": "image_url", "image_url": "a.png"}, {"type": "video", "video": None}]
+)
+def test_no_other_role_shows_images_or_videos(tmp_path: Path, role: str, part: dict[str, Any]) -> None:
+    said = {"role": role, "content": [{"type": "text", "text": "see"}, part]}
+    [problem] = problems(tmp_path, {"prompt": [*user("a"), said], "images": ["b.png"]})
+    assert f"line 1: prompt[1].content[1]: a part with a text is expected in a message of the role {role!r}" in problem
+    assert problem.endswith("Show images and videos in a message of user or tool, or remove them")
+
+
+def test_a_video_is_its_frames_and_their_rate(tmp_path: Path) -> None:
+    row = {"prompt": "<video>what?", "videos": [{"frames": ["0.png", "1.png"], "fps": 2}]}
+    [prompt] = read(tmp_path, row)
+    assert prompt.videos == (Video((tmp_path / "0.png", tmp_path / "1.png"), 2.0),)
+
+
+def test_images_of_parquet_files_stay_bytes(tmp_path: Path) -> None:
+    features = datasets.Features({"prompt": datasets.Value("string"), "images": datasets.List(datasets.Image())})
+    rows = {"prompt": ["<image>a"], "images": [[{"bytes": b"no image at all", "path": None}]]}
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
+    source = Source.model_validate({"name": "s", "files": {"paths": ["a.parquet"]}})
+    [prompt] = PromptSet.load([source], tmp_path)
+    assert prompt.images == (b"no image at all",)
+
+
+def test_what_parquet_fills_in_from_other_rows_is_taken_out(tmp_path: Path) -> None:
+    first = {"prompt": [{"role": "user", "content": "a", "name": None}], "tools": [{"name": "f", "strict": None}]}
+    second = {"prompt": [{"role": "user", "content": "a", "name": "n"}], "tools": [{"name": "g", "strict": True}]}
+    prompt, _ = read(tmp_path, first, second, name="a.parquet")
+    assert prompt.text == ({"role": "user", "content": "a"},)
+    assert prompt.tools == ({"name": "f"},)
+
+
+def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_path: Path) -> None:
+    calls = [
+        {"function": {"name": "f", "arguments": arguments}} for arguments in ({"a": 1, "b": None}, {"a": 1, "b": 2})
+    ]
+    rows = [{"prompt": [{"role": "assistant", "content": "", "tool_calls": [call]}]} for call in calls]
+    [problem] = problems(tmp_path, *rows, name="a.parquet")
+    assert "row 0: prompt[0].tool_calls[0]: an argument is null" in problem
+    assert problem.endswith("Write the arguments as JSON text")
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"prompt": "<image>", "images": ["a", "b"]}, "2 images and 1 placeholders: write <image> or a part"),
+        ({"prompt": "<image><image>", "images": ["a"]}, "more than 1 image placeholders for 1 images"),
+        ({"prompt": "none", "images": ["a"]}, "1 images and 0 placeholders"),
+        ({"prompt": user([{"type": "video"}])}, "more than 0 video placeholders for 0 videos"),
+        ({"prompt": "<image>", "images": ["ftp://a/b.png"]}, "images[0]: ftp://a/b.png is not fetched. Save it beside"),
+        ({"prompt": "<image>", "images": ["data:image/png;base64,?"]}, "images[0]: the data URI is no base64"),
+        (
+            {"prompt": "<image>", "images": [3]},
+            "images[0]: a path, a data URI or bytes are expected, found the number 3",
+        ),
+        ({"prompt": "<video>", "videos": ["a.mp4"]}, "videos[0]: {frames: [image, …], fps: frames per second}"),
+        ({"prompt": "<video>", "videos": [{"frames": ["a"], "fps": 0}]}, "videos[0]: fps 0 is not above 0"),
+        ({"prompt": user([{"type": "sound"}])}, "prompt[0].content[0]: a part with a text, an image or a video"),
+        ({"prompt": user("a") + user(None)}, "prompt[1]: a message with the texts role and content is expected"),
+        ({"prompt": [{"role": "user", "content": "a", "name": 3}]}, "prompt[0].name: a text is expected, found the"),
+        ({"prompt": "a", "tools": "[{"}, "toolsField 'tools': not JSON"),
+        ({"prompt": "a", "tools": ["f"]}, "toolsField 'tools': a list of JSON schemas is expected, found a list of 1"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_named_with_the_reason(tmp_path: Path, row: dict[str, Any], reason: str) -> None:
+    [problem] = problems(tmp_path, row)
+    assert f"a.jsonl, line 1: {reason}" in problem
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        ({"function": {"arguments": {}}}, "a call with a function's name and arguments is expected"),
+        ({"function": {"name": "f", "arguments": "{"}}, "the arguments are not JSON"),
+        ({"function": {"name": "f", "arguments": "[1]"}}, "a mapping of arguments is expected, found a list of 1"),
+    ],
+)
+def test_a_call_that_cannot_be_rendered_is_named(tmp_path: Path, call: dict[str, Any], reason: str) -> None:
+    message = {"role": "assistant", "content": "", "tool_calls": [call]}
+    [problem] = problems(tmp_path, {"prompt": [message]})
+    assert f"prompt[0].tool_calls[0]: {reason}" in problem

@@ -1,0 +1,180 @@
+"""Pictures against transformers' own processor for this family."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers import PreTrainedTokenizerFast
+
+from qwen35_trainer.data import (
+    DataError,
+    PictureReader,
+    Prompt,
+    SupervisedExample,
+    Video,
+    character_tokenizer,
+    encode_examples,
+    encode_prompts,
+    load_picture_reader,
+)
+from qwen35_trainer.data.picture_reader import Patching
+from qwen35_trainer.data.template import EncodingError
+from qwen35_trainer.spec.model import Model
+
+type MakeQwen = Callable[..., PreTrainedTokenizerFast]
+
+PATCHING = Patching(4, 2, 2, (64, 4096))
+
+
+def picture(width: int, height: int, seed: int = 0) -> bytes:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(pixels).save(written, "PNG")
+    return written.getvalue()
+
+
+def pixels(image: bytes) -> Any:
+    return Image.open(io.BytesIO(image))
+
+
+def showing(*parts: str, images: tuple[Any, ...] = (), videos: tuple[Video, ...] = (), answer: str = "是 ✅") -> Prompt:
+    content = [{"type": part} if part in ("image", "video") else {"type": "text", "text": part} for part in parts]
+    return Prompt("s/0", "s", ({"role": "user", "content": content},), answer, images=images, videos=videos)
+
+
+def encode(prompt: Prompt, reader: PictureReader, limit: int = 2000, **options: Any) -> SupervisedExample:
+    tokenizer: Any = reader.tokenizer
+    [example] = encode_examples([prompt], tokenizer, limit, thinking=False, reader=reader, **options)
+    return example
+
+
+@pytest.fixture
+def reader(make_qwen: MakeQwen) -> PictureReader:
+    return PictureReader(make_qwen(), None, PATCHING)
+
+
+def test_tokens_and_patches_are_those_of_the_familys_processor(make_qwen: MakeQwen, reader: PictureReader) -> None:
+    from transformers import Qwen3VLProcessor
+
+    images = (picture(30, 20), picture(8, 8, 1), picture(50, 17, 2))
+    frames = tuple(picture(24, 16, seed) for seed in range(5))
+    prompt = showing(
+        "image", "和", "image", "？ ", "video", " 🎬", "image", images=images, videos=(Video(frames, 2.0),)
+    )
+    example = encode(prompt, reader)
+    theirs = Qwen3VLProcessor(reader.image_processor, make_qwen(), reader.video_processor)
+    text = theirs.tokenizer.apply_chat_template(
+        [*prompt.messages, {"role": "assistant", "content": "是 ✅"}], tokenize=False
+    )
+    clip = np.stack([np.asarray(pixels(frame)) for frame in frames])
+    found = theirs(
+        text=[text],
+        images=[pixels(image) for image in images],
+        videos=[clip],
+        video_metadata=[{"fps": 2.0, "total_num_frames": 5, "frames_indices": [0, 1, 2, 3, 4]}],
+        do_sample_frames=False,
+        return_tensors="pt",
+    )
+    assert (*example.token_ids, 198) == tuple(found["input_ids"][0].tolist())
+    assert example.pictures is not None
+    arrays = example.pictures.read()
+    np.testing.assert_array_equal(arrays.patches, found["pixel_values"].numpy())
+    np.testing.assert_array_equal(arrays.grids, found["image_grid_thw"].numpy())
+    np.testing.assert_array_equal(arrays.video_patches, found["pixel_values_videos"].numpy())
+    np.testing.assert_array_equal(arrays.video_grids, found["video_grid_thw"].numpy())
+    assert sum(arrays.placeholders(2)[0]) == reader.placeholders(example.token_ids)[0]
+    assert sum(arrays.placeholders(2)[1]) == reader.placeholders(example.token_ids)[1]
+
+
+def test_only_the_answer_trains_beside_pictures(reader: PictureReader) -> None:
+    example = encode(showing("image", "猫？", images=(picture(16, 16),)), reader)
+    trained = [token for token, trains in zip(example.token_ids, example.loss_mask, strict=True) if trains]
+    assert reader.tokenizer.decode(trained) == "是 ✅<|im_end|>"
+    assert len(example.loss_mask) == len(example.token_ids)
+
+
+def test_an_example_has_the_pictures_of_its_own_stretch(reader: PictureReader) -> None:
+    turns = tuple(
+        {"role": role, "content": content}
+        for role, content in [("user", [{"type": "image"}]), ("assistant", "一"), ("user", [{"type": "image"}])] * 2
+    )
+    images = tuple(picture(8 * (at + 1), 8, at) for at in range(4))
+    prompt = Prompt("s/0", "s", (*turns, {"role": "assistant", "content": "二"}), images=images)
+    examples = encode_examples([prompt], reader.tokenizer, 2000, thinking=False, reader=reader)
+    shown = [example.pictures.images for example in examples if example.pictures is not None]
+    assert shown == [images[:1], images[:3], images]
+    assert [reader.placeholders(example.token_ids)[0] for example in examples] == [1, 6, 10]
+
+
+def test_a_row_without_pictures_is_text(reader: PictureReader) -> None:
+    assert encode(showing("你好"), reader).pictures is None
+
+
+def test_placeholders_written_as_text_are_refused_by_row(reader: PictureReader) -> None:
+    with pytest.raises(
+        DataError, match=r"s/0: the text has 2 image and 0 video placeholders for 1 images and 0 videos"
+    ):
+        encode(showing("image", "<|image_pad|>", images=(picture(8, 8),)), reader)
+
+
+def test_a_cut_through_a_picture_is_refused_by_row(reader: PictureReader) -> None:
+    prompt = showing("before " * 20, "image", "behind", images=(picture(32, 32),))
+    whole = encode(prompt, reader)
+    most = len(whole.token_ids)
+    assert encode(prompt, reader, most - 5, overlong="TruncateLeft").token_ids == whole.token_ids[5:]
+    with pytest.raises(DataError, match=r"prompt s/0, .*: the cut goes through an image or a video"):
+        encode(prompt, reader, most - 30, overlong="TruncateLeft")
+
+
+def test_a_model_without_a_vision_tower_and_other_modes_refuse_pictures(make_qwen: MakeQwen) -> None:
+    prompt = showing("image", images=(picture(8, 8),))
+    with pytest.raises(DataError, match="s/0: the model has no vision tower"):
+        encode_examples([prompt], make_qwen(), 100)
+    with pytest.raises(DataError, match="s/0: images and videos train in mode SFT only"):
+        encode_prompts([prompt], make_qwen(), 100)
+
+
+def test_files_that_are_no_images_are_named(reader: PictureReader, tmp_path: Path) -> None:
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(DataError, match=r"s/0: .*text.png: no image that can be read"):
+        encode(showing("image", images=(tmp_path / "text.png",)), reader)
+    with pytest.raises(DataError, match=r"s/0: .*absent.png: no image that can be read"):
+        encode(showing("image", images=(tmp_path / "absent.png",)), reader)
+    damaged = encode(showing("image", images=(picture(64, 64)[:2000],)), reader)
+    assert damaged.pictures is not None
+    with pytest.raises(EncodingError, match="image of 2000 bytes: the image is damaged"):
+        damaged.pictures.read()
+
+
+def test_random_models_read_pictures_as_their_tower_is_shaped(tmp_path: Path) -> None:
+    random = {"vision": {"patchSize": 2, "spatialMergeSize": 3}, "characters": "ab"}
+    model = Model.model_validate({"name": "tiny", "source": {"random": random}})
+    reader = load_picture_reader(model, tmp_path, character_tokenizer("ab", vision=True))
+    assert reader is not None
+    arrays = reader.read([picture(12, 6)], [])
+    assert arrays.grids.tolist() == [[1, 3, 6]]
+    assert arrays.patches.shape == (18, 3 * 2 * 2 * 2)
+    assert arrays.video_patches.shape == (0, 0)
+
+
+def test_checkpoints_read_pictures_as_their_preprocessor_says(make_qwen: MakeQwen, tmp_path: Path) -> None:
+    model = Model.model_validate({"name": "tiny", "source": {"path": "model"}})
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    assert load_picture_reader(model, tmp_path, make_qwen()) is None
+    (folder / "config.json").write_text(json.dumps({"vision_config": {"patch_size": 4}}))
+    with pytest.raises(DataError, match="vision_config lacks temporal_patch_size, spatial_merge_size"):
+        load_picture_reader(model, tmp_path, make_qwen())
+    tower = {"patch_size": 4, "temporal_patch_size": 2, "spatial_merge_size": 2}
+    (folder / "config.json").write_text(json.dumps({"vision_config": tower}))
+    PictureReader(make_qwen(), None, PATCHING).image_processor.save_pretrained(folder)
+    reader = load_picture_reader(model, tmp_path, make_qwen())
+    assert reader is not None
+    assert reader.patching == Patching(4, 2, 2)
+    assert reader.read([picture(16, 8)], []).grids.tolist() == [[1, 2, 4]]

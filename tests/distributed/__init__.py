@@ -1,0 +1,1 @@
+"""A package, so that its processes end with its last test (scope "package")."""

@@ -1,0 +1,78 @@
+"""Batches and specs that tests of several ranks share."""
+
+from typing import Any
+
+import numpy as np
+
+from qwen35_trainer.engines.batch import TrainBatch
+from tests.models.scenes import START, show
+
+RANDOM = {"hiddenSize": 32, "intermediateSize": 48, "headDim": 8, "linearHeadDim": 8, "initializerRange": 0.2}
+
+
+def batch_of(samples: int, seed: int, *, supervised: bool = False) -> TrainBatch:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 12, samples)
+    prompts = random.integers(1, 7, samples)
+    total = int(lengths.sum())
+    return TrainBatch(
+        prompts=random.integers(3, 20, int(prompts.sum())).astype(np.int32),
+        prompt_lengths=prompts,
+        responses=random.integers(3, 20, total).astype(np.int32),
+        response_lengths=lengths,
+        trainable=random.random(total) < 0.9,
+        log_probs=None if supervised else random.normal(-3.0, 0.3, total).astype(np.float32),
+        rewards=None if supervised else random.normal(size=samples).astype(np.float32),
+        group=None if supervised else np.arange(samples) // 4,
+    )
+
+
+SCENES: list[list[Any]] = [
+    *([2, (1, 4, 6), 1], [4], [1, (1, 2, 2), 2, (1, 4, 2), 1], [3, ("video", (2, 4, 2)), 1]),
+    *([2], [1, (1, 2, 4)], [5], [2, ("video", (1, 2, 2)), (1, 4, 4), 1]),
+]
+
+
+def scenes_of(seed: int) -> TrainBatch:
+    """Eight supervised samples whose prompts show images, a video, both, or nothing."""
+    shown = [show(scene, 10 * seed + number) for number, scene in enumerate(SCENES)]
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, 8, len(SCENES))
+    return TrainBatch(
+        prompts=np.concatenate([tokens.numpy() for tokens, _ in shown]).astype(np.int32),
+        prompt_lengths=np.array([len(tokens) for tokens, _ in shown]),
+        responses=random.integers(0, START, int(lengths.sum())).astype(np.int32),
+        response_lengths=lengths,
+        trainable=random.random(int(lengths.sum())) < 0.9,
+        pictures=tuple(
+            pictures if len(scene) > 1 else None for scene, (_, pictures) in zip(SCENES, shown, strict=True)
+        ),
+    )
+
+
+def spec_of(ranks: int, *, random: dict[str, Any] | None = None, **train: Any) -> dict[str, Any]:
+    """A supervised training of a tiny model on as many ranks; `train` are sections of spec.train."""
+    optimizer = {"weightDecay": 0.1, "gradientClip": 1.0} | train.pop("optimizer", {})
+    return {
+        "mode": "SFT",
+        "accelerator": {"profile": "cpu", "perNode": ranks},
+        "model": {"name": "tiny", "precision": "FP32", "source": {"random": RANDOM | (random or {})}},
+        "data": {
+            "train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}],
+            "maxPromptTokens": 8,
+            "maxResponseTokens": 12,
+        },
+        "train": {"optimizer": optimizer} | {"batch": {"promptsPerUpdate": 8} | train.pop("batch", {})} | train,
+    }
+
+
+def policy_spec_of(ranks: int, kl: str = "None", **sections: Any) -> dict[str, Any]:
+    """A policy's training, groups of four."""
+    spec = spec_of(ranks, **sections)
+    spec["train"]["batch"]["promptsPerUpdate"] = 2
+    del spec["mode"]
+    return spec | {
+        "rewards": [{"type": "ExactMatch"}],
+        "algorithm": {"groupSize": 4, "correction": {"type": "None"}, "kl": {"placement": kl, "coefficient": 0.1}},
+        "rollout": {"engine": "Torch"},
+    }

@@ -1,0 +1,81 @@
+"""The documented arithmetic of the accelerators' kernels, one sequence after another, on a CPU.
+
+`leaky` ones ignore the boundaries they are given, as kernels of some versions did.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.qwen3_5.modeling_qwen3_5 import torch_chunk_gated_delta_rule
+
+from qwen35_trainer.models.qwen3_5 import kernels
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, None]:
+    """flash-linear-attention's, by the reference of the transformers library.  q, k: (B, T, H, K).  v: (B, T, H, V)."""
+    if cu_seqlens is None:
+        return torch_chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)[0], None
+    assert len(q) == 1
+    assert cu_seqlens.dtype == torch.int64
+    assert int(cu_seqlens[-1]) == q.shape[1]
+    parts = zip(*(x.split(cu_seqlens.diff().tolist(), 1) for x in (q, k, v, g, beta)), strict=True)
+    return torch.cat([chunk_gated_delta_rule(*part, use_qk_l2norm_in_kernel)[0] for part in parts], 1), None
+
+
+def leaky_delta_rule(*tensors: Tensor, cu_seqlens: Tensor | None = None, **settings: bool) -> tuple[Tensor, None]:
+    return chunk_gated_delta_rule(*tensors, **settings)
+
+
+def varlen_attn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """torch.nn.attention.varlen's, of (T, heads, C)."""
+    lengths = cu_seq_q.diff().tolist()
+    assert cu_seq_q.dtype == torch.int32
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    assert max_q == max_k == max(lengths)
+    assert window_size == (-1, 0)
+    assert enable_gqa or query.shape[1] == key.shape[1]
+    parts = zip(*(x.transpose(0, 1).split(lengths, 1) for x in (query, key, value)), strict=True)
+    mixed = [F.scaled_dot_product_attention(*part, is_causal=True, enable_gqa=enable_gqa) for part in parts]
+    return torch.cat(mixed, 1).transpose(0, 1)
+
+
+def leaky_attention(*arguments: Tensor | int, window_size: tuple[int, int], enable_gqa: bool) -> Tensor:
+    query, key, value = (x.transpose(0, 1) for x in arguments[:3] if isinstance(x, Tensor))
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=enable_gqa).transpose(0, 1)
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *, delta_rule=chunk_gated_delta_rule, attention=varlen_attn) -> None:
+    """As if this machine had the kernels and the tensors were on an accelerator."""
+    module = ModuleType("fla.ops.gated_delta_rule")
+    module.chunk_gated_delta_rule = delta_rule  # type: ignore[attr-defined]
+    for name in ("fla", "fla.ops"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention)
+    monkeypatch.setattr(kernels, "has_delta_rule", lambda x: True)
+    monkeypatch.setattr(kernels, "has_varlen_attention", lambda x: True)

@@ -1,0 +1,31 @@
+"""Sequences as a model reads them."""
+
+import pytest
+import torch
+
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+
+SEQUENCES = [torch.tensor([5, 6, 7]), torch.tensor([8])]
+
+
+def test_padded_sequences_stand_side_by_side():
+    inputs = ModelInput.of_text(SEQUENCES, packed=False, device="cpu")
+    assert inputs.tokens.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert inputs.positions.tolist() == [[[0] * 4, [1] * 4, [2] * 4], [[0] * 4] * 3]
+    assert inputs.boundaries is None
+
+
+def test_packed_sequences_stand_one_after_another_and_count_from_zero():
+    inputs = ModelInput.of_text(SEQUENCES, packed=True, device="cpu")
+    assert inputs.tokens.tolist() == [[5, 6, 7, 8]]
+    assert inputs.positions.tolist() == [[[0] * 4, [1] * 4, [2] * 4, [0] * 4]]
+    assert inputs.boundaries is not None
+    assert inputs.boundaries.dtype == torch.int32
+    assert inputs.boundaries.tolist() == [0, 3, 4]
+
+
+@pytest.mark.parametrize("sequences", [[], [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]])
+@pytest.mark.parametrize("packed", [False, True])
+def test_no_sequences_and_empty_ones_are_refused(sequences, packed):
+    with pytest.raises(ValueError, match="one token or more of one sequence or more"):
+        ModelInput.of_text(sequences, packed=packed, device="cpu")

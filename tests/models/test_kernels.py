@@ -1,0 +1,51 @@
+"""The paths through accelerators' kernels, by stand-ins that do their documented arithmetic. Hardware: `tests/gpu`."""
+
+import pytest
+import torch
+
+from qwen35_trainer.models.qwen3_5 import kernels
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from tests.models import kernels_stand_in
+from tests.models.test_forward import rows_of
+
+LENGTHS = [5, 1, 70, 2, 30]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("experts", [0, 4])
+def test_scores_and_gradients_are_those_without_kernels(make_model, tokens, monkeypatch, experts, packed):
+    sequences, targets, results = [tokens(n, seed=n) for n in LENGTHS], tokens(sum(LENGTHS)), []
+    inputs = ModelInput.of_text(sequences, packed=packed, device="cpu")
+    for with_kernels in (False, True):
+        if with_kernels:
+            kernels_stand_in.install(monkeypatch)
+        model = adapt(make_model(experts=experts))
+        scores = model(inputs, rows_of(LENGTHS, packed=packed), targets)
+        scores.log_probs.mean().backward()
+        results.append([scores.log_probs.detach(), *(p.grad for p in model.parameters())])
+    for own, expected in zip(*results, strict=True):
+        torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-3)
+
+
+def test_with_all_kernels_nothing_is_split(make_model, tokens, monkeypatch):
+    """Taking a row apart reads its lengths and gathers on the device: kernels spare it."""
+    kernels_stand_in.install(monkeypatch)
+    monkeypatch.setattr("qwen35_trainer.models.qwen3_5.layout.Split.of", None)
+    inputs = ModelInput.of_text([tokens(4), tokens(3)], packed=True, device="cpu")
+    adapt(make_model())(inputs, torch.arange(7), tokens(7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_cpu_has_no_kernels_whatever_is_installed(monkeypatch, dtype):
+    monkeypatch.setattr(kernels, "_installed", lambda name: True)
+    x = torch.zeros(1, dtype=dtype)
+    assert not kernels.has_delta_rule(x)
+    assert not kernels.has_varlen_attention(x)
+
+
+def test_float32_on_an_accelerator_has_none_either(monkeypatch):
+    monkeypatch.setattr(kernels, "_installed", lambda name: True)
+    full, half = (torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.bfloat16))
+    assert not kernels.has_delta_rule(full)
+    assert kernels.has_delta_rule(half)

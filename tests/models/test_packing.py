@@ -1,0 +1,129 @@
+"""The check at load: what keeps sequences apart passes, what leaks is refused with what was measured."""
+
+import math
+
+import pytest
+import torch
+
+from qwen35_trainer.models.qwen3_5 import linear_attention
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.packing import CHANGED, Difference, PackingInexact, check_packing
+from tests.models import kernels_stand_in
+
+EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
+DTYPES = [torch.float32, torch.bfloat16]
+without_boundaries = linear_attention._convolve_row  # as it is before a test replaces it
+
+
+def leaky_convolution(mixed, filters, boundaries):
+    return without_boundaries(mixed, filters, None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_a_row_that_is_taken_apart_is_exact(make_model, experts, dtype):
+    check_packing(adapt(make_model(experts=experts).to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("experts", EXPERTS)
+def test_kernels_that_know_boundaries_are_exact(make_model, monkeypatch, experts, dtype):
+    kernels_stand_in.install(monkeypatch)
+    check_packing(adapt(make_model(experts=experts).to(dtype)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("experts", EXPERTS)
+@pytest.mark.parametrize("leak", ["state", "convolution", "attention"])
+def test_a_kernel_that_ignores_boundaries_is_refused(make_model, monkeypatch, experts, dtype, leak):
+    kernels_stand_in.install(
+        monkeypatch,
+        delta_rule=kernels_stand_in.leaky_delta_rule if leak == "state" else kernels_stand_in.chunk_gated_delta_rule,
+        attention=kernels_stand_in.leaky_attention if leak == "attention" else kernels_stand_in.varlen_attn,
+    )
+    if leak == "convolution":
+        monkeypatch.setattr(linear_attention, "_convolve_row", leaky_convolution)
+    expected = r"other neighbours in the row: log-probs differ by [\d.]+ of their spread .*removePadding"
+    with pytest.raises(PackingInexact, match=expected):
+        check_packing(adapt(make_model(experts=experts).to(dtype)))
+
+
+def test_fresh_weights_that_forget_fast_do_not_hide_a_leak(make_model, monkeypatch):
+    """Small random weights and the library's own decay: the hardest case that was measured."""
+    kernels_stand_in.install(monkeypatch, delta_rule=kernels_stand_in.leaky_delta_rule)
+    model = make_model().bfloat16()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.mul_(0.1)
+    for layer in model.model.layers[:3]:
+        layer.linear_attn.A_log.data.uniform_(0.01, 16).log_()
+    with pytest.raises(PackingInexact, match="other neighbours"):
+        check_packing(adapt(model))
+
+
+def test_a_kernel_that_is_wrong_without_leaking_is_refused_too(make_model, monkeypatch):
+    """Nothing crosses a boundary, but behind the first one every output is a tenth too small."""
+
+    def too_small(*tensors, cu_seqlens=None, **settings):
+        output, none = kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
+        return (output if cu_seqlens is None else torch.cat((output[:, :3], output[:, 3:] * 0.9), 1)), none
+
+    kernels_stand_in.install(monkeypatch, delta_rule=too_small)
+    with pytest.raises(
+        PackingInexact, match=r"^a packed row is not exact here, from separate sequences, in torch\.float32"
+    ):
+        check_packing(adapt(make_model()))
+
+
+def test_not_a_number_is_refused(make_model, monkeypatch):
+    def broken(*tensors, cu_seqlens=None, **settings):
+        output, none = kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
+        return (output if cu_seqlens is None else output * math.nan), none
+
+    kernels_stand_in.install(monkeypatch, delta_rule=broken)
+    with pytest.raises(PackingInexact, match="differ by nan"):
+        check_packing(adapt(make_model()))
+
+
+def test_a_leak_of_the_gradient_alone_is_refused(make_model, monkeypatch):
+    class Leak(torch.autograd.Function):
+        """The right values; the gradient of a row that is one sequence."""
+
+        @staticmethod
+        def forward(ctx, right, leaked):
+            return right.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return None, gradient
+
+    def rule(*tensors, cu_seqlens=None, **settings):
+        right, none = kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
+        return Leak.apply(right, kernels_stand_in.leaky_delta_rule(*tensors, **settings)[0]), none
+
+    kernels_stand_in.install(monkeypatch, delta_rule=rule)
+    with pytest.raises(PackingInexact, match=r"log-probs differ by 0 .*gradients by"):
+        check_packing(adapt(make_model()))
+
+
+def test_the_check_leaves_no_gradient_and_the_weights_as_they_were(make_model):
+    model = adapt(make_model())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    check_packing(model)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_model_of_which_only_a_part_trains_is_checked_by_that_part(make_model):
+    model = adapt(make_model())
+    model.requires_grad_(False)
+    model.model.layers[1].mlp.requires_grad_(True)
+    check_packing(model)
+
+
+def test_both_measures_must_be_within_the_bound():
+    assert CHANGED.within(CHANGED)
+    assert not Difference(CHANGED.log_prob * 1.01, 0.0).within(CHANGED)
+    assert not Difference(0.0, CHANGED.gradient * 1.01).within(CHANGED)
+    assert not Difference(math.nan, 0.0).within(CHANGED)
+    assert not Difference(0.0, math.nan).within(CHANGED)

@@ -1,0 +1,391 @@
+"""The two commands against a server that answers, refuses, and loses its place."""
+
+import asyncio
+import base64
+import io
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from qwen35_operator.console import commands, follow
+from qwen35_operator.console.commands import Cluster, NotShown
+from qwen35_operator.kube import client as client_module
+from qwen35_trainer.cli import app
+from qwen35_trainer.exits import FAILED, INTERRUPTED, REFUSED
+from qwen35_trainer.progress.history import pack
+from qwen35_trainer.progress.records import FinishRecord
+from qwen35_trainer.progress.summary import summarise
+from tests.operator.console.scenes import Scene, failed, running, succeeded
+from tests.operator.kube.server import (
+    Server,
+    bookmark,
+    event,
+    page,
+    refuses,
+    says,
+    serving,
+    stream,
+)
+
+PATH = "/apis/rl.qwen35.io/v1alpha1/namespaces/team/qwen35trainings"
+RECORDS = [FinishRecord(outcome="Succeeded", message="", time=1.0)]
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch) -> None:
+    monkeypatch.setattr(follow, "FIRST_WAIT", 0.01)
+    monkeypatch.setattr(follow, "LONGEST_WAIT", 0.02)
+
+
+@dataclass
+class Terminal:
+    """A person, and the cluster that their kubeconfig names."""
+
+    server: Server
+    cluster: Cluster
+    terminal: bool = False
+    out: io.StringIO = field(default_factory=io.StringIO)
+
+    async def status(self, name: str | None = "demo", **options: bool) -> int:
+        console = Console(file=self.out, width=80, force_terminal=self.terminal)
+        chosen = {"everywhere": False, "watch": False, "as_json": False} | options
+        return await asyncio.to_thread(lambda: commands.status(self.cluster, name, console=console, **chosen))
+
+    async def report(self, output: Path | None) -> int:
+        console = Console(file=self.out, width=80)
+        return await asyncio.to_thread(lambda: commands.report(self.cluster, "demo", output, console))
+
+    @property
+    def text(self) -> str:
+        return self.out.getvalue()
+
+
+@pytest.fixture
+async def person(tmp_path, monkeypatch) -> AsyncIterator[Terminal]:
+    monkeypatch.delenv(client_module.IN_POD, raising=False)
+    async with serving(Server()) as server:
+        yield Terminal(server, Cluster(written(tmp_path / "kubeconfig", server.url)))
+
+
+def written(file: Path, url: str) -> str:
+    """A kubeconfig of two contexts, by its name."""
+    contexts = {"here": "team", "there": "elsewhere"}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [
+            {"name": name, "context": {"cluster": "c", "user": "u", "namespace": namespace}}
+            for name, namespace in contexts.items()
+        ],
+    }
+    file.write_text(yaml.safe_dump(config))
+    return str(file)
+
+
+def at(version: int, make: Callable[[], Scene] = running) -> dict:
+    """The training of the scene at that version."""
+    raw = dict(make().raw)
+    return {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(version)}}
+
+
+async def test_a_training_is_shown_with_its_warnings(person) -> None:
+    warning = {
+        "metadata": {"creationTimestamp": "2026-01-01T01:00:00Z"},
+        "involvedObject": {"uid": at(1)["metadata"]["uid"]},
+        "reason": "AttemptFailed",
+        "message": "it was late",
+    }
+    person.server.script = [page(at(1)), page(warning)]
+    assert await person.status() == 0
+    assert "412 of 1,000" in person.text
+    assert "AttemptFailed: it was late" in person.text
+    first, second = person.server.requests
+    assert (first.path, first.query["fieldSelector"]) == (PATH, "metadata.name=demo")
+    assert first.headers["Authorization"] == "Bearer t"
+    assert second.query["fieldSelector"].split(",")[1:] == ["involvedObject.name=demo", "type=Warning"]
+
+
+async def test_events_that_may_not_be_read_are_no_reason_to_show_nothing(person) -> None:
+    person.server.script = [page(at(1)), refuses(403)]
+    assert await person.status() == 0
+    assert "no permission to list events" in person.text
+
+
+async def test_json_is_the_status_under_its_own_names(person) -> None:
+    person.server.script = [page(at(1)), page()]
+    await person.status(as_json=True)
+    shown = json.loads(person.text)
+    assert shown["metadata"]["name"] == "demo"
+    assert shown["status"] == at(1)["status"]
+    assert shown["warnings"] == []
+
+
+async def test_without_a_name_there_is_a_line_for_each(person) -> None:
+    named = [{**at(1), "metadata": {**at(1)["metadata"], "name": name}} for name in ("b" * 40, "a")]
+    person.server.script = [page(*named)]
+    assert await person.status(None) == 0
+    lines = person.text.splitlines()
+    assert [line.split()[0] for line in lines] == ["NAME", "a", "b" * 40]
+    assert person.server.requests[0].path == PATH
+
+
+async def test_all_namespaces_are_asked_at_once(person) -> None:
+    person.server.script = [page(at(1))]
+    await person.status(None, everywhere=True)
+    assert person.text.split()[:2] == ["NAMESPACE", "NAME"]
+    assert person.server.requests[0].path == "/apis/rl.qwen35.io/v1alpha1/qwen35trainings"
+
+
+async def test_a_list_of_none_says_where_none_are(person) -> None:
+    person.server.script = [page()]
+    assert await person.status(None) == 0
+    assert person.text == "no trainings in namespace team\n"
+
+
+@pytest.mark.parametrize(("namespace", "context", "asked"), [(None, "there", "elsewhere"), ("x", None, "x")])
+async def test_the_namespace_is_the_one_named_or_the_contexts(person, namespace, context, asked) -> None:
+    person.cluster = Cluster(person.cluster.kubeconfig, context, namespace)
+    person.server.script = [page()]
+    await person.status(None)
+    assert f"/namespaces/{asked}/" in person.server.requests[0].path
+
+
+# Refusals: one line, with the fix.
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        (
+            [page(), page(at(1), {"metadata": {"name": "dome"}})],
+            "no training demon in namespace team. Did you mean demo",
+        ),
+        ([page(), page({"metadata": {"name": "x"}})], "There are 1: x. Name another namespace by -n"),
+        ([page(), page()], "list all by: qwen35 status -A"),
+        ([says("404 page not found", 404)], "the cluster has no kind qwen35trainings.rl.qwen35.io. Install"),
+        (
+            [refuses(403, "u cannot list")],
+            "no permission to list qwen35trainings.rl.qwen35.io in namespace team: u cannot list. Ask for a role",
+        ),
+        ([refuses(401, "Unauthorized")], "does not know who asks: Unauthorized. Log in again"),
+        ([refuses(400, "odd")], "cannot list qwen35trainings.rl.qwen35.io in namespace team: odd. Is the cluster up?"),
+    ],
+)
+async def test_a_refusal_is_one_line_with_the_fix(person, script, said) -> None:
+    person.server.script = script
+    with pytest.raises(NotShown) as caught:
+        await person.status("demon")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_a_server_that_is_not_there_is_named(person, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(client_module, "DEADLINE", 0.5)
+    person.cluster = Cluster(written(tmp_path / "other", "http://127.0.0.1:9"))
+    with pytest.raises(NotShown, match=r"Cannot connect|no answer within .* Is the cluster up\?"):
+        await person.status()
+
+
+async def test_without_a_kubeconfig_it_says_where_it_looked(person, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
+    person.cluster = Cluster()
+    with pytest.raises(
+        NotShown, match=r"no kubeconfig: .*nowhere is no file\. Name one by --kubeconfig, or set KUBECONFIG"
+    ):
+        await person.status()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [(None, {"watch": True}, "--watch follows one training"), ("demo", {"everywhere": True}, "Leave out -A, or demo")],
+)
+async def test_options_that_contradict_each_other_are_refused(person, name, options, said) -> None:
+    with pytest.raises(NotShown, match=said):
+        await person.status(name, **options)
+    assert person.server.requests == []
+
+
+# --watch
+
+
+async def test_a_training_is_followed_to_its_success_by_a_line_per_change(person) -> None:
+    events = [bookmark(3), event("MODIFIED", at(4)), event("MODIFIED", at(5, succeeded))]
+    person.server.script = [page(at(1), version=2), stream(*events, stays=True)]
+    assert await person.status(watch=True) == 0
+    lines = person.text.splitlines()
+    assert [line.split()[1] for line in lines] == ["Running", "Succeeded"], "what is no change is no line"
+    query = person.server.requests[1].query
+    assert (query["watch"], query["resourceVersion"], query["fieldSelector"]) == ("true", "2", "metadata.name=demo")
+
+
+async def test_a_failure_is_the_exit_code(person) -> None:
+    person.server.script = [page(at(1), version=2), stream(event("MODIFIED", at(5, failed)))]
+    assert await person.status(watch=True) == FAILED
+
+
+@pytest.mark.parametrize(("make", "code"), [(succeeded, 0), (failed, FAILED)])
+async def test_what_is_over_is_not_waited_for(person, make, code) -> None:
+    person.server.script = [page(at(1, make))]
+    assert await person.status(watch=True) == code
+
+
+async def test_a_deletion_ends_it(person) -> None:
+    person.server.script = [page(at(1), version=2), stream(event("DELETED", at(5)))]
+    assert await person.status(watch=True) == FAILED
+    assert person.text.endswith("training demo was deleted\n")
+
+
+async def test_a_lost_place_is_found_by_a_new_list(person) -> None:
+    gone = event("ERROR", {"kind": "Status", "code": 410, "message": "too old"})
+    person.server.script = [
+        page(at(1), version=2), stream(gone), page(at(7), version=8), refuses(410), page(at(9), version=9),
+        stream(event("MODIFIED", at(10, succeeded))),
+    ]  # fmt: skip
+    assert await person.status(watch=True) == 0
+    versions = [request.query.get("resourceVersion") for request in person.server.requests]
+    assert versions == [None, "2", None, "8", None, "9"]
+
+
+async def test_a_training_that_was_made_anew_under_its_name_is_another(person) -> None:
+    other = at(9)
+    other["metadata"]["uid"] = "another"
+    person.server.script = [page(at(1), version=2), refuses(410), page(other, version=9)]
+    assert await person.status(watch=True) == FAILED
+    assert "was deleted" in person.text
+
+
+async def test_cuts_and_outages_are_survived(person, capsys) -> None:
+    person.server.script = [
+        page(at(1), version=2), stream(event("MODIFIED", at(4)), last=b'{"type": "MOD'), refuses(500, "away"),
+        page(at(4), version=6), stream(bookmark(7), cut=True), page(at(4), version=8),
+        stream(event("MODIFIED", at(10, succeeded))),
+    ]  # fmt: skip
+    assert await person.status(watch=True) == 0
+    versions = [request.query.get("resourceVersion") for request in person.server.requests]
+    assert versions == [None, "2", "4", None, "6", None, "8"]
+    assert "The API server does not answer: away. Trying on" in capsys.readouterr().err
+
+
+async def test_an_api_server_that_has_just_started_refuses_for_a_while(person) -> None:
+    person.server.script = [
+        page(at(1), version=2), refuses(403, "RBAC is not ready"), says("404 page not found", 404),
+        page(at(1), version=3), stream(event("MODIFIED", at(5, succeeded))),
+    ]  # fmt: skip
+    assert await person.status(watch=True) == 0
+
+
+async def test_a_permission_that_is_taken_away_ends_it_with_the_reason(person) -> None:
+    person.server.script = [page(at(1), version=2), *(refuses(403, "no more") for _ in range(follow.REFUSALS))]
+    with pytest.raises(
+        NotShown, match=r"no permission to watch qwen35trainings.rl.qwen35.io in namespace team: no more"
+    ):
+        await person.status(watch=True)
+
+
+async def test_json_is_an_object_per_change(person) -> None:
+    person.server.script = [page(at(1), version=2), stream(event("MODIFIED", at(5, succeeded)))]
+    assert await person.status(watch=True, as_json=True) == 0
+    states = [json.loads(line)["status"]["state"] for line in person.text.splitlines()]
+    assert states == ["Running", "Succeeded"]
+
+
+async def test_on_a_terminal_the_screen_is_redrawn(person) -> None:
+    person.terminal = True
+    person.server.script = [
+        page(at(1), version=2), page(), refuses(500, "away"), page(at(1), version=3), page(),
+        stream(event("MODIFIED", at(5, succeeded))), refuses(400, "no events"),
+    ]  # fmt: skip
+    assert await person.status(watch=True) == 0
+    assert "412 of 1,000" in person.text
+    assert "1,000 of 1,000" in person.text
+    assert "The API server does not answer: away" in person.text
+    last = person.text[person.text.rindex("1,000 of 1,000") :]
+    assert "cannot list events in namespace team: no events" in last
+    assert "away" not in last, "that is over"
+
+
+def heed_ctrl_c() -> None:
+    """What a shell starts in the background, this suite perhaps, ignores the signal, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+async def test_ctrl_c_ends_it_without_a_word(person) -> None:
+    person.server.script = [page(at(1), version=2)]
+    command = ("-m", "qwen35_trainer.cli", "status", "demo", "--watch", f"--kubeconfig={person.cluster.kubeconfig}")
+    watching = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=heed_ctrl_c
+    )
+    async with asyncio.timeout(120):
+        while len(person.server.requests) < 2:  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0.05)
+    watching.send_signal(signal.SIGINT)
+    out, error = await watching.communicate()
+    assert (watching.returncode, error) == (INTERRUPTED, b"")
+    assert b"Running update=412/1000" in out
+
+
+def test_the_command_ends_with_the_code_of_a_refusal(tmp_path) -> None:
+    for command in ("status", "report"):
+        done = CliRunner().invoke(app, [command, "demo", f"--kubeconfig={tmp_path / 'nowhere'}"])
+        assert done.exit_code == REFUSED
+        assert done.stderr.startswith("no kubeconfig: ")
+
+
+# report
+
+
+def history(**changes: object) -> dict:
+    summary = summarise(RECORDS, max_version_lag=None, peak_rss_mib=None)
+    packed = pack("metadata: {name: demo}\nspec: {mode: SFT}\n", summary, RECORDS)
+    return {"metadata": {}, "binaryData": {"history.json.gz": base64.b64encode(packed).decode()}} | changes
+
+
+async def test_the_report_is_made_of_what_the_trainer_has_left(person, tmp_path) -> None:
+    person.server.script = [says(history())]
+    assert await person.report(tmp_path / "out.html") == 0
+    assert person.server.requests[0].path == "/api/v1/namespaces/team/configmaps/demo-history"
+    text = (tmp_path / "out.html").read_text()
+    assert "<title>demo · qwen35</title>" in text
+    assert person.text == f"Report: {tmp_path / 'out.html'} (Succeeded, 0 updates)\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ([refuses(404), page(at(1))], "training demo has no ConfigMap demo-history: no attempt has started yet"),
+        (
+            [refuses(404), page(), page({"metadata": {"name": "demo-2"}})],
+            "no training demo in namespace team. Did you mean",
+        ),
+        (
+            [says(history(binaryData=None))],
+            "has left no history yet: that comes with its first evaluation or checkpoint",
+        ),
+        ([says(history(binaryData={"history.json.gz": "aGVsbG8="}))], "cannot be read: not gzip"),
+        ([says(history(binaryData={"history.json.gz": "?"}))], "ConfigMap demo-history, history.json.gz:"),
+        ([refuses(403, "u cannot get")], "no permission to get configmaps in namespace team: u cannot get"),
+    ],
+)
+async def test_a_report_that_cannot_be_made_says_why(person, tmp_path, script, said) -> None:
+    person.server.script = script
+    with pytest.raises(NotShown) as caught:
+        await person.report(tmp_path / "out.html")
+    assert said in str(caught.value)
+    assert not (tmp_path / "out.html").exists()
+
+
+async def test_a_report_that_cannot_be_written_names_the_file(person, tmp_path) -> None:
+    person.server.script = [says(history())]
+    with pytest.raises(NotShown, match=r"--output .*nowhere/out.html was not written: No such file or directory"):
+        await person.report(tmp_path / "nowhere" / "out.html")

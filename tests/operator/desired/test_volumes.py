@@ -1,0 +1,18 @@
+"""Where files are inside pods."""
+
+from qwen35_operator.desired import volumes
+
+LONG = "x" * 1010
+
+
+def test_paths_that_are_too_long_where_they_are_mounted_are_named_with_what_to_cut(make_training):
+    claim = {"persistentVolumeClaim": {"claimName": "rows", "path": "a"}}
+    files = {"paths": ["short.jsonl", f"{LONG}.jsonl"], "volume": claim}
+    changes = {
+        "data.train": [{"name": "rows", "files": files}],
+        "model.source": {"persistentVolumeClaim": {"claimName": "models", "path": LONG}},
+        "rewards": [{"type": "Math"}],
+    }
+    found = {problem.path: problem for problem in volumes.problems(make_training(changes).spec)}
+    assert set(found) == {"spec.data.train[0].files.paths[1]", "spec.model.source.persistentVolumeClaim.path"}
+    assert found["spec.model.source.persistentVolumeClaim.path"].fix == "Shorten it by 8."

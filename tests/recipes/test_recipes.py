@@ -1,0 +1,157 @@
+"""Published recipes: their manifests are valid, and their settings train, on a small model of the same kind."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, UpdateRecord
+from qwen35_trainer.runtime.schedule import learning_rate
+from qwen35_trainer.runtime.support import unsupported
+from qwen35_trainer.spec import Manifest, dump_manifest, load_manifest
+from qwen35_trainer.spec.document import parse_document
+from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
+from tests.runtime.conftest import Command, Ended
+
+RECIPES = sorted((Path(__file__).parents[2] / "examples").glob("qwen3.5-*.yaml"))
+SIZE_AND_PLACE = {
+    "spec.accelerator.profile",
+    "spec.accelerator.perNode",
+    "spec.model.source",
+    "spec.data.train",
+    "spec.data.validation",
+    "spec.data.maxPromptTokens",
+    "spec.data.maxResponseTokens",
+    "spec.rewards",
+    "spec.rollout.engine",
+    "spec.rollout.nodes",
+    "spec.rollout.tensorParallel",
+    "spec.train.nodes",
+    "spec.train.updates",
+    "spec.train.batch.promptsPerUpdate",
+    "spec.train.batch.microBatchPerDevice",
+    "spec.checkpoint.storage",
+}
+"""What a published recipe and its run here may differ in; algorithm, optimizer, offload and the rest may not."""
+
+
+@pytest.fixture(scope="module", params=RECIPES, ids=lambda file: file.stem)
+def recipe(request) -> Manifest:
+    return load_manifest(request.param)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
+    """Runs a shrunken recipe by the command. Two that differ in their devices alone shrink to the same run."""
+    command = Command(tmp_path_factory.mktemp("commands"))
+    ended: dict[str, Ended] = {}
+
+    def run(small: Manifest) -> Ended:
+        settings = small.spec.model_dump_json()
+        if settings not in ended:
+            folder = tmp_path_factory.mktemp("recipe")
+            file = folder / "recipe.yaml"
+            file.write_text(dump_manifest(small))
+            rows = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in SUMS]
+            (folder / "train.jsonl").write_text("".join(rows[8:]))
+            (folder / "validation.jsonl").write_text("".join(rows[:8]))
+            ended[settings] = command.run(file)
+        return ended[settings]
+
+    yield run
+    for running in command.started:
+        running.kill()
+
+
+@pytest.fixture(scope="module")
+def ended(run, recipe) -> Ended:
+    return run(shrunken(recipe))
+
+
+def test_shrinking_changes_size_and_place_and_nothing_else(recipe):
+    before, after = _document(recipe), _document(shrunken(recipe))
+    differing = set(_differing(before, after))
+    assert {place for place in differing if not _within(place, SIZE_AND_PLACE)} == set()
+    assert {f"spec.{path}" for path in changes(recipe)} <= SIZE_AND_PLACE
+
+
+def test_a_shrunken_batch_is_the_published_one_divided(recipe):
+    whole, small = recipe.spec.train.batch, shrunken(recipe).spec.train.batch
+    assert small.promptsPerUpdate * DIVISOR == whole.promptsPerUpdate
+    assert small.microBatchPerDevice * DIVISOR == max(DIVISOR, whole.microBatchPerDevice)
+
+
+def test_a_shrunken_model_is_of_the_same_kind(recipe):
+    shape = shrunken(recipe).spec.model.source.random
+    assert shape is not None
+    assert shape.vision is not None
+    assert (shape.experts > 0) == ("-A" in recipe.spec.model.name)
+
+
+def test_nothing_of_a_shrunken_recipe_needs_a_cluster(recipe):
+    assert unsupported(shrunken(recipe)) == []
+
+
+def test_its_settings_train_on_two_ranks(recipe, ended):
+    assert ended.code == 0, ended.err
+    updates = ended.of(UpdateRecord)
+    total = BATCHES * recipe.spec.async_.requireBatches
+    assert [record.update for record in updates] == list(range(1, total + 1))
+    assert all(math.isfinite(record.loss) and math.isfinite(record.gradient_norm) for record in updates)
+    assert all(record.tokens > 0 for record in updates)
+    assert any(record.gradient_norm > 0 for record in updates)
+    assert {path.name for path in (ended.folder / "logs").glob("train-*")} == {"train-0.log", "train-1.log"}
+    assert [record.update for record in ended.of(CheckpointRecord)] == [total]
+
+
+def test_its_learning_rates_are_those_of_its_schedule(recipe, ended):
+    updates = ended.of(UpdateRecord)
+    assert [record.learning_rate for record in updates] == pytest.approx(
+        [learning_rate(recipe.spec.train.optimizer, step, len(updates)) for step in range(len(updates))]
+    )
+
+
+def test_each_batch_is_generated_by_the_version_that_the_batch_before_it_made(recipe, ended):
+    """Published recipes are synchronous: nothing is generated ahead."""
+    updates, steps = ended.of(UpdateRecord), recipe.spec.async_.requireBatches
+    if recipe.spec.mode == "SFT":
+        assert not any(record.lag_histogram for record in updates)
+    else:
+        assert [record.version for record in updates] == [update // steps for update in range(BATCHES * steps)]
+        assert {lag for record in updates for lag in record.lag_histogram} == {0}
+
+
+def test_its_penalty_against_the_reference_model_grows_from_nothing(recipe, ended):
+    kl = [record.kl for record in ended.of(UpdateRecord)]
+    if recipe.spec.mode == "SFT":
+        assert kl == [None] * len(kl)
+    else:
+        assert kl[0] == pytest.approx(0.0, abs=1e-6)
+        assert kl[-1] > 0
+
+
+def test_it_is_evaluated_where_the_recipe_says_so(recipe, ended):
+    last = BATCHES * recipe.spec.async_.requireBatches
+    expected = [0, last] if recipe.spec.data.validation else []
+    assert [record.update for record in ended.of(EvaluationRecord)] == expected
+
+
+def _document(manifest: Manifest) -> object:
+    document, problems = parse_document(dump_manifest(manifest))
+    assert problems == []
+    return document
+
+
+def _differing(before: object, after: object, place: str = "") -> Iterator[str]:
+    """Places of the leaves, keys or lists in which two documents differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        for key in before.keys() | after.keys():
+            yield from _differing(before.get(key), after.get(key), f"{place}.{key}" if place else key)
+    elif before != after:
+        yield place
+
+
+def _within(place: str, allowed: set[str]) -> bool:
+    return any(place == path or place.startswith(f"{path}.") for path in allowed)

@@ -1,0 +1,98 @@
+"""Chat messages of a row, checked and in one form.
+
+    {role: user, content: "… <image> …"}                              text, or parts
+    {role: assistant, content: …, reasoning_content: …, tool_calls: [{function: {name: …, arguments: {…}}}]}
+    {role: tool, content: …, name: …}
+
+That is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a
+call are a mapping (a JSON text is read), and reasoning stands beside the content.
+
+Users and tools show images and videos, nobody else: an assistant's would be placeholders for the model to learn, and
+Qwen3.5's template refuses those of a system message.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from qwen35_trainer.data.errors import RowError, kind
+from qwen35_trainer.data.prompt import Message
+from qwen35_trainer.data.shown import Shown
+
+_TEXTS = ("reasoning_content", "name", "tool_call_id")
+_SHOWING = ("user", "tool")
+
+
+def read_messages(entries: Sequence[object], name: str, shown: Shown, *, columnar: bool) -> tuple[Message, ...]:
+    """The messages of a field. shown: takes the images and videos, in order. Raises RowError, naming the message."""
+    return tuple(_message(entry, f"{name}[{index}]", shown, columnar=columnar) for index, entry in enumerate(entries))
+
+
+def _message(value: object, name: str, shown: Shown, *, columnar: bool) -> Message:
+    entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
+    role, content = entry.get("role"), entry.get("content")
+    calls = _calls(entry.get("tool_calls") or [], f"{name}.tool_calls", columnar=columnar)
+    if content is None and calls:
+        content = ""
+    if not isinstance(role, str) or not isinstance(content, str | list):
+        raise RowError(f"{name}: a message with the texts role and content is expected, found {kind(value)}")
+    message: dict[str, object] = {"role": role}
+    if isinstance(content, str):
+        message["content"] = shown.split(content) if role in _SHOWING else content
+    else:
+        message["content"] = _parts(content, f"{name}.content", role, shown)
+    for key in _TEXTS:
+        if key in entry:
+            if not isinstance(entry[key], str):
+                raise RowError(f"{name}.{key}: a text is expected, found {kind(entry[key])}")
+            message[key] = entry[key]
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _parts(content: list[object], name: str, role: str, shown: Shown) -> str | list[dict[str, str]]:
+    """Text, image and video parts. Text alone is joined: templates of text models print a list as it stands."""
+    parts: list[dict[str, str]] = []
+    for index, value in enumerate(content):
+        entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
+        if isinstance(text := entry.get("text"), str):
+            parts.append({"type": "text", "text": text})
+        elif role not in _SHOWING:
+            raise RowError(
+                f"{name}[{index}]: a part with a text is expected in a message of the role {role!r}, found "
+                f"{kind(value)}. Show images and videos in a message of user or tool, or remove them"
+            )
+        elif found := shown.take(entry):
+            parts.append({"type": found})
+        else:
+            raise RowError(f"{name}[{index}]: a part with a text, an image or a video is expected, found {kind(value)}")
+    if all("text" in part for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
+
+
+def _calls(value: object, name: str, *, columnar: bool) -> list[dict[str, object]]:
+    if not isinstance(value, list):
+        raise RowError(f"{name}: a list of calls is expected, found {kind(value)}")
+    return [_call(entry, f"{name}[{index}]", columnar=columnar) for index, entry in enumerate(value)]
+
+
+def _call(value: object, name: str, *, columnar: bool) -> dict[str, object]:
+    function = value.get("function", value) if isinstance(value, Mapping) else None
+    called = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(called, str):
+        raise RowError(f"{name}: a call with a function's name and arguments is expected, found {kind(value)}")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except json.JSONDecodeError as error:
+            raise RowError(f"{name}: the arguments are not JSON ({error.msg} at column {error.colno})") from error
+    elif columnar and isinstance(arguments, Mapping) and None in arguments.values():
+        raise RowError(
+            f"{name}: an argument is null, and in this format an argument that other rows have is null too. "
+            "Write the arguments as JSON text"
+        )
+    if not isinstance(arguments, Mapping | None):
+        raise RowError(f"{name}: a mapping of arguments is expected, found {kind(arguments)}")
+    return {"type": "function", "function": {"name": called, "arguments": dict(arguments or {})}}

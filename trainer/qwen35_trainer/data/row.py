@@ -1,0 +1,106 @@
+"""A row of a data file as a prompt."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwen35_trainer.data.errors import RowError, kind
+from qwen35_trainer.data.messages import read_messages
+from qwen35_trainer.data.prompt import Prompt, Tool
+from qwen35_trainer.data.shown import Shown
+from qwen35_trainer.spec.data import Files
+
+type Row = Mapping[str, object]
+
+
+def prompt_of(
+    row: Row, identity: str, source: str, files: Files, folder: Path, *, answers_required: bool, columnar: bool
+) -> Prompt:
+    """The prompt in a row. Raises RowError.
+
+    folder: where relative paths of images start, that of the data file. columnar: the format gives every row the
+    fields of all others, as null (Parquet).
+    """
+    images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
+    shown = Shown.of_row(images, files.imagesField, videos, files.videosField, folder)
+    text = _text(_field(row, files.promptField), files.promptField, shown, columnar=columnar)
+    shown.check_used()
+    answer = None
+    if answers_required or _has(row, files.answerField):
+        answer = _answer(_field(row, files.answerField), files.answerField)
+    if answers_required and answer is None:
+        raise RowError(f"answerField {files.answerField!r} is null; a reward or SFT needs an answer in every row")
+    used = {files.promptField, files.answerField, files.imagesField, files.videosField, files.toolsField}
+    return Prompt(
+        identity,
+        source,
+        text,
+        answer,
+        metadata={key: value for key, value in row.items() if key not in used},
+        tools=_tools(_optional(row, files.toolsField), files.toolsField, columnar=columnar),
+        images=tuple(shown.images),
+        videos=tuple(shown.videos),
+    )
+
+
+def _has(row: Row, name: str) -> bool:
+    try:
+        _field(row, name)
+    except RowError:
+        return False
+    return True
+
+
+def _optional(row: Row, name: str) -> object:
+    return _field(row, name) if _has(row, name) else None
+
+
+def _field(row: Row, name: str) -> object:
+    """The value of a field; `a.b` is field b of the mapping a, unless a field is itself named `a.b`."""
+    if name in row:
+        return row[name]
+    value: object = row
+    for part in name.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            raise RowError(f"no field {name!r}; the row has {', '.join(row) or 'no fields'}")
+        value = value[part]
+    return value
+
+
+def _text(value: object, name: str, shown: Shown, *, columnar: bool) -> str | tuple[Mapping[str, object], ...]:
+    if isinstance(value, str) and value:
+        parts = shown.split(value)
+        return value if isinstance(parts, str) else ({"role": "user", "content": parts},)
+    if isinstance(value, list) and value:
+        return read_messages(value, name, shown, columnar=columnar)
+    found = "an empty one" if value in ("", []) else kind(value)
+    raise RowError(f"promptField {name!r}: a text or a list of chat messages is expected, found {found}")
+
+
+def _answer(value: object, name: str) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise RowError(f"answerField {name!r}: a text or a number is expected, found {kind(value)}")
+
+
+def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
+    """Schemas, or one JSON text of them. In a columnar file null is what other rows' schemas have and this one lacks."""
+    if isinstance(value, str) and value:
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise RowError(f"toolsField {name!r}: not JSON ({error.msg} at column {error.colno})") from error
+    if not value:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(tool, Mapping) for tool in value):
+        raise RowError(f"toolsField {name!r}: a list of JSON schemas is expected, found {kind(value)}")
+    tools = _without_null(value) if columnar else value
+    return tuple(tools) if isinstance(tools, list) else ()
+
+
+def _without_null(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _without_null(each) for key, each in value.items() if each is not None}
+    return [_without_null(each) for each in value] if isinstance(value, list) else value

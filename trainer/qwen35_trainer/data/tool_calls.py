@@ -1,0 +1,238 @@
+"""Tool calls in the XML format of Qwen3.5, from text to typed arguments.
+
+    text before the first call
+    <tool_call>
+    <function=NAME>
+    <parameter=NAME>
+    value, over as many lines as it needs
+    </parameter>
+    </function>
+    </tool_call>
+
+The text is read once from left to right, so that a value may hold any tag but its own closing one. A call that the
+text ends within was cut off at the token limit: what is there counts, and the call says so. Anything else that breaks
+the format makes that one call malformed, and the next one is read as usual.
+
+The format has no escapes, so that a parameter left open looks like one whose value quotes the format: the next closing
+tag ends it, even behind a line with <parameter=NAME>. Only where the call ends first, and that tag is missing or belongs
+to a parameter of a later call, is the parameter not closed.
+
+Format: vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser. Where they lose something (an empty value, a call after
+an error, a JSON array that is no Python literal, a wrong number) this one keeps it or reports it.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qwen35_trainer.data.prompt import Tool
+from qwen35_trainer.data.tool_values import Json, typed_value
+
+CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
+PARAMETER, END_OF_PARAMETER = "<parameter=", "</parameter>"
+_NAME = re.compile(r"([^<>\n]*)>")
+_CALL_ENDS = re.compile(rf"\n{END_OF_FUNCTION}\s*{END_OF_CALL}")
+_CALL_WITH_PARAMETER = re.compile(rf"{CALL}\s*{FUNCTION}[^<>\n]*>\s*{PARAMETER}")
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call. arguments: by parameter, in the order written; values of the types that the tool's schema names."""
+
+    name: str
+    arguments: Mapping[str, Json]
+    problems: tuple[str, ...] = ()
+    """What does not fit the tool: unknown names, missing parameters, values of another type (kept as text)."""
+    cut_off: bool = False
+    """The text ended within the call; the last value may be incomplete."""
+
+    @property
+    def arguments_json(self) -> str:
+        """As a chat message carries them; letters beyond ASCII stay as they are."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class MalformedCall:
+    """A call that does not follow the format. text: as the model wrote it. reason: for the model, or a person."""
+
+    text: str
+    reason: str
+    cut_off: bool = False
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """A response. content: before the first call, unchanged. calls: in order."""
+
+    content: str
+    calls: tuple[ToolCall | MalformedCall, ...]
+    stray: tuple[str, ...] = ()
+    """Text between and after the calls, where the format has none; outer whitespace removed."""
+
+
+class _Broken(Exception):
+    """Why a call does not follow the format, and where reading stopped."""
+
+    def __init__(self, reason: str, at: int) -> None:
+        super().__init__(reason)
+        self.reason, self.at = reason, at
+
+
+def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> Parsed:
+    """The calls of a response, without its reasoning (the part up to </think>) and end token. Never raises.
+
+    tools: what may be called, {type: function, function: {name, parameters}} or that inner mapping; their parameters'
+    JSON schemas decide the values' types. Arguments of an unknown tool, or of no parameter of the tool, are texts.
+    """
+    schemas = _schemas(tools)
+    content, _, _ = text.partition(CALL)
+    calls: list[ToolCall | MalformedCall] = []
+    stray: list[str] = []
+    start = len(content)
+    while start < len(text):
+        reader = _Reader(text, start + len(CALL))
+        try:
+            name, values = reader.call()
+            calls.append(_typed(name, values, schemas, cut_off=reader.cut_off))
+            end = reader.at
+        except _Broken as broken:
+            end = _resume(text, broken.at)
+            calls.append(MalformedCall(text[start:end].strip(), broken.reason, cut_off=broken.at >= len(text)))
+        following = text.find(CALL, end)
+        start = following if following >= 0 else len(text)
+        stray += [text[end:start].strip()] if text[end:start].strip() else []
+    return Parsed(content, tuple(calls), tuple(stray))
+
+
+def _resume(text: str, at: int) -> int:
+    """Where to go on after a malformed call: behind its closing tag, or before the next call."""
+    closed, following = text.find(END_OF_CALL, at), text.find(CALL, at)
+    if closed >= 0 and (following < 0 or closed < following):
+        return closed + len(END_OF_CALL)
+    return following if following >= 0 else len(text)
+
+
+@dataclass
+class _Reader:
+    """Reads one call from `at` on."""
+
+    text: str
+    at: int
+    cut_off: bool = False
+
+    def call(self) -> tuple[str, list[tuple[str, str]]]:
+        """Name and values as written. Raises _Broken."""
+        values: list[tuple[str, str]] = []
+        if not self._take(FUNCTION):
+            raise _Broken(f"{FUNCTION}NAME> is expected after {CALL}", self._stop(FUNCTION))
+        name = self._name(FUNCTION)
+        while self._take(PARAMETER):
+            if self._ended_in_name():
+                self.at, self.cut_off = len(self.text), True
+                return name, values
+            parameter = self._name(PARAMETER)
+            if any(parameter == known for known, _ in values):
+                raise _Broken(f"parameter {parameter!r} is there twice", self.at)
+            values.append((parameter, self._value(parameter)))
+            if self.cut_off:
+                return name, values
+        self._close(END_OF_FUNCTION, or_else=PARAMETER)
+        self._close(END_OF_CALL)
+        return name, values
+
+    def _close(self, tag: str, or_else: str = "") -> None:
+        """Step over a closing tag, or to the end of the text if that comes within it."""
+        if self._take(tag):
+            return
+        if not self._ends_within(tag) and not (or_else and self._ends_within(or_else)):
+            raise _Broken(f"{tag} is expected after {self.text[: self.at][-20:]!r}", self.at)
+        self.at, self.cut_off = len(self.text), True
+
+    def _take(self, tag: str) -> bool:
+        """Step over whitespace and the tag, if it is what comes next."""
+        while self.text[self.at : self.at + 1].isspace():
+            self.at += 1
+        if not self.text.startswith(tag, self.at):
+            return False
+        self.at += len(tag)
+        return True
+
+    def _ends_within(self, tag: str) -> bool:
+        """Whether nothing is left but whitespace and perhaps the beginning of the tag."""
+        return tag.startswith(self.text[self.at :].strip())
+
+    def _stop(self, tag: str) -> int:
+        return len(self.text) if self._ends_within(tag) else self.at
+
+    def _name(self, tag: str) -> str:
+        found = _NAME.match(self.text, self.at)
+        if found is None:
+            stopped = len(self.text) if self._ended_in_name() else self.at
+            raise _Broken(f"{tag} has no name that ends in >", stopped)
+        self.at = found.end()
+        name = found[1].strip()
+        if not name:
+            raise _Broken(f"{tag}> has no name", self.at)
+        return name
+
+    def _ended_in_name(self) -> bool:
+        return not re.compile(r"[<>\n]").search(self.text, self.at)
+
+    def _value(self, parameter: str) -> str:
+        """The text up to the closing tag, less one newline at each end."""
+        start, closed = self.at, self.text.find(END_OF_PARAMETER, self.at)
+        end = closed if closed >= 0 else len(self.text)
+        ended = _CALL_ENDS.search(self.text, start, end)
+        if ended and (closed < 0 or _CALL_WITH_PARAMETER.search(self.text, ended.end(), end)):
+            raise _Broken(f"parameter {parameter!r} is not closed", ended.start())
+        if closed < 0:
+            self.at, self.cut_off = end, True
+            return _without_beginning_of_tag(self.text[start:]).removeprefix("\n")
+        self.at = end + len(END_OF_PARAMETER)
+        return self.text[start:end].removeprefix("\n").removesuffix("\n")
+
+
+def _without_beginning_of_tag(value: str) -> str:
+    """A value that the text ends within, less what is already there of the line that would close it."""
+    closing = f"\n{END_OF_PARAMETER}"
+    lengths = range(len(closing) - 1, 0, -1)
+    return next((value[:-length] for length in lengths if value.endswith(closing[:length])), value)
+
+
+def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, object]]:
+    """Parameter schema by tool."""
+    functions = [tool.get("function", tool) for tool in tools]
+    named = [function for function in functions if isinstance(function, Mapping)]
+    return {str(function.get("name")): _mapping(function.get("parameters")) for function in named}
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _typed(
+    name: str, values: Sequence[tuple[str, str]], schemas: Mapping[str, Mapping[str, object]], *, cut_off: bool
+) -> ToolCall:
+    if name not in schemas:
+        known = f"there are {', '.join(schemas)}" if schemas else "there are none"
+        return ToolCall(name, dict(values), (f"unknown tool {name!r}; {known}",), cut_off)
+    properties = _mapping(schemas[name].get("properties"))
+    arguments: dict[str, Json] = {}
+    problems: list[str] = []
+    for parameter, text in values:
+        arguments[parameter] = text
+        if parameter not in properties:
+            problems.append(f"{name} has no parameter {parameter!r}; it has {', '.join(properties) or 'none'}")
+            continue
+        try:
+            arguments[parameter] = typed_value(text, _mapping(properties[parameter]))
+        except ValueError as reason:
+            problems.append(f"parameter {parameter!r}: {reason}")
+    required = schemas[name].get("required")
+    missing = [str(each) for each in required if each not in arguments] if isinstance(required, list | tuple) else []
+    if missing and not cut_off:
+        problems.append(f"{name} needs {', '.join(missing)}")
+    return ToolCall(name, arguments, tuple(problems), cut_off)

@@ -1,0 +1,140 @@
+"""The value of a tool's argument, from text to the type that the tool's JSON schema names."""
+
+import ast
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping
+
+type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+
+_INTEGER = re.compile(r"[+-]?[0-9]+")
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_INTEGER_TYPES = ("int", "uint", "long", "short", "unsigned")
+_NUMBER_TYPES = ("num", "float", "double")
+
+
+def typed_value(text: str, schema: Mapping[str, object]) -> Json:
+    """A value of the type that its JSON schema names. Raises ValueError with the reason where it has none.
+
+    null in any case is null for every type, as the published parsers read it; where null is allowed by the schema,
+    None too (Qwen3.5's template writes it so). With several types the narrowest that fits is taken, text last.
+    Structures are JSON, or else a Python literal, which is read and never run.
+    """
+    types = _types(schema)
+    written = text.strip()
+    if written.lower() == "null" or (written == "None" and types & {"null", "any"}):
+        return None
+    reasons: list[str] = []
+    for kind, read in _READERS.items():
+        try:
+            if kind in types:
+                return read(written)
+        except ValueError as reason:
+            reasons.append(str(reason))
+    if types & {"string", "any"}:
+        return text
+    raise ValueError(" and ".join(reasons) or f"{_shown(text)} is not null")
+
+
+def _types(schema: Mapping[str, object]) -> set[str]:
+    """Kinds that a schema allows: null, boolean, integer, number, object, array, string; any where it names none."""
+    named = schema.get("type")
+    types = [named] if isinstance(named, str) else list(named) if isinstance(named, list | tuple) else []
+    kinds = {_kind(str(each)) for each in types}
+    for branch in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(branch)
+        for part in parts if isinstance(parts, list | tuple) else ():
+            kinds |= _types(part) if isinstance(part, Mapping) else set()
+    choices = schema.get("enum")
+    if not kinds and isinstance(choices, list | tuple) and all(isinstance(choice, str) for choice in choices):
+        return {"string"}
+    return kinds or {"any"}
+
+
+def _kind(name: str) -> str:
+    """The JSON schema type behind a type's name, among them those of other languages that tool authors write."""
+    name = name.strip().lower()
+    if name.startswith(_INTEGER_TYPES):
+        return "integer"
+    if name.startswith(_NUMBER_TYPES):
+        return "number"
+    beginnings = {"bool": "boolean", "dict": "object", "object": "object", "arr": "array", "list": "array"}
+    for beginning, kind in beginnings.items():
+        if name.startswith(beginning):
+            return kind
+    return name if name in ("null", "string", "any") else "string" if name in ("str", "text", "enum") else "any"
+
+
+def _boolean(text: str) -> Json:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(f"{_shown(text)} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _integer(text: str) -> Json:
+    if not _INTEGER.fullmatch(text):
+        raise ValueError(f"{_shown(text)} is no integer")
+    return int(text)
+
+
+def _number(text: str) -> Json:
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    if not _DECIMAL.fullmatch(text) or not math.isfinite(number := float(text)):
+        raise ValueError(f"{_shown(text)} is no number")
+    return int(number) if number.is_integer() else number
+
+
+def _object(text: str) -> Json:
+    if isinstance(value := _structure(text), dict):
+        return value
+    raise ValueError(f"{_shown(text)} is no object")
+
+
+def _array(text: str) -> Json:
+    if isinstance(value := _structure(text), list):
+        return value
+    raise ValueError(f"{_shown(text)} is no array")
+
+
+def _structure(text: str) -> Json:
+    """JSON, or else a Python literal of the same values. Raises ValueError."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SyntaxWarning)  # a literal with a doubtful escape is the model's affair
+                return _plain(read(text))
+        # Text without end of brackets: the two readers give up in these ways.
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            continue
+    raise ValueError(f"{_shown(text)} is neither JSON nor a Python literal")
+
+
+def _plain(value: object) -> Json:
+    """The value if JSON can hold it. Raises ValueError."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float() if math.isfinite(value):
+            return value
+        case list() | tuple():
+            return [_plain(each) for each in value]
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: _plain(each) for key, each in value.items()}
+    raise ValueError(f"JSON has no {type(value).__name__}")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}…")
+
+
+_READERS = {
+    "boolean": _boolean,
+    "integer": _integer,
+    "number": _number,
+    "object": _object,
+    "array": _array,
+    "any": _structure,
+}

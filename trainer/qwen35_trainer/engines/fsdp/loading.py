@@ -1,0 +1,82 @@
+"""Where an engine's weights come from, and how each rank gets its share of them.
+
+random      built whole on every rank from one seed, then sharded: such models are small
+a folder    built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the model
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from qwen35_trainer.models.qwen3_5 import HFModule, classes
+from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
+from qwen35_trainer.spec import Model
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A model that can be made as often as it is needed, always with the same weights."""
+
+    construct: Callable[[], HFModule]
+    """On the CPU, whole; on the meta device where `files` hold the values."""
+    files: CheckpointFiles | None = None
+
+
+def origin(model: Model, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
+    """Of the model that `spec.model` names; arguments are those of `build`. Raises CheckpointUnusable."""
+    if model.source.random is not None:
+        return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
+    assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
+    files = CheckpointFiles.open(base / model.source.path)
+    return Origin(partial(_without_weights, files), files)
+
+
+def _without_weights(files: CheckpointFiles) -> HFModule:
+    """Parameters on the meta device, buffers with their values: those are computed, and stand in no file."""
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    with init_empty_weights(include_buffers=False):
+        model = classes.construct(files.config)
+    model.tie_weights()
+    return model
+
+
+def fill(model: HFModule, files: CheckpointFiles, device: torch.device, *, offloaded: bool) -> None:
+    """Give a sharded model on the meta device the values of `files`, each rank its own rows.
+
+    offloaded: parameters rest on the host.  Parameters that no file holds (adapters) are left empty.
+    Raises CheckpointUnusable naming every tensor whose rows here are not finite.
+    """
+    buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
+    model.to_empty(device="cpu" if offloaded else device)
+    for name, buffer in buffers.items():
+        owner, _, last = name.rpartition(".")
+        model.get_submodule(owner)._buffers[last] = buffer
+    check_finite(files.folder, _read(model, files))
+
+
+def _read(model: HFModule, files: CheckpointFiles) -> Iterator[tuple[str, Tensor]]:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in files.tensors:
+                local, rows = own(parameter)
+                local.copy_(files.read(name, *rows))
+                yield name, local
+
+
+def own(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """What this rank holds of a parameter, and which part of the whole that is."""
+    if not isinstance(parameter, DTensor):
+        return parameter, ()
+    shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    part = tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))
+    return parameter.to_local(), part

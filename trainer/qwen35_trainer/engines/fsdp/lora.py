@@ -1,0 +1,112 @@
+"""Low-rank adapters (LoRA, arXiv:2106.09685): y = W·x + (alpha / rank) · B·A·x, and only A and B train.
+
+    A (rank, in)   uniform in ±1/√in, as a linear layer starts
+    B (out, rank)  zero: the first forward pass is the model's own
+
+They are parameters of the linear layer itself, beside its weight: modules and names stay the library's, and FSDP shards
+them with their layer. A checkpoint holds A and B, and so does a publication: W never changes, and whoever loads them has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import MethodType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from qwen35_trainer.engines.fsdp.loading import own
+from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.spec import LoRA
+from qwen35_trainer.spec.train import LINEAR_LAYERS
+from qwen35_trainer.weights import adapters
+from qwen35_trainer.weights.adapters import DOWN, SCALE, UP
+
+
+def add(model: HFModule, settings: LoRA) -> None:
+    """Give each target in the decoder layers an adapter, as yet without values; nothing else of the model trains then.
+
+    Raises ValueError naming targets that no linear layer has; of the default, some may be missing.
+    """
+    linears = [
+        (name.rpartition(".")[2], module)
+        for name, module in text_model(model).layers.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    known = {name for name, _ in linears}
+    missing = sorted(set(settings.targets) - known)
+    if missing and settings.targets != LINEAR_LAYERS:
+        raise ValueError(
+            f"spec.train.lora.targets: no linear layer is called {', '.join(missing)}; the decoder layers have "
+            f"{', '.join(sorted(known))}"
+        )
+    model.requires_grad_(False)
+    for name, module in linears:
+        if name in settings.targets:
+            _adapt(module, settings)
+
+
+def initialise(model: HFModule, seed: int) -> None:
+    """Set every adapter to its first values: the same on any number of ranks."""
+    with torch.no_grad():
+        for index, parameter in enumerate(p for name, p in model.named_parameters() if name.endswith(DOWN)):
+            bound = 1 / math.sqrt(parameter.shape[1])
+            generator = torch.Generator().manual_seed(seed + index)
+            whole = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
+            local, rows = own(parameter)
+            local.copy_(whole[rows])
+        for name, parameter in model.named_parameters():
+            if name.endswith(UP):
+                own(parameter)[0].zero_()
+
+
+@contextmanager
+def set_aside(model: HFModule) -> Iterator[None]:
+    """Meanwhile the model is as it was before it got adapters: what a second copy of its weights would compute."""
+    adapted = [module for module in model.modules() if hasattr(module, "adapter_scale")]
+    scales = [module.adapter_scale for module in adapted]
+    for module in adapted:
+        module.adapter_scale = 0.0
+    try:
+        yield
+    finally:
+        for module, scale in zip(adapted, scales, strict=True):
+            module.adapter_scale = scale
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter of this name belongs to an adapter."""
+    return name.rpartition(".")[2] in (DOWN, UP)
+
+
+def published(weights: Mapping[str, Tensor], settings: LoRA) -> dict[str, Tensor]:
+    """The adapters among `weights` as a publication carries them."""
+    scale = torch.tensor(settings.alpha / settings.rank, dtype=torch.float64)
+    return {name: tensor for name, tensor in weights.items() if is_adapter(name)} | {SCALE: scale}
+
+
+def merged(weights: Mapping[str, Tensor], settings: LoRA) -> dict[str, Tensor]:
+    """Whole weights with the adapters among them added to what they adapt: what a rollout engine has after a publication."""
+    base = {name: tensor for name, tensor in weights.items() if not is_adapter(name)}
+    return base | adapters.merged(base, published(weights, settings))
+
+
+def _adapt(module: nn.Linear, settings: LoRA) -> None:
+    weight = module.weight
+    for name, shape in ((DOWN, (settings.rank, weight.shape[1])), (UP, (weight.shape[0], settings.rank))):
+        module.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device)))
+    module.adapter_scale = settings.alpha / settings.rank  # type: ignore[assignment]
+    module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
+
+
+def _forward(module: HFModule, x: Tensor) -> Tensor:
+    own_output = F.linear(x, module.weight, module.bias)
+    if module.adapter_scale == 0:
+        return own_output
+    down, up = module.get_parameter(DOWN), module.get_parameter(UP)
+    adapted: Tensor = own_output + module.adapter_scale * F.linear(F.linear(x, down), up)
+    return adapted

@@ -1,0 +1,90 @@
+"""The optimizers of the parameters that train, and where their state rests between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import AdamW
+
+from qwen35_trainer.engines.fsdp.muon import Muon
+from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.spec import Optimizer as Settings
+
+
+class Optimizers:
+    """One step for all that trains. `resting`: the device of the state between steps; None: where the parameters are."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], resting: torch.device | None) -> None:
+        self.parts, self._resting = list(parts), resting
+
+    @classmethod
+    def of(cls, model: HFModule, settings: Settings, resting: torch.device | None = None) -> Optimizers:
+        """AdamW (arXiv:1711.05101) for all; or Muon for matrices, and AdamW for the rest. Raises ValueError for nothing."""
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not trained:
+            raise ValueError("spec.train.freeze: nothing is left to train; remove a part, or add lora")
+        matrices = _matrices(model) if settings.type == "Muon" else []
+        chosen = {id(matrix) for matrix in matrices}
+        others = [parameter for parameter in trained if id(parameter) not in chosen]
+        parts: list[torch.optim.Optimizer] = []
+        if matrices:
+            parts.append(Muon(matrices, settings.learningRate, settings.momentum, settings.weightDecay))
+        if others:
+            parts.append(
+                AdamW(
+                    others,
+                    lr=settings.learningRate,
+                    betas=(settings.beta1, settings.beta2),
+                    eps=settings.epsilon,
+                    weight_decay=settings.weightDecay,
+                    fused=True,
+                )
+            )
+        return cls(parts, resting)
+
+    def step(self, learning_rate: float) -> None:
+        """Step, and forget the gradients. Collective."""
+        self._move(None)
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate
+            part.step()
+        self.forget()
+        self.rest()
+
+    def forget(self) -> None:
+        """The gradients."""
+        for part in self.parts:
+            part.zero_grad()
+
+    def rest(self) -> None:
+        """Take the state to where it rests."""
+        self._move(self._resting)
+
+    def _move(self, device: torch.device | None) -> None:
+        """The state to `device`, or to its parameter's."""
+        if self._resting is None:
+            return
+        for part in self.parts:
+            for parameter, state in part.state.items():
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and value.ndim:  # step counts stay
+                        state[name] = value.to(device or parameter.device)
+
+
+def _matrices(model: HFModule) -> list[nn.Parameter]:
+    """What Muon trains: weights of linear layers and experts. Embeddings and the output layer are tables of vectors."""
+    layers = [text_model(model).layers]
+    if hasattr(model.model, "visual"):
+        layers.append(model.model.visual.blocks)
+    found = []
+    for module in (module for part in layers for module in part.modules()):
+        linear = isinstance(module, nn.Linear)
+        for name, parameter in module.named_parameters(recurse=False):
+            expert = name in ("gate_up_proj", "down_proj") and parameter.ndim == 3
+            if parameter.requires_grad and (expert or (linear and parameter.ndim == 2)):
+                found.append(parameter)
+    return found

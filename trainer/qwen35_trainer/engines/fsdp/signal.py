@@ -1,0 +1,95 @@
+"""What each sample of a batch is trained towards, computed once for the whole batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen35_trainer.algorithms.advantages import AdvantageInputs, advantage
+from qwen35_trainer.algorithms.aggregation import GlobalCounts
+from qwen35_trainer.algorithms.kl import kl
+from qwen35_trainer.algorithms.objective import Objective
+from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.engines.fsdp.forward import Offsets, Responses
+from qwen35_trainer.spec import Algorithm, TrainingSpec
+
+
+@dataclass(frozen=True)
+class Signal:
+    """On the host: (N, T) each, T the longest response."""
+
+    advantages: Tensor
+    reference: Tensor | None
+    """Log-probs of the model that KL holds on to."""
+    proximal: Tensor | None
+    """Log-probs of the weights at the batch's start."""
+
+    @classmethod
+    def of(
+        cls,
+        batch: TrainBatch,
+        offsets: Offsets,
+        algorithm: Algorithm,
+        *,
+        reference: Tensor | None,
+        proximal: Tensor | None,
+    ) -> Signal:
+        assert batch.rewards is not None
+        assert batch.group is not None
+        responses = Responses.of(batch, offsets, np.arange(batch.samples))
+        penalty = None
+        if algorithm.kl.placement == "Reward" and reference is not None and responses.log_probs is not None:
+            divergence = kl(algorithm.kl.estimator)(responses.log_probs, reference)
+            penalty = algorithm.kl.coefficient * divergence.masked_fill(~responses.mask, 0.0)
+        inputs = AdvantageInputs(
+            rewards=torch.from_numpy(np.array(batch.rewards)),
+            group=torch.from_numpy(np.array(batch.group)),
+            mask=responses.mask,
+            token_penalty=penalty,
+            gamma=algorithm.gamma,
+            lam=algorithm.lambda_,
+            valid=None if batch.valid is None else torch.from_numpy(np.array(batch.valid)),
+        )
+        return cls(advantage(algorithm.advantage)(inputs), reference, proximal)
+
+
+def rows(table: Tensor | None, samples: NDArray[np.int64], like: Tensor) -> Tensor | None:
+    """Rows of a whole batch's table, as wide as the micro-batch's (n, T) `like` and on its device."""
+    if table is None:
+        return None
+    if len(samples) == 0:
+        return torch.zeros_like(like, dtype=torch.float32)
+    return table[torch.from_numpy(samples), : like.shape[1]].to(like.device)
+
+
+def objective(spec: TrainingSpec) -> Objective | None:
+    """What the policy's updates minimise; None for SFT."""
+    if spec.mode == "SFT":
+        return None
+    algorithm = spec.algorithm
+    return Objective(
+        loss=algorithm.loss.type,
+        clip_low=algorithm.loss.clipLow,
+        clip_high=algorithm.loss.clipHigh,
+        dual_clip=algorithm.loss.dualClip,
+        aggregation=algorithm.loss.aggregation,
+        kl_placement=algorithm.kl.placement,
+        kl_coefficient=algorithm.kl.coefficient,
+        kl_estimator=algorithm.kl.estimator,
+        entropy_coefficient=algorithm.entropyCoefficient,
+        correction=algorithm.correction.type,
+        cap=algorithm.correction.cap,
+        floor=algorithm.correction.floor,
+    )
+
+
+def counts(batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
+    """Counts over all ranks, from the batch that every rank holds; None when no token trains."""
+    tokens = np.add.reduceat(batch.trainable.astype(np.int64), offsets.responses)[part]
+    if tokens.sum() == 0:
+        return None
+    return GlobalCounts(int(tokens.sum()), int((tokens > 0).sum()), max_tokens)

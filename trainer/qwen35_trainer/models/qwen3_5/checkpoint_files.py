@@ -1,0 +1,265 @@
+"""A Hugging Face checkpoint folder of this family: what is in its files, checked before a byte of a tensor is read.
+
+    config.json ─► class ─► names and shapes that the model has ─┐
+    *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► every difference, in one error, or CheckpointFiles
+
+The files may hold experts packed (one tensor of all experts, as the library's modules have them) or one by one, and a
+text model inside a vision-language one; `CheckpointFiles` shows the names and shapes of the *module* either way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen35_trainer.models.qwen3_5 import classes
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+"""What weights may be stored in, by safetensors' names. Anything else is a quantised checkpoint."""
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
+_PRINTED = 20
+
+
+class CheckpointUnusable(ValueError):
+    """A checkpoint folder that cannot be loaded.
+
+    problems: one text per problem, each naming the file or tensor, the value and the fix. str() prints the first
+    twenty and the count.
+    """
+
+    def __init__(self, folder: Path, problems: Iterable[str]) -> None:
+        self.folder, self.problems = folder, tuple(problems)
+        super().__init__(folder, self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = [f"{self.folder}: {count} problem{'' if count == 1 else 's'}", *self.problems[:_PRINTED]]
+        if count > _PRINTED:
+            lines.append(f"… and {count - _PRINTED} more")
+        return "\n  ".join(lines)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor in one file, under the name that it has there."""
+
+    file: Path
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """One tensor of the model, and where its values lie."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
+    """One piece in one tuple, or for each expert the pieces that follow one another along its rows."""
+    stacked: bool
+    """Whether the pieces are experts stored one by one."""
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A folder that holds exactly what its configuration asks for."""
+
+    folder: Path
+    config: classes.HFConfig
+    """The library's configuration object; `classes.without_weights(config)` is the model that fits `tensors`."""
+    tensors: Mapping[str, StoredTensor]
+    """By the name in the module; exactly the module's parameters, a tied one once (as the input embedding)."""
+    passed: Mapping[str, StoredTensor]
+    """What the module has no place for and the rollout engine may want: heads for multi-token prediction (`mtp.*`)."""
+
+    @classmethod
+    def open(cls, folder: Path) -> CheckpointFiles:
+        """Read headers only. Raises CheckpointUnusable naming everything that is wrong, at once."""
+        config_file = folder / "config.json"
+        if not config_file.is_file():
+            raise CheckpointUnusable(folder, ["no config.json: name the folder of a Hugging Face checkpoint."])
+        if problem := classes.family_problem(_json(config_file)):
+            raise CheckpointUnusable(folder, [problem])
+        problems: list[str] = []
+        pieces = _pieces(folder, problems)
+        config = classes.read_config(folder)
+        tensors, passed = _as_modules(
+            pieces, text_only=config.model_type in classes.TEXT_OF.values(), problems=problems
+        )
+        # A file that cannot be read would make every tensor in it missing as well.
+        if not problems:
+            wanted = {name: tuple(p.shape) for name, p in classes.without_weights(config).named_parameters()}
+            problems.extend(_differences(wanted, tensors, tied=config.tie_word_embeddings))
+            tensors = {name: tensors[name] for name in wanted if name in tensors}
+        if problems:
+            raise CheckpointUnusable(folder, problems)
+        return cls(folder, config, MappingProxyType(tensors), MappingProxyType(passed))
+
+    def read(self, name: str, *slices: slice) -> Tensor:
+        """Values of one tensor, or of a part of it, in the stored dtype; only that part is read from the file.
+
+        slices: one for each leading dimension, with a step of 1. An empty part is an empty tensor.
+        """
+        stored = self.tensors.get(name) or self.passed[name]
+        ranges = [range(size)[s] for size, s in zip(stored.shape, slices, strict=False)]
+        shape = (*map(len, ranges), *stored.shape[len(ranges) :])
+        if 0 in shape:
+            return torch.empty(shape, dtype=stored.dtype)
+        within = tuple(slice(each.start, each.stop) for each in ranges)
+        with ExitStack() as opened:
+            files: dict[Path, Any] = {}
+
+            def part(piece: Piece, *index: slice) -> Tensor:
+                if piece.file not in files:
+                    files[piece.file] = opened.enter_context(safe_open(piece.file, "pt"))
+                return files[piece.file].get_slice(piece.name)[index or ...]
+
+            if not stored.stacked:
+                return part(stored.pieces[0][0], *within)
+            experts = stored.pieces[within[0]] if within else stored.pieces
+            return torch.stack([torch.cat([part(piece) for piece in expert]) for expert in experts])[:, *within[1:]]
+
+
+def check_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raises CheckpointUnusable naming every tensor, or shard of one, that holds NaN or infinity."""
+    problems = []
+    for name, tensor in weights:
+        if wrong := tensor.numel() - int(tensor.isfinite().sum()):
+            problems.append(
+                f"{name}: {wrong} of {tensor.numel()} values are NaN or infinite; take an earlier checkpoint or "
+                "download the file again."
+            )
+    if problems:
+        raise CheckpointUnusable(folder, problems)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        contents = json.loads(file.read_text())
+    except ValueError as error:
+        raise CheckpointUnusable(file.parent, [f"{file.name}: not JSON ({error}). Download it again."]) from error
+    if not isinstance(contents, dict):
+        raise CheckpointUnusable(file.parent, [f"{file.name}: {type(contents).__name__}, want a mapping."])
+    return contents
+
+
+def _pieces(folder: Path, problems: list[str]) -> dict[str, Piece]:
+    """Every tensor on disk by its name there."""
+    promised: dict[str, str] | None = None
+    if (folder / INDEX).is_file():
+        promised = _json(folder / INDEX).get("weight_map", {})
+        files = sorted(set(promised.values()))
+    elif (folder / SINGLE).is_file():
+        files = [SINGLE]
+    else:
+        problems.append(f"neither {INDEX} nor {SINGLE}: convert the checkpoint to safetensors.")
+        return {}
+    pieces: dict[str, Piece] = {}
+    for file in files:
+        if not (folder / file).is_file():
+            count = sum(1 for each in (promised or {}).values() if each == file)
+            problems.append(f"{file}: missing; {INDEX} places {count} tensors there. Download it again.")
+            continue
+        try:
+            _read_header(folder / file, pieces, problems)
+        except SafetensorError as error:
+            problems.append(f"{file}: damaged or cut off ({error}). Download it again.")
+    if promised is not None and not problems:
+        problems.extend(
+            f"{name}: {INDEX} places it in {file}, which does not hold it. Download both again."
+            for name, file in promised.items()
+            if name not in pieces or pieces[name].file.name != file
+        )
+    return pieces
+
+
+def _read_header(file: Path, pieces: dict[str, Piece], problems: list[str]) -> None:
+    with safe_open(file, "pt") as opened:
+        for name in opened.keys():  # noqa: SIM118 - not a mapping
+            part = opened.get_slice(name)
+            stored = part.get_dtype()
+            if stored not in DTYPES:
+                problems.append(
+                    f"{name}: stored as {stored}, weights are one of {', '.join(DTYPES)}; use the checkpoint before "
+                    "quantisation."
+                )
+            pieces[name] = Piece(file, name, DTYPES.get(stored, torch.float32), tuple(part.get_shape()))
+
+
+def _as_modules(
+    pieces: Mapping[str, Piece], *, text_only: bool, problems: list[str]
+) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """Stored tensors by their names in the module, and those that the module has no place for."""
+    tensors: dict[str, StoredTensor] = {}
+    passed: dict[str, StoredTensor] = {}
+    experts: dict[str, dict[str, dict[int, Piece]]] = {}
+    for stored_name, piece in pieces.items():
+        # transformers 5.5 saves the tower under this name.
+        name = stored_name.replace("model.language_model.visual.", "model.visual.", 1)
+        whole = StoredTensor(piece.dtype, piece.shape, ((piece,),), stacked=False)
+        if name.startswith("mtp."):
+            passed[name] = whole
+            continue
+        if text_only:
+            if name.startswith("model.visual."):
+                continue
+            name = name.replace("model.language_model.", "model.", 1)
+        if match := EXPERT.fullmatch(name):
+            experts.setdefault(match[1], {}).setdefault(match[3], {})[int(match[2])] = piece
+        else:
+            tensors[name] = whole
+    for prefix, kinds in experts.items():
+        _stack(prefix, kinds, tensors, problems)
+    return tensors, passed
+
+
+def _stack(
+    prefix: str, kinds: Mapping[str, Mapping[int, Piece]], tensors: dict[str, StoredTensor], problems: list[str]
+) -> None:
+    """Experts stored one by one as the two tensors that the module has: gate above up, and down."""
+    count = 1 + max(max(found) for found in kinds.values())
+    for name, wanted in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        missing = [f"{i}.{kind}" for kind in wanted for i in range(count) if i not in kinds.get(kind, {})]
+        if missing:
+            problems.append(f"{prefix}: {_some(missing)} missing of {count} experts. Download the checkpoint again.")
+            continue
+        pieces = tuple(tuple(kinds[kind][i] for kind in wanted) for i in range(count))
+        shapes = {tuple(piece.shape for piece in expert) for expert in pieces}
+        if len(shapes) > 1:
+            problems.append(f"{prefix}.{name}: experts of different shapes {sorted(shapes)}. Download it again.")
+            continue
+        rows = sum(piece.shape[0] for piece in pieces[0])
+        shape = (count, rows, *pieces[0][0].shape[1:])
+        tensors[f"{prefix}.{name}"] = StoredTensor(pieces[0][0].dtype, shape, pieces, stacked=True)
+
+
+def _differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, StoredTensor], *, tied: bool) -> list[str]:
+    """What the module has and the files lack, the reverse, and other shapes. A tied output layer may be stored or not."""
+    problems = []
+    if missing := [name for name in wanted if name not in found]:
+        problems.append(f"missing {_some(missing)}: config.json describes another model, or files are missing.")
+    spare = {"lm_head.weight"} if tied else set()
+    if unexpected := [name for name in found if name not in wanted and name not in spare]:
+        problems.append(f"unexpected {_some(unexpected)}: config.json describes another model.")
+    problems.extend(
+        f"{name}: shape {found[name].shape}, config.json asks for {shape}."
+        for name, shape in wanted.items()
+        if name in found and found[name].shape != shape
+    )
+    return problems
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,128 @@
+"""Log-probabilities of chosen tokens, and entropies, without ever holding the logits of all rows.
+
+At 248 thousand tokens of vocabulary the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
+holds them several times. Here a *chunk* of rows at a time is multiplied, reduced to two numbers per row and dropped;
+the backward pass multiplies it again. One more matrix product of three is the price, and not for the last chunk: the
+backward pass begins with it, at no higher peak, so it is kept; a micro-batch of one chunk pays nothing.
+
+    hidden ─product─► logits of a chunk ─pass─► two numbers per row ─ … ─► gradient of the logits ─two products─► gradients
+
+The products are left to the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
+vocabulary) it is at the hardware's limit. The passes over their result are in Triton on a GPU (`head_kernels.py`), and
+torch's operations elsewhere (`head_passes.py`).
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from types import ModuleType
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qwen35_trainer.models.qwen3_5 import Context, head_passes
+
+CHUNK_LOGITS = 2**27
+"""Logits held at a time, in elements (512 MiB in float32): 541 rows of the published models, enough to keep a matrix
+product busy, and few enough chunks that adding to the weight's gradient once per chunk does not show."""
+
+HAS_TRITON = find_spec("triton") is not None
+
+
+class TokenScores(NamedTuple):
+    """Of R scored tokens. A tuple: FSDP2 hooks the tensors of a forward's result, and looks into tuples."""
+
+    log_probs: Tensor
+    """(R,) float32, in nats."""
+    entropy: Tensor | None
+    """(R,) float32, of the whole distribution that the token was drawn from, in nats."""
+
+
+def token_scores(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    chunk: int | None = None,
+) -> TokenScores:
+    """Scores of `targets` under softmax(hidden · weightᵀ / temperature).
+
+    hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
+    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. The products run in the weight's
+    precision, everything after them in float32; the weight's gradient is rounded to its precision after each chunk.
+    The backward pass uses up the kept chunk: it runs once.
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature {temperature}: the distribution needs one above 0")
+    rows = chunk or max(1, CHUNK_LOGITS // weight.shape[0])
+    log_probs, entropy = _Scores.apply(  # type: ignore[no-untyped-call]
+        hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows
+    )
+    return TokenScores(log_probs, entropy if with_entropy else None)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Context,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        with_entropy: bool,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        passes = _passes(hidden)
+        log_probs, logsumexp, entropy = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
+        prepared = None
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            prepared = None  # one chunk at a time
+            prepared = passes.prepare(hidden[part] @ weight.T, temperature)
+            log_probs[part], logsumexp[part], of_chunk = passes.reduce(
+                prepared, targets[part], temperature, with_entropy
+            )
+            if of_chunk is not None:
+                entropy[part] = of_chunk
+        ctx.save_for_backward(hidden, weight, targets, logsumexp, entropy, prepared)
+        ctx.settings = temperature, with_entropy, chunk
+        return log_probs, entropy
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, logsumexp, entropy, prepared = ctx.saved_tensors
+        temperature, with_entropy, chunk = ctx.settings
+        by_log_prob, by_entropy = (gradient.contiguous() for gradient in gradients)
+        passes = _passes(hidden)
+        of_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        for start in reversed(range(0, len(targets), chunk)):
+            part = slice(start, start + chunk)
+            if prepared is None:
+                prepared = passes.prepare(hidden[part] @ weight.T, temperature)
+            of_product = passes.gradient(
+                prepared,
+                targets[part],
+                logsumexp[part],
+                entropy[part] if with_entropy else None,
+                by_log_prob[part],
+                by_entropy[part] if with_entropy else None,
+                temperature,
+            ).to(weight.dtype)
+            prepared = None
+            if of_hidden is not None:
+                of_hidden[part] = of_product @ weight
+            if of_weight is not None:
+                of_weight.addmm_(of_product.T, hidden[part])
+        return of_hidden, of_weight, None, None, None, None
+
+
+def _passes(x: Tensor) -> ModuleType:
+    """In Triton on a GPU."""
+    if x.device.type == "cuda" and HAS_TRITON:
+        from qwen35_trainer.models.qwen3_5 import head_kernels
+
+        return head_kernels
+    return head_passes

@@ -1,0 +1,52 @@
+"""What the head does with a chunk's product of hidden states and weight, in torch's operations; `head_kernels.py` has the same.
+
+    product ─► prepare ─► reduce: log-probs, entropies       forward
+                   └────► gradient: that of the product      backward
+
+With logits z = product/τ, p = softmax(z) and entropy H: ∂log p_t/∂z = 1_t - p, ∂H/∂z = -p (log p + H).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def prepare(product: Tensor, temperature: float) -> Tensor:
+    """What both passes read, made of a product (R, V) that nobody else needs. Here log-probabilities in float32."""
+    logits = product if temperature == 1 else product.float().div_(temperature)
+    return logits.log_softmax(-1, dtype=torch.float32)
+
+
+def reduce(
+    prepared: Tensor,
+    targets: Tensor,
+    temperature: float,  # divided by it already
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Log-probs of the targets (R,), what `gradient` wants back, the logsumexp of what was prepared (R,), and entropies (R,);
+    all float32.
+    """
+    log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
+    entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
+    return log_probs, torch.zeros_like(log_probs), entropy
+
+
+def gradient(
+    prepared: Tensor,
+    targets: Tensor,
+    logsumexp: Tensor,  # 0, of log-probabilities
+    entropy: Tensor | None,
+    by_log_prob: Tensor,
+    by_entropy: Tensor | None,
+    temperature: float,
+) -> Tensor:
+    """Gradient with respect to the product (R, V), from those with respect to what `reduce` gave. Uses `prepared` up."""
+    probability, upstream = prepared.exp(), by_log_prob.unsqueeze(1)
+    if entropy is not None and by_entropy is not None:
+        surprise = prepared.add_(entropy.unsqueeze(1)).mul_(by_entropy.unsqueeze(1))
+        of_logits = surprise.add_(upstream).mul_(probability).neg_()
+    else:
+        of_logits = probability.mul_(-upstream)
+    of_logits.scatter_add_(1, targets.unsqueeze(1), upstream)
+    return of_logits if temperature == 1 else of_logits.div_(temperature)

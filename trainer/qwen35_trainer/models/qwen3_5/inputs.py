@@ -1,0 +1,50 @@
+"""What one forward pass reads: sequences side by side, or one after another in a single row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+if TYPE_CHECKING:
+    from qwen35_trainer.models.qwen3_5.pictures import Pictures
+
+
+@dataclass(frozen=True, eq=False)
+class ModelInput:
+    """n sequences as a model reads them, on its device: padded to the right (n rows of L) or packed into one row.
+
+    Padding needs no mask: every mixer is causal, so what stands to the right of a sequence never reaches it, and rows
+    that are not scored carry no gradient.
+    """
+
+    tokens: Tensor
+    """(n, L) int64, or (1, T) packed."""
+    positions: Tensor
+    """(n, L, 4) or (1, T, 4) int64: text position, then the three mRoPE rows (equal to it for text)."""
+    boundaries: Tensor | None
+    """(n + 1,) int32 cumulative lengths of a packed row, from 0 to T; None: padded."""
+    pictures: Pictures | None = None
+    """Images and videos of the sequences; None: text only."""
+
+    @classmethod
+    def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:
+        """Sequences of token ids, each (length,) int64 of at least one token."""
+        if not sequences or any(len(sequence) == 0 for sequence in sequences):
+            raise ValueError(
+                f"lengths {[len(s) for s in sequences]}: a model reads one token or more of one sequence or more"
+            )
+        positions = [torch.arange(len(sequence)).unsqueeze(1).expand(-1, 4) for sequence in sequences]
+        if not packed:
+            tokens, places = pad_sequence(list(sequences), batch_first=True), pad_sequence(positions, batch_first=True)
+            return cls(tokens.to(device), places.to(device), None)
+        lengths = torch.tensor([0, *map(len, sequences)])
+        return cls(
+            tokens=torch.cat(list(sequences)).unsqueeze(0).to(device),
+            positions=torch.cat(positions).unsqueeze(0).to(device),
+            boundaries=lengths.cumsum(0, dtype=torch.int32).to(device),
+        )

@@ -1,0 +1,68 @@
+"""From sequences with pictures to what a vision-language model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.pictures import Pictures
+from qwen35_trainer.models.qwen3_5.positions import positions, text_positions, token_types
+
+if TYPE_CHECKING:
+    from qwen35_trainer.data.pictures import PictureArrays
+
+
+def multimodal_input(
+    sequences: Sequence[Tensor],
+    pictures: Sequence[PictureArrays | None],
+    config: HFConfig,
+    *,
+    written: Sequence[Tensor] | None = None,
+    packed: bool,
+    device: torch.device | str,
+) -> ModelInput:
+    """Sequences of token ids, each (length,) int64, and what each of them shows (None: nothing).
+
+    config: of a vision-language model.  written: (length,) bool each, the tokens that the model wrote itself, whose
+    placeholders stand for nothing.  Raises ValueError naming the sequences whose placeholders are not those of their
+    pictures.
+    """
+    text = ModelInput.of_text(sequences, packed=packed, device=device)
+    types, places, problems = [], [], []
+    for i, (sequence, shown) in enumerate(zip(sequences, pictures, strict=True)):
+        if shown is None:
+            types.append(torch.zeros_like(sequence))
+            places.append(torch.from_numpy(text_positions(len(sequence))))
+            continue
+        kinds = token_types(
+            sequence.numpy(),
+            image_token=config.image_token_id,
+            video_token=config.video_token_id,
+            written=None if written is None else written[i].numpy().astype(np.bool_),
+        )
+        try:
+            rows = positions(kinds, shown.grids, shown.video_grids, config.vision_config.spatial_merge_size)
+        except ValueError as error:
+            problems.append(f"sequence {i}: {error}")
+            continue
+        types.append(torch.from_numpy(kinds))
+        places.append(torch.from_numpy(rows))
+    if problems:
+        raise ValueError("\n".join(problems))
+    return replace(
+        text,
+        positions=_joined(places, packed).to(device),
+        pictures=Pictures.of(pictures, _joined(types, packed), device),
+    )
+
+
+def _joined(rows: Sequence[Tensor], packed: bool) -> Tensor:
+    return torch.cat(list(rows)).unsqueeze(0) if packed else pad_sequence(list(rows), batch_first=True)

@@ -1,0 +1,175 @@
+"""Token embeddings in which images and videos stand at their placeholders.
+
+    tokens ─► embedding ───────────────────────────┐
+    patches of all images, then of all videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
+    no picture in the micro-batch: one blank ─► tower ─► features ─► nowhere, gradient 0
+
+The tower runs exactly once per forward pass, whatever is in it. Under FSDP every use of a sharded module is a
+collective of all ranks: a rank without pictures, or with images where others have videos, would leave them waiting.
+
+The tower's own `forward` is replaced on the instance. The library's versions differ in how they compute position
+embeddings; 5.5, for one, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
+from the patches. Here everything is made on the device of the patches, from the tower's own modules, and no buffer is
+read, so that a tower built on the meta device needs none.
+
+This family has no deepstack features: the tower's output enters at the embedding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MethodType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qwen35_trainer.models.qwen3_5 import Context, HFModule
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO, Pictures
+
+
+def adapt(model: HFModule) -> None:
+    """Give the vision tower of `model` the forward of this file: tower(patches (P, C), grids (pictures, 3)) gives the
+    features (P / merge², D), picture by picture. A text model is left as it is. May be called again.
+    """
+    if (tower := getattr(model.model, "visual", None)) is not None:
+        tower.forward = MethodType(_tower, tower)
+
+
+def embed(model: HFModule, inputs: ModelInput) -> Tensor:
+    """What the first decoder layer reads, (n, L, D), of an adapted model, text or vision-language.
+
+    Without pictures the tower still runs, on one blank; loss and gradients are then exactly those of the text alone
+    (the tower's are 0, not None; to keep weight decay off it in a run without pictures, freeze it). Frozen or not, the
+    ranks of a process group run the same collectives. Raises ValueError where placeholders and features differ.
+    """
+    tower = getattr(model.model, "visual", None)
+    if tower is None:
+        if inputs.pictures is not None:
+            raise ValueError(
+                f"a {model.config.model_type} model reads text only, and the input has pictures: use the "
+                "vision-language checkpoint, or data without images and videos."
+            )
+        return model.model.embed_tokens(inputs.tokens)
+    embedded = model.model.language_model.embed_tokens(inputs.tokens)
+    pictures = inputs.pictures
+    if pictures is None:
+        return _WithoutEffect.apply(embedded, tower(*_blank(tower.config, embedded)))  # type: ignore[no-untyped-call]
+    images, videos = _features(pictures, tower.config.spatial_merge_size)
+    _check(pictures, images, videos)
+    features = tower(
+        torch.cat((pictures.patches, pictures.video_patches)), torch.cat((pictures.grids, pictures.video_grids))
+    )
+    # Sequence parallelism may have padded the tokens further to the right.
+    types = F.pad(pictures.token_types, (0, inputs.tokens.shape[1] - pictures.token_types.shape[1]), value=TEXT)
+    for kind, part in zip((IMAGE, VIDEO), features.to(embedded.dtype).split((images, videos)), strict=True):
+        embedded = embedded.masked_scatter((types == kind).unsqueeze(-1), part)
+    return embedded
+
+
+class _WithoutEffect(torch.autograd.Function):
+    """The first argument; the second one gets a gradient of zeros, so that the backward pass goes through it too.
+
+    A product with zero would do the same until a feature overflows: 0 · ∞ is NaN.
+    """
+
+    @staticmethod
+    def forward(ctx: Context, embedded: Tensor, features: Tensor) -> Tensor:
+        ctx.features = (features.shape, features.dtype, features.device)
+        return embedded.view_as(embedded)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        shape, dtype, device = ctx.features
+        return gradients[0], torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _blank(config: HFConfig, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest picture: patches that become one feature."""
+    side = config.spatial_merge_size
+    values = config.in_channels * config.temporal_patch_size * config.patch_size**2
+    return like.new_zeros(side * side, values), torch.tensor([[1, side, side]])
+
+
+def _features(pictures: Pictures, merge: int) -> tuple[int, int]:
+    """How many features the images and the videos give."""
+    images, videos = (int(grids.prod(1).sum()) // merge**2 for grids in (pictures.grids, pictures.video_grids))
+    return images, videos
+
+
+def _check(pictures: Pictures, images: int, videos: int) -> None:
+    problems = []
+    # One transfer from the device for both.
+    counts = torch.stack([(pictures.token_types == kind).sum() for kind in (IMAGE, VIDEO)]).tolist()
+    for name, grids, found, features in (
+        ("image", pictures.grids, counts[0], images),
+        ("video", pictures.video_grids, counts[1], videos),
+    ):
+        if found != features:
+            problems.append(
+                f"{found} {name} placeholders for {features} features of {len(grids)} {name}s (grids {grids.tolist()})"
+            )
+    if problems:
+        raise ValueError(
+            f"{'; '.join(problems)}: every picture needs rows × columns × frames / merge² placeholders. Expand them "
+            "with the checkpoint's own image processor, and truncate no sequence inside a picture."
+        )
+
+
+def _tower(tower: HFModule, patches: Tensor, grids: Tensor) -> Tensor:
+    config, sizes = tower.config, grids.tolist()
+    places = torch.cat([_places(size, config.spatial_merge_size, patches.device) for size in sizes])
+    extents = torch.cat([_extents(size, patches.device) for size in sizes])
+    corners, weights = _interpolation(places, extents, int(config.num_position_embeddings**0.5))
+    hidden = tower.patch_embed(patches)
+    hidden = hidden + (tower.pos_embed(corners) * weights.unsqueeze(-1)).sum(1).to(hidden.dtype)
+    frames = [rows * columns for count, rows, columns in sizes for _ in range(count)]
+    boundaries = torch.tensor([0, *frames], device=patches.device).cumsum(0, dtype=torch.int32)
+    rotary = _rotary(places, config)
+    for block in tower.blocks:
+        hidden = block(hidden, cu_seqlens=boundaries, position_embeddings=rotary)
+    return tower.merger(hidden)
+
+
+def _places(grid: Sequence[int], merge: int, device: torch.device) -> Tensor:
+    """Row and column (patches, 2) of each patch of one picture. The merge² patches that become one feature lie together."""
+    frames, rows, columns = grid
+    row = torch.arange(rows, device=device).view(rows // merge, 1, merge, 1)
+    column = torch.arange(columns, device=device).view(1, columns // merge, 1, merge)
+    return torch.stack(torch.broadcast_tensors(row, column), dim=-1).reshape(-1, 2).repeat(frames, 1)
+
+
+def _extents(grid: Sequence[int], device: torch.device) -> Tensor:
+    """Rows and columns (patches, 2) of the picture that each patch belongs to."""
+    frames, rows, columns = grid
+    return torch.tensor([rows, columns], device=device).expand(frames * rows * columns, 2)
+
+
+def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
+    """The learned side × side position grid stretched over each picture, bilinear, corners on corners.
+
+    places, extents: (P, 2).  Returns for each patch its four neighbours in the flat grid (P, 4) and their weights
+    (P, 4) float32, which add up to 1.
+    """
+    exact = places.float() * (side - 1) / (extents - 1).clamp(min=1)
+    low = exact.long()
+    high = (low + 1).clamp(max=side - 1)
+    share = exact - low
+    rows, columns = (torch.stack((low[:, i], high[:, i]), dim=1) for i in (0, 1))
+    row_share, column_share = (torch.stack((1 - share[:, i], share[:, i]), dim=1) for i in (0, 1))
+    corners = rows.unsqueeze(2) * side + columns.unsqueeze(1)
+    return corners.flatten(1), (row_share.unsqueeze(2) * column_share.unsqueeze(1)).flatten(1)
+
+
+def _rotary(places: Tensor, config: HFConfig) -> tuple[Tensor, Tensor]:
+    """Cosine and sine (P, head channels) float32: a quarter of the channels turns with the row, a quarter with the
+    column, and the other half repeats them (RoFormer, arXiv:2104.09864, eq. 34, once per axis).
+    """
+    half = config.hidden_size // config.num_heads // 2
+    # Versions before rope_parameters have the base written into the module.
+    base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
+    frequencies = base ** -(torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
+    angles = (places.unsqueeze(-1).float() * frequencies).flatten(1).repeat(1, 2)
+    return angles.cos(), angles.sin()

@@ -1,0 +1,80 @@
+"""Where the processes of a run are.
+
+on this machine   a Ray of the run's own, which ends with it; its cores are shared out
+in a cluster      the Ray of the pods: the driver beside `qwen35 run` on the head, workers in the pods of their pool
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from qwen35_trainer.contract.names import POOL_LABEL
+from qwen35_trainer.runtime.interrupted import Interrupted
+from qwen35_trainer.runtime.job import Job
+from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
+from qwen35_trainer.spec import TrainingSpec
+
+type Pool = Literal["rollout", "train"]
+
+DEVICE = {"nvidia": "GPU", "ascend": "NPU"}
+"""What a worker takes of Ray, by spec.accelerator.profile."""
+
+TOO_EARLY = "ended by a signal before the training began; nothing was written"
+
+
+@contextmanager
+def connected(spec: TrainingSpec, *, in_cluster: bool) -> Iterator[None]:
+    """With Ray. Raises Interrupted for a signal meanwhile."""
+    # Inherited by every process of a run on this machine, where a runtime environment would start each worker anew.
+    # In a cluster the workers have it from their image (images/).
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    if not in_cluster:
+        os.environ |= {
+            "OMP_NUM_THREADS": str(threads(spec)),
+            "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on a shared machine go first
+        }
+        if workers_at_a_time(spec) > 1:
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another's core
+    try:
+        if in_cluster:
+            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+        else:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    except SystemExit:  # Ray's own answer to SIGTERM, after it has ended its processes
+        raise Interrupted(TOO_EARLY) from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def driver_options() -> dict[str, Any]:
+    """The driver runs beside this process: it writes the run's folder."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    return {"num_cpus": 0, "scheduling_strategy": here}
+
+
+def worker_options(job: Job, pool: Pool) -> dict[str, Any]:
+    """What Ray is asked for, for each worker of a pool. A lost worker never comes back as it was."""
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
+    if not job.in_cluster:
+        return options  # threads, not Ray's slots, share out this machine's cores
+    device = DEVICE.get(job.spec.accelerator.profile)
+    wanted = {} if device is None else {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}}
+    return options | {"num_cpus": worker_cpus(job, pool), "label_selector": {POOL_LABEL: pool}} | wanted
+
+
+def worker_cpus(job: Job, pool: Pool) -> int:
+    """CPUs of each worker of a pool in a cluster: its pods are alike, and have a worker for each device."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    pods = [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(POOL_LABEL) == pool]
+    cpus = min((resources.get("CPU", 0.0) for resources in pods), default=1.0)
+    return max(1, int(cpus) // job.spec.accelerator.perNode)

@@ -1,0 +1,51 @@
+"""A version that is only adapters (LoRA, arXiv:2106.09685 eq. 3): whoever loads it has the base already.
+
+    LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each linear layer that is adapted
+    lora_scale    ()            the same for all of them
+
+The version's weights are W + scale · B·A for LAYER.weight, and the base's for everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+DOWN, UP, SCALE = "lora_A", "lora_B", "lora_scale"
+
+
+def are_adapters(weights: Mapping[str, Tensor]) -> bool:
+    """Whether these need a base."""
+    return SCALE in weights
+
+
+def adapted(adapters: Mapping[str, Tensor]) -> list[str]:
+    """Names of the base's weights that change."""
+    layers = {name.rpartition(".")[0] for name in adapters if name != SCALE}
+    return [f"{layer}.weight" for layer in sorted(layers)]
+
+
+def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[str]:
+    """What of `adapters` does not fit `base`: one phrase for each layer."""
+    found = []
+    for name in adapted(adapters):
+        layer = name.removesuffix("weight")
+        parts = (base.get(name), adapters.get(layer + DOWN), adapters.get(layer + UP))
+        shapes = tuple(None if part is None else tuple(part.shape) for part in parts)
+        match shapes:
+            case (out, columns), (rank, into), (rows, width) if (out, columns, rank) == (rows, into, width):
+                continue
+        found.append(f"{name} {shapes[0]} with {DOWN} {shapes[1]} and {UP} {shapes[2]}")
+    return found
+
+
+def merged(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that change, added up in float32: in the base's type and on its device, new tensors."""
+    scale = adapters[SCALE].item()
+    result = {}
+    for name in adapted(adapters):
+        layer, weight = name.removesuffix("weight"), base[name]
+        down, up = (adapters[layer + part].to(weight.device).float() for part in (DOWN, UP))
+        result[name] = (weight.float() + scale * (up @ down)).to(weight.dtype)
+    return result
