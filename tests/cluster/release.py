@@ -4,6 +4,7 @@ import subprocess
 from dataclasses import dataclass
 
 from tests.cluster.node import REPOSITORY
+from tests.patience import PATIENCE
 from tests.testbed.core import Core
 
 CHART = REPOSITORY / "helm" / "qwen35-operator"
@@ -24,14 +25,14 @@ class Release:
         """Returns once the operator is ready."""
         namespace = {"metadata": {"name": self.namespace, "labels": {ENFORCE: "restricted"}}}
         self.core.api.post("/api/v1/namespaces", namespace)
-        self.helm("install", self.name, str(CHART), "--wait", "--timeout=180s")
+        self.helm("install", self.name, str(CHART), "--wait", f"--timeout={PATIENCE:.0f}s")
 
     def kill_operator(self) -> None:
         """Without grace; returns once the next one is ready."""
         pods = ("--namespace", self.namespace, "pod", "--selector=app.kubernetes.io/component=operator")
         self.core.kubectl("delete", *pods, "--grace-period=0", "--force")
         deployment = ("--namespace", self.namespace, f"deployment/{self.operator}")
-        self.core.kubectl("rollout", "status", *deployment, "--timeout=120s")
+        self.core.kubectl("rollout", "status", *deployment, f"--timeout={PATIENCE:.0f}s")
 
     def helm(self, *arguments: str) -> str:
         """What Helm prints. Raises RuntimeError with what it complains about."""

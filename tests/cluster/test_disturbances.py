@@ -12,6 +12,7 @@ import pytest
 from tests.cluster.cluster import Cluster
 from tests.cluster.release import Release
 from tests.cluster.training import PER_UPDATE, PodTraining
+from tests.patience import PATIENCE
 
 UPDATES = 120
 TRAIN_POD_LOST, HEAD_POD_LOST, EVICTED = {"WorkerLost"}, {"HeadLost", "Interrupted"}, {"Evicted"}
@@ -107,7 +108,7 @@ def _drained(cluster: Cluster, training: PodTraining) -> Iterator[None]:
     """Its pods are evicted from the node, which takes no new ones: as before maintenance."""
     pods = f"--pod-selector=rl.qwen35.io/training={training.name}"
     try:
-        cluster.kubectl("drain", cluster.node.name, pods, "--delete-emptydir-data", "--timeout=240s")
+        cluster.kubectl("drain", cluster.node.name, pods, "--delete-emptydir-data", f"--timeout={PATIENCE:.0f}s")
         yield
     finally:
         cluster.kubectl("uncordon", cluster.node.name)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from images.definition import definition
-from tests.patience import PATIENCE
 from tests.testbed.core import Core
 
 
@@ -35,14 +34,12 @@ def phase(core: Core, namespace: str, name: str) -> str:
 
 
 def output(core: Core, namespace: str, manifest: dict[str, Any]) -> str:
-    """Creates the pod and returns what it printed. Raises RuntimeError when it does not succeed."""
+    """Creates the pod and returns what it printed. Raises RuntimeError, with what is known of it, when it failed."""
     create(core, namespace, manifest)
     name = manifest["metadata"]["name"]
+    core.processes.wait("kubelet", lambda: phase(core, namespace, name) in ("Succeeded", "Failed"))
     where = ("--namespace", namespace)
-    try:
-        core.kubectl(
-            *where, "wait", f"pod/{name}", "--for=jsonpath={.status.phase}=Succeeded", f"--timeout={PATIENCE:.0f}s"
-        )
-    except RuntimeError as problem:
-        raise RuntimeError(f"{problem}\n{core.kubectl(*where, 'describe', 'pod', name)}") from problem
-    return core.kubectl(*where, "logs", name)
+    said = core.kubectl(*where, "logs", name)
+    if phase(core, namespace, name) == "Failed":
+        raise RuntimeError(f"pod {name} failed:\n{said}\n{core.kubectl(*where, 'describe', 'pod', name)}")
+    return said
