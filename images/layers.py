@@ -15,18 +15,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from images import system
 from images.archive import Layer, described, recalled, write_layer
 from images.definition import HOME, REPOSITORY, Definition
+from images.system import NotBuildable
 
 # Of the repository, what its wheel is made of.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "trainer")
 # Changes whenever a layer of the same inputs would be another.
 FORMAT = "1"
+LONGEST = 1800.0
+"""Seconds that one waits for another build: some six times what all layers take."""
 
 
 def layers(image: Definition) -> list[Layer]:
@@ -140,8 +145,20 @@ def cache() -> Path:
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else changes the cache."""
+    """Nobody else changes the cache. Raises NotBuildable when somebody does for LONGEST."""
     cache().mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + LONGEST
     with (cache() / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while not _lock(file):
+            if time.monotonic() > until:
+                raise NotBuildable(f"{file.name} is held by another build for {LONGEST:.0f} s now: end that one first")
+            time.sleep(0.2)
         yield
+
+
+def _lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

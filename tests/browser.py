@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+from tests.patience import PATIENCE
+
 
 def opened(browser: Any, path: Path, scheme: str = "light") -> Any:
     """The page, after checking that it asked for nothing but itself and complained of nothing."""
     context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE * 1000)
     page = context.new_page()
     requests: list[str] = []
     complaints: list[str] = []

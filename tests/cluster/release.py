@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tests.cluster.node import REPOSITORY
 from tests.patience import PATIENCE
+from tests.testbed.api import is_true
 from tests.testbed.core import Core
 
 CHART = REPOSITORY / "helm" / "qwen35-operator"
@@ -29,10 +30,16 @@ class Release:
 
     def kill_operator(self) -> None:
         """Without grace; returns once the next one is ready."""
+        before = self._ready()
         pods = ("--namespace", self.namespace, "pod", "--selector=app.kubernetes.io/component=operator")
         self.core.kubectl("delete", *pods, "--grace-period=0", "--force")
-        deployment = ("--namespace", self.namespace, f"deployment/{self.operator}")
-        self.core.kubectl("rollout", "status", *deployment, f"--timeout={PATIENCE:.0f}s")
+        self.core.processes.wait("kubelet", lambda: bool(self._ready() - before))
+
+    def _ready(self) -> set[str]:
+        """Names of the operator's pods that are ready."""
+        query = "labelSelector=app.kubernetes.io/component=operator"
+        pods = self.core.api.get(f"/api/v1/namespaces/{self.namespace}/pods?{query}")["items"]
+        return {pod["metadata"]["name"] for pod in pods if is_true(pod["status"], "Ready")}
 
     def helm(self, *arguments: str) -> str:
         """What Helm prints. Raises RuntimeError with what it complains about."""

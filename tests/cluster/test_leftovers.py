@@ -141,4 +141,5 @@ def environment(process: Path) -> list[bytes]:
 
 
 def mounts() -> list[str]:
-    return Path("/proc/self/mounts").read_text().splitlines()
+    """Of clusters: others may mount what they like meanwhile."""
+    return [line for line in Path("/proc/self/mounts").read_text().splitlines() if "qwen35" in line]

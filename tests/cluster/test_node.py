@@ -67,10 +67,14 @@ def test_devices_that_are_none_are_handed_out_until_none_is_left(
     cluster: Cluster, namespace: str, device: str, eventually: Eventually
 ):
     cluster.node.offer(DEVICES)
-    for name, count in (("most", 6), ("too-many", 4)):
+
+    def ask(name: str, count: int) -> None:
         resources = {"limits": {device: str(count)}}
         workload.create(cluster, namespace, workload.pod(name, "import time; time.sleep(1000)", resources=resources))
+
+    ask("most", 6)
     eventually(lambda: workload.phase(cluster, namespace, "most") == "Running", "six of eight are handed out")
+    ask("too-many", 4)
     eventually(lambda: f"Insufficient {device}" in _why_pending(cluster, namespace), "four more are refused")
     cluster.kubectl("--namespace", namespace, "delete", "pod", "most")
     eventually(lambda: workload.phase(cluster, namespace, "too-many") == "Running", "four come free")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwen35_trainer.contract import Progress, parse_progress
 from qwen35_trainer.progress.records import UpdateRecord, read_records, surviving_updates
 from tests.cluster.cluster import Cluster
 from tests.cluster.volume import claim
@@ -51,10 +52,18 @@ class PodTraining(Story):
         """The last one that the operator has heard of."""
         return int(self.status.get("progress", {}).get("update", 0))
 
+    def progress(self) -> Progress:
+        """The trainer's own report."""
+        return parse_progress(self.get("configmaps", f"{self.name}-progress")["data"]["progress.json"])
+
+    def reported(self, attempt: int) -> int:
+        """The last update that this attempt has told of, its checkpoint's among them; 0 before it says anything."""
+        progress = self.progress()
+        return progress.update if progress.attempt == attempt else 0
+
     def generating(self) -> set[str]:
         """Pods of the replicas that the trainer works with."""
-        report = json.loads(self.get("configmaps", f"{self.name}-progress")["data"]["progress.json"])
-        return {pod for replica in report["replicas"] for pod in replica["pods"]}
+        return {pod for replica in self.progress().replicas for pod in replica.pods}
 
     def until_trained(self, more: int = 3) -> None:
         """Until it has trained so many updates more than now."""

@@ -57,6 +57,8 @@ class Lives:
         """One life. Raises when it ends before its death."""
         loop, death = asyncio.get_running_loop(), asyncio.Event()
         self._line.on_death = lambda: loop.call_soon_threadsafe(death.set)
+        if self._ending.is_set():
+            return  # who ended the line has told the one before
         # The dead do not release their Lease, and to wait for its end is another test's matter.
         settings = Settings(
             namespaces=(self._namespace,),

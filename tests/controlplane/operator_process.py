@@ -16,6 +16,7 @@ import psutil
 import yaml
 
 from qwen35_operator.kube.kinds import LEASE
+from tests.patience import PATIENCE
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.processes import answers, free_ports
 
@@ -64,14 +65,14 @@ class OperatorProcess:
     def readiness(self) -> tuple[int, str]:
         """What the kubelet is answered: status and text."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.health_port}/readyz", timeout=PATIENCE) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
     def metrics(self) -> dict[str, float]:
         """Every sample by its name with labels, as Prometheus reads them."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=PATIENCE) as answer:
             lines = answer.read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 

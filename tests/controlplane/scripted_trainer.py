@@ -12,6 +12,7 @@ last, and no script is the step "hold". Steps, done in order:
     {"write": 1000000}              write so many letters
     "obey"                          wait for the order to stop, save a checkpoint, say so, exit 0
     "acknowledge"                   wait for the order to stop, and say that it was heard
+    {"await": "/a/file"}            do nothing until the file is there
     "hold"                          do nothing any more
     "terminate"                     get a SIGTERM
     {"succeed": "all done"}         say so, exit 0
@@ -38,7 +39,8 @@ from typing import Any, NoReturn
 ANNOTATION = "test.qwen35.io/script"
 TRAININGS = "/apis/rl.qwen35.io/v1alpha1/qwen35trainings"
 PAUSE = 0.2
-REFUSALS = 50
+REFUSED = 120.0
+"""Seconds for which a refusal is taken for that of an API server that has just started."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +59,15 @@ class Client:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": kind}
         request = urllib.request.Request(self.server + path, sent, headers, method=method)
         context = ssl.create_default_context(cafile=self.ca)
-        refusals = 0
+        since: float | None = None
         while True:
             try:
                 with urllib.request.urlopen(request, timeout=10, context=context) as answer:
                     return json.load(answer)
             except OSError as problem:
-                refusals += isinstance(problem, urllib.error.HTTPError)
                 print(f"{method} {path}: {problem}", flush=True)
-                if refusals > REFUSALS:
+                since = (since or time.monotonic()) if isinstance(problem, urllib.error.HTTPError) else None
+                if since is not None and time.monotonic() > since + REFUSED:
                     sys.exit(f"{method} {path} is refused")
                 time.sleep(PAUSE)
 
@@ -111,6 +113,10 @@ class Trainer:
 
     def do_acknowledge(self, _: None) -> None:
         self.report("Running", stopAcknowledged=self.order(), phase="saving")
+
+    def do_await(self, file: str) -> None:
+        while not Path(file).exists():
+            time.sleep(PAUSE)
 
     def do_hold(self, _: None) -> None:
         while True:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 
@@ -42,6 +42,8 @@ class Story:
     plane: ControlPlane
     namespace: str
     name: str = "demo"
+    pause: ClassVar[float] = 0.1
+    """Seconds between two questions of a wait."""
 
     # The user.
 
@@ -136,6 +138,11 @@ class Story:
         return list(self.status.get("attempts", []))
 
     @property
+    def first(self) -> dict[str, Any]:
+        """The first attempt as recorded; empty before: its RayJob is made first."""
+        return next(iter(self.attempts), {})
+
+    @property
     def restarts(self) -> int:
         return int(self.status.get("restarts", 0))
 
@@ -190,7 +197,7 @@ class Story:
         while not holds():
             if time.monotonic() > end:
                 raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
-            time.sleep(0.1)
+            time.sleep(self.pause)
 
     def until_state(self, state: str) -> None:
         self.until(lambda: self.state == state, f"{self.name} is {state}")

@@ -26,7 +26,7 @@ type Disturbance = Callable[[Line], object]
 type Picture = dict[str, Any]
 
 SIDE_BY_SIDE = 16
-SETTLED = 2.0
+SETTLED = 5.0
 """Seconds without a write after which nothing more is expected."""
 SIZES = ("groupName", "replicas", "minReplicas", "maxReplicas")
 # What differs between two tellings of the same story: times, and what the cluster makes up.
@@ -39,12 +39,7 @@ MADE_UP = frozenset(
 class Telling(Story):
     """Told beside others: it asks less often."""
 
-    def until(self, holds: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE
-        while not holds():
-            if time.monotonic() > end:
-                raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
-            time.sleep(0.4)
+    pause = 0.4
 
     def hide_pods(self) -> None:
         """No Service of the namespace leads to a pod: a Ray that answers for pods on this machine is not of this story."""

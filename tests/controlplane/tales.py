@@ -47,7 +47,7 @@ def delete(telling: Telling) -> None:
     telling.apply()
     telling.until_job(1)
     telling.delete()
-    telling.until(lambda: not any(telling.picture()[kind] for kind in ("status", "jobs", "configmaps")), "all is gone")
+    telling.until(lambda: not any(telling.picture().values()), "all is gone")
 
 
 def running(telling: Telling, attempt: int) -> None:

@@ -225,9 +225,10 @@ class Jobs:
 
     def states(self) -> dict[str, str]:
         """Name by deployment state, of those that KubeRay has seen and is done with."""
+        passing = ("", "Initializing", "Suspending")
         jobs = self.plane.api.get(collection("RayJob", self.namespace))["items"]
         states = {job["metadata"]["name"]: job.get("status", {}).get("jobDeploymentStatus", "") for job in jobs}
-        return {name: state for name, state in states.items() if name in self.names and state not in ("", "Suspending")}
+        return {name: state for name, state in states.items() if name in self.names and state not in passing}
 
 
 def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually) -> None:

@@ -72,7 +72,7 @@ def operator(release: Release) -> Iterator[OperatorProcess]:
 
 
 def test_its_pods_are_admitted_where_the_restricted_standard_is_enforced(release: Release):
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     pods = f"/api/v1/namespaces/{release.namespace}/pods"
     while len(release.plane.api.get(pods)["items"]) < 2:
         assert time.monotonic() < until, release.plane.kubectl("-n", release.namespace, "get", "events")

@@ -34,7 +34,9 @@ def test_kubectl_scale_adds_nodes(story: Story):
 def test_the_idlest_replicas_go_first(story: Story):
     pods = running(story, nodes=3, maxNodes=3)
     idle = dict(zip(pods, (0.1, 0.9, 0.5), strict=True))
-    story.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()])
+    told = "idle shares are told"
+    story.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()], phase=told)
+    story.until(lambda: told in story.told("Ready")["message"], "the report is seen")
     story.kubectl("scale", "q35/demo", "--replicas=1")
     assert story.until_pods("rollout", 1) == [pods[0]]
     assert story.replicas() == 1
@@ -72,9 +74,8 @@ def test_autoscale_grows_while_the_trainer_waits_for_rollouts(story: Story):
     running(story, **EAGER)
     story.report(trainIdle=0.8, rolloutIdle=0.05)
     story.until_pods("rollout", 4)
-    chosen = story.status["autoscale"]
-    assert chosen["nodes"] == 4
-    assert chosen["reason"].startswith("3 → 4: the train pool waits for rollouts: train idle 80%")
+    story.until(lambda: story.status.get("autoscale", {}).get("nodes") == 4, "the choice is recorded")
+    assert story.status["autoscale"]["reason"].startswith("3 → 4: the train pool waits for rollouts: train idle 80%")
     story.until(lambda: story.announced("Autoscaled"), "an event says so")
     assert story.body["spec"]["rollout"]["nodes"] == 2
 
@@ -83,6 +84,7 @@ def test_autoscale_shrinks_while_rollouts_have_too_little_to_do(story: Story):
     running(story, **EAGER)
     story.report(trainIdle=0.05, rolloutIdle=0.8)
     story.until_pods("rollout", 1)
+    story.until(lambda: story.status.get("autoscale", {}).get("nodes") == 1, "the choice is recorded")
     assert story.status["autoscale"]["reason"].startswith("2 → 1: the rollout pool has too little to do")
 
 

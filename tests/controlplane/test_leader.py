@@ -14,6 +14,7 @@ from qwen35_operator.kube.lease import DURATION, RENEW
 from tests.controlplane import operator_process
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.story import Story
+from tests.patience import PATIENCE
 from tests.testbed.control_plane import ControlPlane
 
 
@@ -36,7 +37,7 @@ def leads(operator: OperatorProcess) -> bool:
 
 
 def wait(holds: Callable[[], bool], what: str) -> None:
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE
     while not holds():
         assert time.monotonic() < until, f"never: {what}"
         time.sleep(0.1)
@@ -132,8 +133,8 @@ def test_when_the_lease_is_deleted_there_are_never_two_leaders(
 ):
     first = Story(control_plane, namespace, "first").apply()
     first.until_job()
-    control_plane.api.request("DELETE", LEASE.path(operator_process.LEASE_NAMESPACE, operator_process.USER))
     deleted = time.monotonic()
+    control_plane.api.request("DELETE", LEASE.path(operator_process.LEASE_NAMESPACE, operator_process.USER))
 
     def leaders() -> int:
         # Between the end of one and the beginning of the next one there are seconds: two readings see no more than there are.

@@ -55,9 +55,11 @@ def qwen35(story: Story, reader: Path) -> Command:
 
 def test_a_training_shows_where_it_stands(story: Story, qwen35: Command):
     story.apply()
-    story.until_pods("rollout", 2)
+    for pool, nodes in (("head", 1), ("rollout", 2), ("train", 1)):
+        story.until_pods(pool, nodes)
     story.report(update=7, updates=10, version=6, reward=0.5, accuracy=0.75, lagMean=0.5, lagMax=1)
-    story.until_state("Running")
+    story.until_condition("Ready", "True", "Running")
+    story.until(lambda: all(one["ready"] == one["desired"] for one in story.status["pools"]), "all nodes are ready")
     shown = qwen35("status", "demo")
     assert (shown.returncode, shown.stderr) == (0, "")
     for text in (

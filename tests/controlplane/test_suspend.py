@@ -6,8 +6,9 @@ from tests.testbed.ray_head import RayHead
 
 def assert_nothing_runs(story: Story) -> None:
     story.until_state("Suspended")
-    for kind in ("rayjobs", "rayclusters", "pods"):
+    for kind in ("rayclusters", "pods"):
         assert story.mine(kind) == []
+    story.until(lambda: not story.mine("rayjobs"), "its job, which is over, is gone as well")
     assert story.condition("Suspended") == story.condition("Ready") == ("True", "Suspended")
     assert story.condition("Reconciling")[0] == "False"
 
@@ -90,7 +91,7 @@ def test_a_suspension_taken_back_ends_the_attempt_all_the_same(story: Story):
     story.report()
     story.until_state("Running")
     story.edit(suspend=True)
-    story.until_state("Suspending")
+    story.until(lambda: story.order, "it is asked to stop")
     story.edit(suspend=False)
     story.until_job(2)
     assert story.attempts[0]["outcome"] == "Suspended"

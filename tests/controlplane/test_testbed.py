@@ -73,7 +73,9 @@ def test_the_version_is_the_pinned_one(control_plane: ControlPlane):
     assert json.loads(control_plane.kubectl("version", "--output=json"))["serverVersion"]["gitVersion"] == "v1.35.4"
 
 
-def test_a_user_may_do_what_a_role_grants_and_no_more(control_plane: ControlPlane, namespace: str):
+def test_a_user_may_do_what_a_role_grants_and_no_more(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually
+):
     own = control_plane.kubeconfig_for("reader", ["readers"])
     listing = ("--namespace", namespace, "get", "configmaps")
     with pytest.raises(RuntimeError, match='User "reader" cannot list resource "configmaps"'):
@@ -81,7 +83,14 @@ def test_a_user_may_do_what_a_role_grants_and_no_more(control_plane: ControlPlan
     control_plane.kubectl(
         "--namespace", namespace, "create", "rolebinding", "r", "--clusterrole=view", "--group=readers"
     )
-    assert "kube-root-ca.crt" in control_plane.kubectl(*listing, kubeconfig=own)
+
+    def listed() -> str:
+        try:
+            return control_plane.kubectl(*listing, kubeconfig=own)
+        except RuntimeError:  # what a role grants is known to the authorizer a little later
+            return ""
+
+    eventually(lambda: "kube-root-ca.crt" in listed(), "the role is in force")
     with pytest.raises(RuntimeError, match="cannot delete"):
         control_plane.kubectl("--namespace", namespace, "delete", "configmaps", "--all", kubeconfig=own)
 

@@ -208,7 +208,7 @@ def test_a_call_ends_even_when_its_caller_was_killed(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys; sys.path.insert(0, sys.argv[1])\n"
         "from qwen35_trainer.rewards.isolated import IsolatedFunction\n"
-        "function = IsolatedFunction('scored:load', ('tell_and_loop',), 1.0)\n"
+        "function = IsolatedFunction('scored:load', ('tell_and_loop',), 60.0)\n"
         "asyncio.run(function.call())\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as caller:

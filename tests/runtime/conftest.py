@@ -121,7 +121,7 @@ class Running:
         metrics = self.folder / "metrics.jsonl"
         records = read_records(metrics) if metrics.is_file() else []
         ended = Ended(code, self.out.read_text(), self.err.read_text(), self.folder, records)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while left := self.processes():
             assert time.monotonic() < deadline, f"left behind: {[process.cmdline() for process in left]}"
             time.sleep(0.1)

@@ -25,7 +25,7 @@ class Watching(Reporter):
     """Looks at what Ray has left to give once the pools are at work."""
 
     def hosts(self, hosts: Any) -> None:
-        if hosts:
+        if hosts and not taken:
             taken.update(ray.available_resources())
 
 

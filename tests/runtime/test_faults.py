@@ -209,6 +209,7 @@ def test_tokens_outlive_the_replica_that_generated_them(command, write, tmp_path
         "algorithm.groupSize": 2,
         "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchPerDevice": 2}},
         "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1},
+        "rollout.maxSequences": 1,  # one after the other: the second group is under way for long
     }
     running = command.start("run", write(tmp_path, ENDLESS | changes, reward=NOTED), output=tmp_path / "out")
     metrics = tmp_path / "out" / "metrics.jsonl"

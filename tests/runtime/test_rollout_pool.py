@@ -325,7 +325,7 @@ async def test_losses_between_which_a_sequence_finished_are_not_in_a_row():
 
 @pytest.mark.parametrize("method", ["submit", "take", "load"])
 async def test_a_replica_with_a_call_that_hangs_is_ended_and_replaced(method):
-    cluster = Cluster(seconds=0.05)
+    cluster = Cluster(seconds=2.0)
     async with cluster.running():
         await cluster.joined(1)
         cluster.actors[0].hangs.add(method)

@@ -1,5 +1,6 @@
 """Stopping, and going on: the story of one run in three attempts, and of two that are cut short."""
 
+import contextlib
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from qwen35_trainer.data.prompts import PromptOrder
@@ -23,6 +25,8 @@ from pathlib import Path
 
 def score(prompt, response, answer, metadata):
     time.sleep(0.01)  # long enough to be interrupted
+    while Path(__file__).with_name("hold").exists():
+        time.sleep(0.05)
     with Path(__file__).with_name("scores.txt").open("a") as scores:
         scores.write(prompt + "\\n")
     return float(response[:1] == answer)
@@ -54,10 +58,12 @@ def story(command, write, tmp_path_factory) -> SimpleNamespace:
     saved = stopped.of(CheckpointRecord)[-1]
     scored = (folder / "scores.txt").read_text().split()
     kept = shutil.copytree(saved.path, folder / "kept")
+    (folder / "hold").touch()  # nothing trains before the signal has come
     second = command.start("run", file, "--resume", saved.path, output=folder / "branch")
     second.wait_for("phase=loading the model")
     second.signal(signal.SIGTERM)
     branched = second.end()
+    (folder / "hold").unlink()
     (folder / "scores.txt").unlink()
     return SimpleNamespace(
         folder=folder,
@@ -184,7 +190,10 @@ def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_
     running.signal(signal.SIGINT)
     running.wait_for("phase=stopping after this update")
     running.signal(signal.SIGTERM)
-    ended = running.end(seconds=15)
+    running.process.wait(15)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        worker.resume()  # where Ray itself was too slow to kill it: who is suspended does not see that nobody is left
+    ended = running.end()
     assert ended.code == 130
     assert ended.err.strip().endswith("ended by a second signal; nothing since the last checkpoint was kept")
     assert not list((tmp_path / "out").glob("checkpoints/.*"))

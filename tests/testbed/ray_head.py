@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from os import environ, pathsep
 from pathlib import Path
 
+from tests.patience import PATIENCE
 from tests.testbed.processes import Processes, answers, free_ports
 
 NAME = "ray"
 # The operator's manifests name it, so it is the one port that cannot be chosen.
 PORT = 8265
-PORT_SECONDS = 120.0
 
 
 class PortTaken(Exception):
@@ -65,7 +65,7 @@ def ray_head(folder: Path) -> Iterator[RayHead]:
 
 def _wait_for_port() -> None:
     """Others may have the port for a while, a test of what then happens among them."""
-    until = time.monotonic() + PORT_SECONDS
+    until = time.monotonic() + PATIENCE
     while problem := _taken():
         if time.monotonic() > until:
             raise PortTaken(f"port {PORT} is taken ({problem}): end the Ray or the test bed that has it")

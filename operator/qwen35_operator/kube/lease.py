@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 DURATION: Final = 10.0
 RENEW: Final = 2.0
+RETRY: Final = 0.25
+"""Seconds after a renewal that failed: an API server that is slow once costs no term."""
 GIVE_UP: Final = 7.0
 """Seconds without a renewal: leaves DURATION - GIVE_UP for work in hand to end."""
 CALL: Final = 3.0
@@ -101,10 +103,11 @@ class Election:
 
     async def _keep(self, work: asyncio.Future[None], renewed: float) -> None:
         """Renew until that fails for GIVE_UP seconds, or the work ends by itself. Raises Lost."""
+        pause = RENEW
         while (left := renewed + GIVE_UP - self.clock()) > 0 and not work.done():
-            await asyncio.wait({work}, timeout=min(RENEW, left))
-            if (asked := await self._acquired(renewed + GIVE_UP - self.clock())) is not None:
-                renewed = asked
+            await asyncio.wait({work}, timeout=min(pause, left))
+            asked = await self._acquired(renewed + GIVE_UP - self.clock())
+            renewed, pause = (renewed, RETRY) if asked is None else (asked, RENEW)
 
     async def _acquired(self, seconds: float = CALL) -> float | None:
         """Try to become, or to stay, the holder, for at most so many seconds.

@@ -208,10 +208,11 @@ def test_a_leader_that_cannot_renew_stops_before_anybody_else_may_start(kind) ->
     virtual.run(story())
 
 
-def test_a_short_absence_of_the_server_ends_no_term() -> None:
+@pytest.mark.parametrize("absence", [Spell("refused", 20.5, 6), Spell("hangs", 20.5, 4.5)], ids=lambda one: one.kind)
+def test_a_short_absence_of_the_server_ends_no_term(absence) -> None:
     async def story() -> None:
         room = Room()
-        tasks = room.start(room.candidate("a", Spell("refused", 20.5, 5)), room.candidate("b"))
+        tasks = room.start(room.candidate("a", absence), room.candidate("b"))
         await asyncio.sleep(100)
         assert room.terms == [("a", 0.0)]
         await stop(*tasks)

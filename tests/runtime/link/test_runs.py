@@ -28,7 +28,7 @@ SLOW = """
 import time
 
 def score(prompt, response, answer, metadata):
-    time.sleep(0.01)  # long enough to be interrupted
+    time.sleep(0.05)  # long enough to be interrupted, and for a save beside three updates
     return float(response[:1] == answer)
 """
 LIVE = Live(checkpointEveryUpdates=3, checkpointKeep=2, evaluationEveryUpdates=0)
@@ -52,10 +52,17 @@ def suspended(command, write, tmp_path_factory) -> SimpleNamespace:
     file = write(folder, {"train.updates": UPDATES, "checkpoint.everyUpdates": 1000}, prompts=PROMPTS, reward=SLOW)
     running = command.start("run", file, "--link", link, output=folder / "out")
     running.wait_for("update=2/")
+    running.wait_until(lambda: _told(link).updates is not None, "report of an update")
     during = _told(link)
     _ask(link, live=LIVE)
-    running.wait_until(lambda: _told(link).checkpoint is not None, "checkpoint in the report")
-    saved = _told(link)
+    reports = []
+
+    def told_of_a_checkpoint() -> bool:
+        reports.append(_told(link))
+        return reports[-1].checkpoint is not None
+
+    running.wait_until(told_of_a_checkpoint, "checkpoint in the report")
+    saved = reports[-1]
     _ask(link, live=LIVE, stop=STOP)
     running.wait_until(lambda: _told(link).stopAcknowledged is not None, "acknowledgement")
     acknowledged = _told(link)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
 
 class WorkerLost(RuntimeError):
-    """An actor's process ended."""
+    """An actor's process ended, or that of the actor whose objects it was sent."""
 
 
 class Stalled(RuntimeError):
@@ -34,6 +34,8 @@ async def answers(calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, sec
     except RayActorError as error:
         raise WorkerLost(f"{of} was lost during {act}: {_reason(error)}") from error
     except RayTaskError as error:
+        if isinstance(error.cause, OwnerDiedError):
+            raise WorkerLost(f"{of} failed at {act}: the process that has what it was sent was lost") from error
         raise _cause(error) from error
 
 

@@ -23,11 +23,16 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
         self._thread.start()
 
+    @property
+    def peak(self) -> float:
+        """So far, in MiB."""
+        return self._peak / 2**20
+
     def stop(self) -> float:
         """End sampling. Returns the peak in MiB."""
         self._stop.set()
         self._thread.join()
-        return self._peak / 2**20
+        return self.peak
 
     def _watch(self) -> None:
         me = psutil.Process()

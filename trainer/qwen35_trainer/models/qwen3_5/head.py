@@ -15,8 +15,7 @@ torch's operations elsewhere (`head_passes.py`).
 from __future__ import annotations
 
 from importlib.util import find_spec
-from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -119,7 +118,28 @@ class _Scores(torch.autograd.Function):
         return of_hidden, of_weight, None, None, None, None
 
 
-def _passes(x: Tensor) -> ModuleType:
+class _Passes(Protocol):
+    """The passes over a chunk's logits; head_passes.py says what each does."""
+
+    def prepare(self, product: Tensor, temperature: float) -> Tensor: ...
+
+    def reduce(
+        self, prepared: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]: ...
+
+    def gradient(
+        self,
+        prepared: Tensor,
+        targets: Tensor,
+        logsumexp: Tensor,
+        entropy: Tensor | None,
+        by_log_prob: Tensor,
+        by_entropy: Tensor | None,
+        temperature: float,
+    ) -> Tensor: ...
+
+
+def _passes(x: Tensor) -> _Passes:
     """In Triton on a GPU."""
     if x.device.type == "cuda" and HAS_TRITON:
         from qwen35_trainer.models.qwen3_5 import head_kernels
