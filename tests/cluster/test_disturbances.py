@@ -14,7 +14,7 @@ from tests.cluster.release import Release
 from tests.cluster.training import PER_UPDATE, PodTraining
 from tests.patience import PATIENCE
 
-LONG, REST = 1000, 30
+LONG, REST = 1000, 20
 """Updates: more than the disturbances need, and how many more there are when they are over."""
 TRAIN_POD_LOST, HEAD_POD_LOST, EVICTED = {"WorkerLost"}, {"HeadLost", "Interrupted"}, {"Evicted"}
 """What docs/failure-modes.md has as reasons."""
@@ -74,13 +74,15 @@ class TestDisturbed:
             assert training.condition("ClusterReady")[0] == "False"
 
     def test_it_succeeds_at_last_and_each_prompt_has_trained_once(self, training: PodTraining) -> None:
+        training.edit(suspend=True)
+        training.until_state("Suspended")
         last = training.trained()[-1].update + REST
-        training.edit(train={"updates": last})  # for the next attempt
+        training.edit(suspend=False, train={"updates": last})
         training.until_state("Succeeded")
         assert [attempt["outcome"] for attempt in training.attempts[-2:]] == ["Suspended", "Succeeded"]
         assert [record.update for record in training.trained()] == list(range(1, last + 1))
         end = training.last_progress()
-        # Those of whole batches that were under way at the end are left over.
+        # Prompts that were under way at the end are left over.
         assert end["position"] - len(end["pending"]) == last * PER_UPDATE, "a prompt is missing, or came twice"
 
 
