@@ -7,7 +7,6 @@ dependencies    the lock's packages, by uv
 own             this repository's packages and files, and the user
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -15,11 +14,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+
+from filelock import FileLock, Timeout
 
 from images import system
 from images.archive import Layer, described, recalled, write_layer
@@ -147,18 +146,12 @@ def cache() -> Path:
 def locked() -> Iterator[None]:
     """Nobody else changes the cache. Raises NotBuildable when somebody does for LONGEST."""
     cache().mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + LONGEST
-    with (cache() / "lock").open("w") as file:
-        while not _lock(file):
-            if time.monotonic() > until:
-                raise NotBuildable(f"{file.name} is held by another build for {LONGEST:.0f} s now: end that one first")
-            time.sleep(0.2)
-        yield
-
-
-def _lock(file: IO[str]) -> bool:
+    lock = FileLock(cache() / "lock", timeout=LONGEST)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        lock.acquire()
+    except Timeout:
+        raise NotBuildable(f"{lock.lock_file} is held by another build for {LONGEST:g} s now: end that one") from None
+    try:
+        yield
+    finally:
+        lock.release()

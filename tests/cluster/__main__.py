@@ -74,7 +74,7 @@ def hold() -> None:
     except (record.Taken, NotReady, NotBuildable, NotImported) as problem:
         sys.exit(str(problem))
     except KeyboardInterrupt:
-        pass
+        return  # the SIGTERM of above, and all is removed
 
 
 def _welcome(folder: Path, seconds: float) -> str:

@@ -2,9 +2,6 @@
 
 import pickle
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,10 +9,8 @@ import torch
 
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.sequence_parallel import head_problems, own_rows, padded
+from tests.models.rank_processes import run_ranks
 from tests.models.sequence_rank import CASES, PICTURES, RANKS, Results, run
-from tests.patience import PATIENCE
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +22,7 @@ def alone() -> Results:
 def together(tmp_path_factory) -> list[dict[int, Results]]:
     """What each process got, by the number that shared sequences. Started once: it takes seconds."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "tests.models.sequence_rank"]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(folder)], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        for rank in range(RANKS)
-    ]
-    try:
-        errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * RANKS, "\n".join(errors)
+    run_ranks("tests.models.sequence_rank", RANKS, folder)
     return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(RANKS)]
 
 

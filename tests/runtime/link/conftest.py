@@ -17,7 +17,6 @@ from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
 from tests.patience import PATIENCE
 from tests.testbed.certificates import Authority
 
-"""Of every wait: many times what one takes."""
 COLLECTION = "/api/v1/namespaces/team/configmaps"
 
 
