@@ -17,13 +17,17 @@ SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
+# All clones share this cache: mypy validates entries by file contents, and checking every library again takes minutes.
+export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/qwen35/mypy
 
-.PHONY: help setup system testbed demo demo-cluster test lint generate picture benchmark benchmark-operator clean
+.PHONY: help setup system testbed demo demo-cluster test check soak lint generate picture benchmark benchmark-operator clean
 
 help:
 	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
 	@echo "make demo-cluster  the same in pods: a real node, KubeRay, our chart and images; Linux, as root"
-	@echo "make test       lint, then all tests"
+	@echo "make test       lint, then all tests; a part of them with PATHS=\"tests/pipeline tests/cli\""
+	@echo "make check      lint, and the tests that start no process and import no torch: three minutes; TORCH=1 adds torch's"
+	@echo "make soak       random examples and moments, every case of every sweep, other versions, for SOAK_MINUTES=60"
 	@echo "make testbed    build the Kubernetes control plane that tests start; needs Go, minutes the first time"
 	@echo "make lint       style, types, import rules, generated files and locks are current"
 	@echo "make generate   write crds/, docs/reference/ and requirements/ anew"
@@ -37,7 +41,7 @@ $(READY): requirements/cpu.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.12 is needed; name it with: make PYTHON=/path/to/python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/cpu.txt)"
-	uv pip sync --quiet --compile-bytecode requirements/cpu.txt
+	uv pip sync --quiet requirements/cpu.txt
 	uv pip install --quiet --no-deps --editable .
 	@touch $@
 
@@ -59,11 +63,20 @@ demo: setup
 demo-cluster: setup system testbed
 	python -m tools.demo_cluster
 
-# Beside each other, because one waits for package registries while the other compiles.
+# PATHS="tests/pipeline tests/cli" runs a part, with what it needs.
+PATHS ?=
 test:
-	$(MAKE) --jobs=2 --no-print-directory lint testbed
-	$(MAKE) --no-print-directory system
-	tools/test.sh
+	tools/test.sh $(PATHS)
+
+# For the minutes between two edits. TORCH=1 adds the tests that import torch.
+TORCH ?=
+check: setup
+	TORCH=$(TORCH) tools/check.sh
+
+SOAK_MINUTES ?= 60
+soak: setup system testbed
+	QWEN35_TESTBED_KUBERAY=oldest $(PYTHON) -m tests.testbed.binaries
+	python -m tests.soak --minutes $(SOAK_MINUTES)
 
 lint: setup
 	ruff check .

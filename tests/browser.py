@@ -7,17 +7,29 @@ from tests.patience import PATIENCE
 
 
 def opened(browser: Any, path: Path, scheme: str = "light") -> Any:
-    """The page, after checking that it asked for nothing but itself and complained of nothing."""
-    context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800}, color_scheme=scheme)
-    context.set_default_timeout(PATIENCE * 1000)
-    page = context.new_page()
+    """The page, after checking that it asked for nothing but itself and complained of nothing.
+
+    All files that a browser opens share one tab, because each further one would be a process: use a page before the next is opened.
+    """
+    if not browser.contexts:
+        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800})
+        context.set_default_timeout(PATIENCE * 1000)
+        context.new_page()
+    [page] = browser.contexts[0].pages
+    page.emulate_media(color_scheme=scheme)
     requests: list[str] = []
     complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
+    listeners = {
+        "request": lambda request: requests.append(request.url),
+        "console": lambda message: complaints.append(message.text),
+        "pageerror": lambda error: complaints.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
     page.goto(path.as_uri())
     page.wait_for_load_state("networkidle")
+    for event, listener in listeners.items():
+        page.remove_listener(event, listener)
     assert requests == [path.as_uri()]
     assert complaints == []
     return page

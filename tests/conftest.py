@@ -1,21 +1,30 @@
 """What tests of several packages share: a tiny Qwen3.5 straight from the transformers library, the reference; a browser."""
 
+import os
+import random
 import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+from tests.core_seconds import RESULTS, CoreSeconds
+from tests.forks import start as forks
 from tests.patience import PATIENCE
+from tests.profiles import ORDER, SOAK
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-# A busy machine is no failure of the property.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# Without a deadline: a busy machine does not break a property. Derandomised in `make test`, so that a change is never refused
+# because of an example that another change would have met just as well; `make soak` draws new ones and prints how to repeat them.
+settings.register_profile("test", deadline=None, derandomize=True)
+settings.register_profile("soak", deadline=None, print_blob=True)
+settings.load_profile("soak" if SOAK else "test")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 VOCABULARY = 23
@@ -34,6 +43,34 @@ SHAPE: dict[str, Any] = {
     "initializer_range": 0.2,
     "max_position_embeddings": 256,
 }
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell ignores it for what it starts in the background, and the programs under test would inherit that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    results = os.environ.get(RESULTS)
+    config.pluginmanager.register(CoreSeconds(Path(results) if results else None), "core-seconds")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked `soak` run in `make soak` only. ORDER, if set, shuffles the test files."""
+    if ORDER is not None:
+        draw = random.Random(ORDER)
+        places = {path: draw.random() for path in sorted({item.path for item in items})}
+        items.sort(key=lambda item: places[item.path])
+    if SOAK:
+        return
+    left_out = [item for item in items if item.get_closest_marker("soak")]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def fork_server_ends() -> Iterator[None]:
+    """The first process that is started by it starts the server; the session ends it."""
+    yield
+    forks.stop()
 
 
 @pytest.fixture(scope="module")

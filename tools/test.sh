@@ -1,20 +1,79 @@
 #!/usr/bin/env bash
-# All tests, in two lanes side by side: what starts clusters waits much and computes little, the rest is the other way
-# round. Arguments go to both pytests. Fails when either does; the summary of each lane stands at its end.
+# All tests, or with arguments those that pytest finds by them, after what they need has been set up. `make test` calls this.
+#
+#   setup ─► system packages ─┬─► lint ─────────────────────┐
+#                             ├─► the rest ─────────────────┤
+#   test bed (Go) ────────────┼─► cluster ──────────────────┼─► quiet ─► what failed, core-seconds by folder
+#                             └─► control plane, engines ───┘
+#
+# Tests that start clusters wait much and compute little, the rest is the other way round, so they run side by side, in lanes of
+# about the same length. Tests that assert a promise in seconds (marked `quiet`) run last, when nothing else runs here. Fails when
+# any part does; what failed is named at the end.
 set -uo pipefail
+cd "$(dirname "$0")/.."
 # A process that computes on all cores takes those of the other lane, and its threads spin while they wait for each other.
 export OMP_NUM_THREADS=1
-CLUSTERS=(tests/controlplane tests/cluster tests/helm)
+CONTROL_PLANE=(tests/controlplane tests/helm)
+CLUSTER=(tests/cluster)
+ENGINES=(tests/distributed tests/engines tests/gpu tests/models tests/recipes)
 
-lane() { # name, arguments of pytest
-    local name=$1; shift
-    python -u -m pytest "$@" 2>&1 | sed -u "s/^/$name │ /"
+set_up() { make --no-print-directory "$@"; }
+
+if [[ $# -gt 0 ]]; then
+    set_up setup && set_up system || exit 1
+    if [[ " $* " =~ \ tests/?\ |tests/(controlplane|cluster|helm) ]]; then set_up testbed || exit 1; fi
+    exec python -m pytest "$@"
+fi
+
+if [[ -z ${QWEN35_TESTS_RESULTS:-} ]]; then
+    QWEN35_TESTS_RESULTS=$(mktemp -d)
+    trap 'rm -rf "$QWEN35_TESTS_RESULTS"' EXIT
+fi
+export QWEN35_TESTS_RESULTS
+
+mkdir -p "$QWEN35_TESTS_RESULTS"
+if [[ -n $(ls -A "$QWEN35_TESTS_RESULTS") ]]; then
+    echo "QWEN35_TESTS_RESULTS=$QWEN35_TESTS_RESULTS holds files, maybe of an earlier run: name a new or empty folder" >&2
+    exit 1
+fi
+verdict=$QWEN35_TESTS_RESULTS/set-up
+
+logged() { # name, command
+    local name=$1 code log=$QWEN35_TESTS_RESULTS/$1.log; shift
+    "$@" 2>&1 | tee "$log" | sed -u "s/^/$name │ /"
+    code=$?
+    [[ $code -eq 0 ]] || echo "FAILED $name, exit code $code" >>"$log"
+    return $code
+}
+lane() { logged "$1" python -u -m pytest "${@:2}"; } # name, arguments of pytest
+clusters() { # starts as soon as there is a test bed, and the rest of the set-up has been done
+    logged "test bed" set_up testbed || return 1
+    until [[ -s $verdict ]]; do kill -0 $$ && sleep 0.5 || return 1; done
+    [[ $(<"$verdict") == done ]] || return 1
+    lane "control plane, engines" -m "not quiet" "${CONTROL_PLANE[@]}" "${ENGINES[@]}" &
+    local other=$! failed=0
+    lane "cluster" -m "not quiet" "${CLUSTER[@]}" || failed=1
+    wait "$other" || failed=1
+    return $failed
 }
 
-lane "clusters" "${CLUSTERS[@]}" "$@" &
+clusters &
 clusters=$!
-lane "the rest" "${CLUSTERS[@]/#/--ignore=}" "$@"
-rest=$?
-wait "$clusters"
-clusters=$?
-exit $((rest || clusters))
+set_up setup && set_up system && echo done >"$verdict" || { echo failed >"$verdict"; wait "$clusters"; exit 1; }
+failed=0
+logged lint set_up lint &
+lint=$!
+elsewhere=("${CONTROL_PLANE[@]}" "${CLUSTER[@]}" "${ENGINES[@]}")
+lane "the rest" -m "not quiet" "${elsewhere[@]/#/--ignore=}" || failed=1
+wait "$lint" || failed=1
+wait "$clusters" || failed=1
+# One folder after the other, so that the control plane of one does not run beside the promises of another; and only the files
+# that have such tests, because collecting all of them imports torch and much else.
+files_with_quiet() { grep -rl --include='test_*.py' 'mark\.quiet' "$1" | sort; }
+for folder in $(files_with_quiet tests | cut -d/ -f1,2 | uniq); do
+    mapfile -t files < <(files_with_quiet "$folder")
+    lane "quiet ${folder#tests/}" -m quiet "${files[@]}" || failed=1
+done
+python -m tests.core_seconds "$QWEN35_TESTS_RESULTS" || failed=1
+grep -hE "^(FAILED|ERROR) |^=+ .* in [0-9.]+s" "$QWEN35_TESTS_RESULTS"/*.log
+exit $failed

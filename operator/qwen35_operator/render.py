@@ -12,9 +12,10 @@ from qwen35_operator.desired.pools import rollout_nodes
 from qwen35_operator.reconcile.children import controlling
 from qwen35_operator.settings import Settings
 from qwen35_trainer.spec import Manifest as TrainingManifest
-from qwen35_trainer.spec import ManifestError
+from qwen35_trainer.spec import ManifestError, Problem
 from qwen35_trainer.spec.document import SCALARS, TAG
 
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 UID = "00000000-0000-0000-0000-000000000000"
 """Stands for the one that the API server gives."""
 
@@ -29,8 +30,11 @@ def objects(
     """The children of the first attempt, in the order of creation.
 
     namespace: wins over the manifest's own; without either it is "default". file: for the message of an error. Raises
-    ManifestError with everything that the operator would not accept.
+    ManifestError with everything that the operator would not accept, except what this release cannot run (`cannot_run`).
     """
+    if namespace is not None and not NAMESPACE.fullmatch(namespace):
+        fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
+        raise ManifestError(file, [Problem("--namespace", f'"{namespace}" is no name of a namespace.', fix)])
     known = manifest.metadata
     training = Training(
         name=known.name,

@@ -1,15 +1,17 @@
 """What `qwen35 run` refuses before it starts anything: exit code 2, all that is wrong, and nothing written."""
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
-from qwen35_trainer.cli import app
+from qwen35_trainer.commands import app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -34,7 +36,9 @@ def run(manifest) -> Callable[..., Refused]:
     def invoke(*arguments: object, file: Path | None = None, output: Path | None = None) -> Refused:
         folder = output or manifest.parent / "out"
         before = _content(folder)
-        result = CliRunner().invoke(app, ["run", str(file or manifest), "--output", str(folder), *map(str, arguments)])
+        command = ["run", str(file or manifest), "--output", str(folder), *map(str, arguments)]
+        with patch.dict(os.environ):  # it sets variables for its processes
+            result = CliRunner().invoke(app, command)
         assert _content(folder) == before
         assert "Traceback" not in result.stderr
         return Refused(result.exit_code, result.stderr)

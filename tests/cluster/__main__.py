@@ -2,6 +2,8 @@
 
 python -m tests.cluster up      starts one to play with, and leaves it
 python -m tests.cluster down    removes all of it
+
+python -m tests.cluster prepare builds ahead, once, what a start takes from caches: both images
 """
 
 import os
@@ -16,11 +18,11 @@ from pathlib import Path
 import typer
 
 from images.system import NotBuildable
-from tests.cluster import record, requirements
+from tests.cluster import node, record, requirements, store
 from tests.cluster.cluster import cluster
-from tests.cluster.containerd import NotImported
+from tests.cluster.containerd import Containerd, NotImported
 from tests.testbed import binaries
-from tests.testbed.processes import NotReady
+from tests.testbed.processes import NotReady, Processes
 
 NAME = "up"
 IMAGES = ("operator", "trainer-cpu")
@@ -61,6 +63,32 @@ def down() -> None:
     except record.NotRemoved as problem:
         sys.exit(str(problem))
     print(f"removed: {', '.join(removed) or 'nothing was there'}")
+
+
+@app.command()
+def prepare() -> None:
+    """Build the images, and what containerd keeps of them. Does nothing when they are current, waits while another builds."""
+    if why := requirements.missing():
+        print(f"no images: {why}")
+        return
+    try:
+        if not store.ready(IMAGES):
+            _make_store()
+    except (record.Taken, NotReady, NotBuildable, NotImported) as problem:
+        sys.exit(str(problem))
+
+
+def _make_store() -> None:
+    record.remove_leftovers()
+    # One record for each: who comes second waits for the lock of the images.
+    with record.recorded(f"prepare-{os.getpid()}") as found:
+        processes = Processes(Path(found.folder), found.environment)
+        try:
+            store.prepare(
+                Containerd(Path(found.folder) / "containerd", processes, node.make_namespaces(processes)), IMAGES
+            )
+        finally:
+            processes.stop_all()
 
 
 @app.command(hidden=True)

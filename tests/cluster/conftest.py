@@ -1,7 +1,7 @@
-"""One cluster for all tests, with our chart in it, and a namespace for each test."""
+"""One cluster for all tests, with our chart in it, and a namespace for each test or story."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -13,6 +13,31 @@ from tests.cluster.release import ENFORCE, Release
 from tests.testbed import binaries
 
 IMAGES = ("operator", "trainer-cpu")
+SHARED = "shared_namespace"
+BROKEN = pytest.StashKey[str]()
+"""Of a class whose tests follow each other: the first that failed."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers where a story broke."""
+    report = yield
+    story = _story(item)
+    if report.failed and story is not None:
+        story.stash.setdefault(BROKEN, item.name)
+    return report
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What follows a broken test of a story would fail for its reason, after waiting for it: it fails at once, and says so."""
+    story = _story(item)
+    if story is not None and (first := story.stash.get(BROKEN, None)) is not None:
+        pytest.fail(f"not run: {first} failed, and the tests of {story.name} follow each other", pytrace=False)
+
+
+def _story(item: pytest.Item) -> pytest.Class | None:
+    """The class, when its tests look at one training."""
+    return item.getparent(pytest.Class) if SHARED in getattr(item, "fixturenames", ()) else None
 
 
 @pytest.fixture(scope="session")

@@ -16,15 +16,29 @@ from pathlib import Path
 from images.archive import Layer, write_archive
 from images.build import write
 from images.definition import definition
-from images.layers import base_layers, cache, locked
+from images.layers import base_layers, cache, layers, locked
 from tests.cluster.containerd import NAME, Containerd
 
 BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
 
 
+def ready(images: Sequence[str]) -> bool:
+    """Builds the layers of these images, and tells whether containerd's part is there, too. Raises NotBuildable."""
+    for image in images:
+        layers(definition(image))
+    return _kept(_base(images)).is_dir()
+
+
+def prepare(containerd: Containerd, images: Sequence[str]) -> None:
+    """Makes containerd's part unless it is there; nothing else runs afterwards. Raises NotBuildable and NotImported."""
+    base = _base(images)
+    with locked():
+        _prepared(containerd, base)
+
+
 def start(containerd: Containerd, images: Sequence[str]) -> None:
     """Starts it with these images of ours. Raises NotBuildable and NotImported."""
-    base = {image: base_layers(definition(image)) for image in images}
+    base = _base(images)
     if base:
         with locked():
             _copy(_prepared(containerd, base), containerd.root)
@@ -33,19 +47,27 @@ def start(containerd: Containerd, images: Sequence[str]) -> None:
         containerd.load(partial(write, image, known=known))
 
 
+def _base(images: Sequence[str]) -> dict[str, list[Layer]]:
+    return {image: base_layers(definition(image)) for image in images}
+
+
+def _kept(base: Mapping[str, Sequence[Layer]]) -> Path:
+    digests = [layer.digest for found in base.values() for layer in found]
+    return cache() / f"containerd-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]}"
+
+
 def _prepared(containerd: Containerd, base: Mapping[str, Sequence[Layer]]) -> Path:
-    digests = [layer.digest for layers in base.values() for layer in layers]
-    folder = cache() / f"containerd-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]}"
+    folder = _kept(base)
     if folder.is_dir():
         return folder
     for outdated in cache().glob("containerd-*"):
         shutil.rmtree(outdated)
     maker = replace(containerd, folder=folder.with_suffix(".making"))
     maker.start()
-    for image, layers in base.items():
-        maker.load(partial(write_archive, name=f"layers.test/{image}:1", layers=layers, config={}))
+    for image, found in base.items():
+        maker.load(partial(write_archive, name=f"layers.test/{image}:1", layers=found, config={}))
     maker.processes.stop(NAME)
-    for layer in {layer for layers in base.values() for layer in layers}:
+    for layer in {layer for found in base.values() for layer in found}:
         # The same bytes; one copy is enough.
         layer.file.unlink()
         layer.file.hardlink_to(maker.root / BLOBS / layer.digest)

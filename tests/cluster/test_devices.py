@@ -14,6 +14,8 @@ OFFERED = {"nvidia.com/gpu": 8, "huawei.com/Ascend910": 8}
 PROFILES = {"nvidia": ("nvidia.com/gpu", "baseline"), "ascend": ("huawei.com/Ascend910", "privileged")}
 """The device, and the standard that its pods keep to: those on Ascend mount the driver's files of their node."""
 SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
+# Scheduling is over when a pod has a node: Ray need not start in it.
+WAITS = {"name": "waits", "image": definition("trainer-cpu").tagged, "command": ["sleep", "infinity"]}
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -41,7 +43,8 @@ def test_pools_are_scheduled_by_their_devices_and_those_beyond_wait(
 
 def _small() -> dict[str, Any]:
     """In place of what a node with devices has."""
-    return {"spec": {"containers": [{"name": "ray", "resources": SMALL}]}}
+    ray = {"name": "ray", "resources": SMALL}
+    return {"spec": {"containers": [ray], "initContainers": [WAITS], "terminationGracePeriodSeconds": 0}}
 
 
 def _scheduled(training: Story, device: str) -> list[str]:

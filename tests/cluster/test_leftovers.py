@@ -57,6 +57,7 @@ def test_the_next_start_removes_what_a_killed_one_left(eventually: Callable[...,
     eventually(lambda: len(devices - set(psutil.net_if_addrs())) == 1, "the kernel removes its device")
 
 
+@pytest.mark.soak
 def test_containers_whose_keepers_were_killed_too_are_ended():
     with holder(ONE) as (process, found):
         for one in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
@@ -68,6 +69,7 @@ def test_containers_whose_keepers_were_killed_too_are_ended():
     assert not traces(found)
 
 
+@pytest.mark.soak
 def test_up_leaves_a_cluster_and_down_leaves_nothing():
     if record.find("up"):
         pytest.skip("somebody plays with a cluster: `python -m tests.cluster down` ends it")

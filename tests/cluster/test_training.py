@@ -1,5 +1,6 @@
-"""The tiny model learns in pods: the chart's operator, KubeRay, a real Ray cluster, the trainer's image."""
+"""The tiny examples in pods, as their users apply them: the chart's operator, KubeRay, a real Ray cluster, the trainer's image."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,21 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from qwen35_trainer.progress.records import EvaluationRecord, read_records
 from tests.cluster.cluster import Cluster
 from tests.cluster.node import REPOSITORY
+from tests.cluster.training import PodTraining
+from tests.cluster.volume import claim
 
 pytestmark = pytest.mark.timeout(1800)
-EXAMPLE = REPOSITORY / "examples" / "tiny-grpo.yaml"
+EXAMPLES = REPOSITORY / "examples"
+UPDATES = 10
+"""Of supervised training: enough to see the held-out loss fall."""
 
 
 def test_the_tiny_example_learns_in_pods(
     cluster: Cluster, namespace: str, eventually: Callable[..., None], tmp_path: Path
 ):
-    cluster.kubectl("--namespace", namespace, "apply", f"--filename={EXAMPLE}")
+    cluster.kubectl("--namespace", namespace, "apply", f"--filename={EXAMPLES / 'tiny-grpo.yaml'}")
     eventually(lambda: running(cluster, namespace) == ["head", "rollout", "train"], "every pool's pod runs")
-    assert "Succeeded" in qwen35(cluster, "status", "tiny-grpo", "--namespace", namespace, "--watch")
-    ended = status(cluster, namespace)
+    ended = until_ended(cluster, namespace, "tiny-grpo")
     assert ended["state"] == "Succeeded", ended
     assert len(ended["attempts"]) == 1
     assert ended["progress"]["accuracy"] >= 0.9
@@ -31,8 +37,38 @@ def test_the_tiny_example_learns_in_pods(
     assert "Succeeded" in page.read_text()
 
 
-def status(cluster: Cluster, namespace: str) -> dict[str, Any]:
-    path = f"/apis/rl.qwen35.io/v1alpha1/namespaces/{namespace}/qwen35trainings/tiny-grpo"
+def test_supervised_examples_train_in_pods_without_a_rollout_pool(
+    cluster: Cluster, namespace: str, eventually: Callable[..., None]
+):
+    folder = claim(cluster, namespace)
+    manifest = yaml.safe_load((EXAMPLES / "tiny-sft.yaml").read_text())
+    spec = manifest["spec"]
+    spec["train"]["updates"], spec["evaluation"]["everyUpdates"] = UPDATES, UPDATES // 2
+    spec["checkpoint"] = {"everyUpdates": UPDATES, "storage": {"persistentVolumeClaim": {"claimName": folder.name}}}
+    cluster.kubectl("--namespace", namespace, "apply", "--filename=-", input=json.dumps(manifest))
+    eventually(lambda: running(cluster, namespace) == ["head", "train"], "every pool's pod runs")
+    ended = until_ended(cluster, namespace, "tiny-sft")
+    assert ended["state"] == "Succeeded", ended
+    assert len(ended["attempts"]) == 1
+    assert (ended["progress"]["update"], ended["lastCheckpoint"]["update"]) == (UPDATES, UPDATES)
+    assert "RolloutReady" not in {condition["type"] for condition in ended["conditions"]}
+    records = list(read_records(folder / "runs" / "tiny-sft" / "metrics.jsonl"))
+    losses = [record.loss for record in records if isinstance(record, EvaluationRecord)]
+    assert len(losses) == 3
+    assert losses == sorted(losses, reverse=True), "the loss of held-out examples falls"
+
+
+def test_deleted_while_its_pods_start_it_leaves_nothing(cluster: Cluster, namespace: str) -> None:
+    training = PodTraining.begin(cluster, namespace, "short-lived", updates=5)
+    training.until(lambda: training.pods("train"), "a train pod")
+    training.delete_and_see_that_nothing_is_left()
+
+
+def until_ended(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
+    """Its status, once the command that follows it has said that it is over."""
+    said = qwen35(cluster, "status", name, "--namespace", namespace, "--watch")
+    assert "Succeeded" in said, said
+    path = f"/apis/rl.qwen35.io/v1alpha1/namespaces/{namespace}/qwen35trainings/{name}"
     return dict(cluster.api.get(path).get("status", {}))
 
 

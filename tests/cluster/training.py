@@ -1,18 +1,32 @@
-"""A training in pods that keeps its checkpoints, on one epoch of its own prompts, so that each prompt can be accounted for."""
+"""A training in pods that keeps its checkpoints, on one epoch of its own prompts, so that each prompt can be accounted for.
+
+It has two train pods in one process group, and a user's reward function that lies on the claim.
+"""
 
 import json
+import shutil
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from qwen35_trainer.contract import Progress, parse_progress
+from qwen35_trainer.contract.names import DATA_FOLDER
+from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import UpdateRecord, read_records, surviving_updates
+from qwen35_trainer.runtime.checkpoint import load
+from tests.cluster import patient_judge
 from tests.cluster.cluster import Cluster
 from tests.cluster.volume import claim
 from tests.controlplane.story import Story
 
-PER_UPDATE = 8
+PROMPTS, GROUP = 4, 4
+"""Of an update; samples of a prompt."""
+TRAIN_PODS = 2
 CLAIM = "shared"
+# All pods at once fit a node of two cores and little memory; limits, from which Ray sizes itself, stay the profile's.
+SMALL = {"spec": {"containers": [{"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}}}]}}
 
 
 @dataclass(frozen=True)
@@ -22,27 +36,33 @@ class PodTraining(Story):
     updates: int = 0
     folder: Path = Path()
     """Of the claim."""
+    pause: ClassVar[float] = 0.5
+    """Pods take seconds, and each question costs the API server as much as it costs here."""
 
     @classmethod
     def begin(cls, cluster: Cluster, namespace: str, name: str, updates: int, **sections: Any) -> "PodTraining":
         """Creates it: `updates` updates, which are one epoch; checkpoints every 5."""
         folder = claim(cluster, namespace, CLAIM)
-        lines = (f'{{"prompt": "{number}>", "answer": "{number % 10}"}}\n' for number in range(updates * PER_UPDATE))
-        (folder / "train.jsonl").write_text("".join(lines))
+        rows = ({"prompt": f"{row}", "answer": f"{row % 10}", "row": row} for row in range(updates * PROMPTS))
+        (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        shutil.copy(patient_judge.__file__, folder)
         volume = {"persistentVolumeClaim": {"claimName": CLAIM}}
-        shape = {"hiddenSize": 256, "intermediateSize": 512, "layers": 4, "attentionHeads": 8, "headDim": 32}
         training = cls(cluster, namespace, name, updates, folder)
         training.apply(
-            model={"name": "tiny", "precision": "FP32", "source": {"random": shape | {"characters": "0123456789>"}}},
             data={
                 "train": [{"name": "train", "files": {"paths": ["train.jsonl"], "volume": volume}}],
                 "maxPromptTokens": 8,
-                "maxResponseTokens": 48,
+                "maxResponseTokens": 8,
             },
-            algorithm={"groupSize": 8},
-            rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequences": 64},
-            train={"nodes": 1, "batch": {"promptsPerUpdate": PER_UPDATE, "microBatchPerDevice": 64}},
+            rewards=[
+                {"type": "Function", "function": "patient_judge:digit", "timeoutSeconds": 60, "onError": "Fail"},
+            ],
+            algorithm={"groupSize": GROUP},
+            rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequences": 16},
+            train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchPerDevice": 8}},
             checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120},
+            pods={"environment": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
+            | dict.fromkeys(("head", "rollout", "train"), SMALL),
             **sections,
         )
         return training
@@ -52,36 +72,55 @@ class PodTraining(Story):
         """The last one that the operator has heard of."""
         return int(self.status.get("progress", {}).get("update", 0))
 
-    def progress(self) -> Progress:
-        """The trainer's own report."""
-        return parse_progress(self.get("configmaps", f"{self.name}-progress")["data"]["progress.json"])
+    def progress(self) -> Progress | None:
+        """The trainer's own report; None before the first."""
+        found = self.find("configmaps", f"{self.name}-progress") or {}
+        text = found.get("data", {}).get("progress.json")
+        return None if text is None else parse_progress(text)
 
-    def reported(self, attempt: int) -> int:
-        """The last update that this attempt has told of, its checkpoint's among them; 0 before it says anything."""
+    def reported(self, attempt: int | None = None) -> int:
+        """The last update that this attempt, or any, has told of, its checkpoint's among them; 0 before it says anything."""
         progress = self.progress()
-        return progress.update if progress.attempt == attempt else 0
+        return progress.update if progress is not None and attempt in (None, progress.attempt) else 0
 
     def generating(self) -> set[str]:
         """Pods of the replicas that the trainer works with."""
-        return {pod for replica in self.progress().replicas for pod in replica.pods}
+        progress = self.progress()
+        return set() if progress is None else {pod for replica in progress.replicas for pod in replica.pods}
 
     def until_trained(self, more: int = 3) -> None:
         """Until it has trained so many updates more than now."""
-        goal = self.update + more
-        self.until(lambda: self.update >= goal, f"update {goal}")
+        goal = self.reported() + more
+        self.until(lambda: self.reported() >= goal, f"update {goal}")
 
     @property
     def run(self) -> Path:
         return self.folder / "runs" / self.name
 
+    @property
+    def checkpoint(self) -> Path:
+        """The last one."""
+        return max((self.folder / "checkpoints" / self.name).glob("update-*"))
+
     def trained(self) -> list[UpdateRecord]:
         """The updates that count: those of an attempt that went on from an earlier checkpoint stand for their first try."""
         return list(surviving_updates(read_records(self.run / "metrics.jsonl")))
 
-    def last_progress(self) -> dict[str, Any]:
-        """Where its last checkpoint says that the run stands."""
-        newest = max((self.folder / "checkpoints" / self.name).glob("update-*"))
-        return dict(json.loads((newest / "progress.json").read_text()))
+    def assert_each_prompt_trained_once(self, updates: int) -> None:
+        """By the records, the last checkpoint, the journal beside it, and the calls of the user's reward function."""
+        assert [record.update for record in self.trained()] == list(range(1, updates + 1))
+        end = load(self.checkpoint).progress
+        begun, left = set(range(end.position)), set(end.pending)
+        assert end.update == updates
+        assert len(left) == len(end.pending)
+        assert left <= begun
+        # Prompts that were under way at the end are left over.
+        assert len(begun - left) == updates * PROMPTS, "a prompt is missing, or came twice"
+        told = recover((self.run / "journal").read_bytes(), end.batch)
+        assert (told.position, set(told.pending)) == (end.position, left)
+        order = PromptOrder(self.updates * PROMPTS)
+        judged = Counter(line["row"] for line in map(json.loads, (self.run / "judged.jsonl").read_text().splitlines()))
+        assert min(judged[order.prompt_index(position)] for position in begun - left) >= GROUP
 
     def delete_pod(self, pool: str, *, grace: int = 0) -> str:
         """Without grace as when a node is gone. Returns its name."""

@@ -3,6 +3,7 @@
 import secrets
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from tests.controlplane import operator_process, scripted_trainer
 from tests.controlplane.in_process import operators
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.story import Story
-from tests.controlplane.sweep import Sweep
-from tests.controlplane.tales import TALES
+from tests.controlplane.sweep import Sweep, clear
+from tests.controlplane.tales import LIFE, TALES
+from tests.profiles import SOAK
 from tests.testbed import binaries
 from tests.testbed.control_plane import ControlPlane
 from tests.testbed.control_plane import control_plane as start_control_plane
@@ -30,14 +32,14 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 @pytest.fixture
 def namespace(control_plane: ControlPlane) -> Iterator[str]:
-    """A fresh namespace that takes pods."""
+    """A fresh namespace that takes pods. What makes pods is deleted at the end."""
     name = f"test-{secrets.token_hex(4)}"
     control_plane.api.post("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
     # Its watches back off for up to a minute when the API server has been away.
     control_plane.processes.wait("kube-controller-manager", lambda: control_plane.api.exists(account))
     yield name
-    control_plane.api.request("DELETE", f"/api/v1/namespaces/{name}")
+    clear(control_plane, name)
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +59,45 @@ def operator_rights(control_plane: ControlPlane) -> Path:
     return operator_process.user(control_plane, operator_process.rules())
 
 
-@pytest.fixture(scope="module")
-def operator(control_plane: ControlPlane, operator_rights: Path) -> Iterator[OperatorProcess]:
-    """The operator, one per module: other modules run their own, and two would both act."""
-    with operator_process.running(control_plane, operator_rights) as running:
-        yield running
+@dataclass
+class Shared:
+    """The operator of all tests that bring none of their own. Ended by SIGTERM."""
+
+    running: OperatorProcess | None = None
+
+    def end(self) -> None:
+        if self.running is not None:
+            self.running.stop()
+            self.running = None
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[Shared]:
+    kept = Shared()
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def shared_operator(control_plane: ControlPlane, operator_rights: Path, shared: Shared) -> OperatorProcess:
+    """Started by the first test that needs it after one that does not."""
+    if shared.running is None:
+        shared.running = operator_process.process(control_plane, operator_rights)
+        shared.running.start()
+    return shared.running
+
+
+@pytest.fixture(autouse=True)
+def _two_operators_never_act(request: pytest.FixtureRequest, shared: Shared) -> None:
+    """A test that brings an operator of its own, or none, is not disturbed by the shared one."""
+    if "shared_operator" not in request.fixturenames:
+        shared.end()
+
+
+@pytest.fixture
+def operator(shared_operator: OperatorProcess) -> OperatorProcess:
+    """The operator, everywhere. Modules that need another one have a fixture of this name."""
+    return shared_operator
 
 
 @pytest.fixture
@@ -77,9 +113,10 @@ def endings() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def sweep(control_plane: ControlPlane, endings: dict[str, Any]) -> Iterator[Sweep]:
+def sweep(control_plane: ControlPlane, endings: dict[str, Any], shared: Shared) -> Iterator[Sweep]:
     """Tells tales to operators that can be disturbed, see proxy.py."""
+    shared.end()
     with operators(control_plane) as serving:
         told = Sweep(control_plane, serving, endings)
-        told.calm(TALES)
+        told.calm([LIFE, *TALES] if SOAK else [LIFE])
         yield told

@@ -10,16 +10,59 @@ client and a new queue. Each has a loop of its own because kopf, when it ends, c
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar
 
 import pytest
 
+from qwen35_operator import main
+from qwen35_operator.kube.store import Key
 from qwen35_operator.main import operate
+from qwen35_operator.metrics import Metrics
+from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.settings import Settings
+from qwen35_operator.work import Work
 from tests.controlplane import operator_process
 from tests.controlplane.proxy import Line, Proxy, serving
 from tests.testbed.control_plane import ControlPlane
+
+SOON = 15.0
+"""Seconds. What is due later is a deadline that no story waits for; what is due sooner belongs to the story."""
+
+
+class WatchedWork(Work):
+    """The operator's queue, as other threads may look at it. The newest of a thread is the thread's."""
+
+    by_thread: ClassVar[dict[threading.Thread, "WatchedWork"]] = {}
+
+    def __init__(self, metrics: Metrics) -> None:
+        super().__init__(metrics)
+        self._reconciler: Reconciler | None = None
+        self._looked = 0
+        self.by_thread[threading.current_thread()] = self
+
+    async def run(self, reconciler: Reconciler, workers: int) -> None:
+        self._reconciler = reconciler
+        await super().run(reconciler, workers)
+
+    async def _once(self, reconciler: Reconciler, key: Key) -> None:
+        await super()._once(reconciler, key)
+        self._looked += 1
+
+    def rests(self, key: Key, version: int | None) -> bool:
+        """Whether this version of the training has been reconciled, and nothing is to be done now or soon."""
+        if self._reconciler is None:
+            return False
+        queue, soon = self._queue, time.monotonic() + SOON
+        if len(queue) or queue._working or queue._failures or any(due < soon for due in list(queue._due.values())):
+            return False
+        known = self._reconciler._trainings.get(key)
+        if known is None or version is None:
+            return known is None and version is None
+        # What the operator has not looked at yet, because it has just begun, is not at rest either.
+        return int(known["metadata"]["resourceVersion"]) >= version and self._looked > 0
 
 
 class Lives:
@@ -33,6 +76,7 @@ class Lives:
         self._number = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"operators of {namespace}")
+        line.rests = self._rests
 
     def start(self) -> None:
         self._thread.start()
@@ -42,11 +86,16 @@ class Lives:
         self._line.end()
         self._thread.join()
 
+    def _rests(self, name: str, version: int | None) -> bool:
+        work = WatchedWork.by_thread.get(self._thread)
+        return work is not None and not self._line.dead and work.rests((self._namespace, name), version)
+
     def _live(self) -> None:
         while not self._ending.is_set():
             self._number += 1
             operator_process.released(self._plane, self._namespace, self._name)
             asyncio.run(self._operate())
+            WatchedWork.by_thread.pop(self._thread, None)
             self._line.revive()
 
     @property
@@ -85,6 +134,7 @@ def operators(plane: ControlPlane) -> Iterator[Callable[[str], AbstractContextMa
     with proxied(plane) as proxy, pytest.MonkeyPatch.context() as patch:
         kubeconfig = str(plane.kubeconfig_via(proxy.url))
         patch.setenv("KUBECONFIG", kubeconfig)  # where kopf looks
+        patch.setattr(main, "Work", WatchedWork)
 
         @contextmanager
         def serving(namespace: str) -> Iterator[Line]:

@@ -141,8 +141,10 @@ def _scalar(node: Document) -> SearchStrategy[Any]:
         case "boolean":
             return st.booleans()
         case "integer":
-            low = node.get("minimum", 0)
-            return st.integers(low, min(node.get("maximum", low + 9), low + 9))
+            low, step = node.get("minimum", 0), node.get("multipleOf", 1)
+            return st.integers(low, min(node.get("maximum", low + 9), low + 9)).map(
+                lambda value: -(-value // step) * step
+            )
         case "number":
             low, high = node.get("minimum", -1e3), node.get("maximum", 1e3)
             inside = st.floats(low, high, exclude_min=node.get("exclusiveMinimum", False) and low < high)
@@ -165,6 +167,8 @@ def _edges(node: Document) -> SearchStrategy[Any]:
     edges: list[Any] = [None, "", "1", 1, 2.0, 2**40, True, [], {}]
     for bound in (node.get("minimum"), node.get("maximum")):
         edges += [] if bound is None else [bound, bound - 1, bound + 1]
+    if "multipleOf" in node:
+        edges += [node["multipleOf"] * 3, node["multipleOf"] * 3 + 1]
     if "maxLength" in node:
         edges += ["x" * node["maxLength"], "x" * (node["maxLength"] + 1), "ß", "a\n"]
     return st.sampled_from(edges)
@@ -175,7 +179,6 @@ def _edges(node: Document) -> SearchStrategy[Any]:
 
 def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
     mode = spec.get("mode", "FullyAsync")
-    spec.pop("recipe", None)
     if mode == "SFT":
         spec.pop("rollout", None)
         spec.pop("rewards", None)
@@ -188,11 +191,23 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
     _section(algorithm, "loss").pop("clipLow", None)
     if draw(st.booleans()):
         algorithm.pop("correction", None)
+    if draw(st.integers(0, 3)):  # the others stay as a later release may run them
+        _mend_engines(spec)
     knobs = _section(spec, "async")
     if mode != "FullyAsync":
         del spec["async"]
     elif _number(knobs, "maxVersionLag", 4) < _number(knobs, "stalenessThreshold", 1) or "partialRollout" in knobs:
         knobs["stalenessThreshold"], knobs["maxVersionLag"] = 0.5, 1
+
+
+def _mend_engines(spec: Document) -> None:
+    train, rollout = _section(spec, "train"), spec.get("rollout", {})
+    train.pop("engine", None)
+    for axis in ("tensor", "pipeline", "expert", "expertTensor"):
+        _section(train, "parallelism").pop(axis, None)
+    rollout.pop("engine", None)
+    rollout.pop("tensorParallel", None)
+    spec["algorithm"].pop("advantage", None)
 
 
 def _section(parent: Document, name: str) -> Document:

@@ -76,6 +76,22 @@ class OperatorProcess:
             lines = answer.read().decode().splitlines()
         return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
+    def refused_requests(self) -> dict[str, float]:
+        """Requests that the API server did not permit, by verb and resource. Refusals by a quota have the same code."""
+        refused = self.metrics().items()
+        return {
+            name: count for name, count in refused if name.startswith("qwen35_api_requests") and 'code="403"' in name
+        }
+
+    def rests(self) -> bool:
+        """Whether it leads, has looked at something and has nothing to do."""
+        try:
+            found = self.metrics()
+        except OSError:
+            return False  # it starts, or has just been killed
+        looks = sum(count for name, count in found.items() if name.startswith("qwen35_reconciles_total"))
+        return found["qwen35_leading"] == 1 and found["qwen35_queue_length"] == 0 and looks > 0
+
 
 def process(
     plane: ControlPlane, kubeconfig: Path, *options: str, name: str = USER, lease: str = USER

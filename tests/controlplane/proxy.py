@@ -6,7 +6,8 @@
 One proxy serves many operators: each serves one namespace, so that the path tells whose request it is. A write is what
 changes an object of the namespace; Events and Leases pass uncounted.
 
-    kill_at n     the n-th write is carried out, its answer and all that follows are lost: the operator is dead to the world
+    kill_at n     the n-th write is carried out, its answer and all that follow are lost: the operator is dead to the world
+    kill_always   the same with every write: no operator makes more than one
     fault         every other write fails, so that each fails once and then goes through
     cut_seconds   no watch lives longer, not even one that is open already
     replay        after each event of a watch, the events before it come again, in their order
@@ -51,6 +52,7 @@ class Line:
     loop: asyncio.AbstractEventLoop
     """The proxy's."""
     kill_at: int | None = None
+    kill_always: bool = False
     fault: Fault | None = None
     cut_seconds: float | None = None
     replay: bool = False
@@ -64,22 +66,28 @@ class Line:
     """Deaths, failed writes, cut watches and repeated events."""
     on_death: Callable[[], object] = lambda: None
     """Called in the proxy's thread."""
+    rests: Callable[[str, int | None], bool] = lambda name, version: False
+    """Whether the operator knows this version of this training (None: knows that it is gone) and has nothing to do."""
     _open: set[asyncio.BaseTransport] = field(default_factory=set)
 
     def arm(
         self,
         *,
         kill_at: int | None = None,
+        kill_always: bool = False,
         fault: Fault | None = None,
         cut_seconds: float | None = None,
         replay: bool = False,
     ) -> None:
         """From here on writes are counted anew, and this happens."""
         self.writes = self.asked = 0
-        self.kill_at, self.fault, self.cut_seconds, self.replay = kill_at, fault, cut_seconds, replay
+        self.kill_at, self.kill_always = kill_at, kill_always
+        self.fault, self.cut_seconds, self.replay = fault, cut_seconds, replay
 
     def die(self) -> None:
-        """Nothing passes any more, in either direction."""
+        """Nothing passes any more, in either direction. Who is dead does not die again."""
+        if self.dead:
+            return
         self.kill_at, self.dead = None, True
         self.suffered += 1
         for transport in list(self._open):
@@ -135,8 +143,9 @@ class Proxy:
             return _refusal(status, reason, f"made up: {reason}")
         answer = await self._pass(request, line)
         line.log[-1] += f" {answer.status}"
-        line.writes += answer.status < 300
-        if line.kill_at is not None and line.writes >= line.kill_at:
+        carried_out = answer.status < 300
+        line.writes += carried_out
+        if carried_out and (line.kill_always or line.writes == line.kill_at):
             line.die()
         if fault == "timeout":
             return _refusal(*REFUSALS[fault], "made up: the write was carried out")

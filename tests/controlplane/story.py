@@ -43,7 +43,8 @@ class Story:
     namespace: str
     name: str = "demo"
     pause: ClassVar[float] = 0.1
-    """Seconds between two questions of a wait."""
+    longest_pause: ClassVar[float] = 0.3
+    """Seconds between two questions of a wait: more the longer it has taken."""
 
     # The user.
 
@@ -143,6 +144,11 @@ class Story:
         return next(iter(self.attempts), {})
 
     @property
+    def newest(self) -> int:
+        """Number of the latest attempt."""
+        return int(self.attempts[-1]["number"])
+
+    @property
     def restarts(self) -> int:
         return int(self.status.get("restarts", 0))
 
@@ -193,11 +199,12 @@ class Story:
 
     def until(self, holds: Callable[[], object], what: str) -> None:
         """Polls until it holds; fails with how the training is by then."""
-        end = time.monotonic() + PATIENCE
+        end, pause = time.monotonic() + PATIENCE, self.pause
         while not holds():
             if time.monotonic() > end:
                 raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
-            time.sleep(self.pause)
+            time.sleep(pause)
+            pause = min(pause * 1.2, self.longest_pause)
 
     def until_state(self, state: str) -> None:
         self.until(lambda: self.state == state, f"{self.name} is {state}")

@@ -1,34 +1,41 @@
 """One story told many times, each in a namespace of its own with its own operator, and each disturbed in another way.
 
-    prelude ─► arm the disturbance ─► act ─► as an undisturbed telling ended?
+    prelude ─► arm the disturbance ─► act ─► at rest, as undisturbed? ─► touch ─► still? ─► next act …
 
-Only the act's writes are counted: what leads to it is the act of another story.
+Only the acts' writes are counted: what leads to them is the act of another story. A picture counts only at rest: the
+operator has reconciled the newest version of the training, its queue is empty and nothing is due soon. The touch, a change
+that asks for nothing, makes it look at everything once more: what it would still do wrong, it does then.
+
+The first telling that ends otherwise ends the sweep: the others are abandoned.
 """
 
 import json
 import re
 import secrets
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.controlplane.proxy import Line
 from tests.controlplane.story import CHILDREN, Story
-from tests.patience import PATIENCE
+from tests.testbed.api import Refused
 from tests.testbed.control_plane import ControlPlane
 
-type Verb = Callable[["Telling"], None]
+type Act = Callable[["Telling"], None]
 type Disturbance = Callable[[Line], object]
 type Picture = dict[str, Any]
 
 SIDE_BY_SIDE = 16
-SETTLED = 5.0
-"""Seconds without a write after which nothing more is expected."""
-SIZES = ("groupName", "replicas", "minReplicas", "maxReplicas")
+STILL = 60.0
+"""Seconds at rest in which another picture than the undisturbed one is given up: KubeRay may still be at work."""
+CALM = 2.0
+"""The same for the undisturbed telling, whose acts end only when KubeRay is done."""
+TOUCHED = "test.qwen35.io/touched"
 # What differs between two tellings of the same story: times, and what the cluster makes up.
 MADE_UP = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "lastTransitionTime"}
@@ -36,10 +43,27 @@ MADE_UP = frozenset(
 )
 
 
+class Abandoned(Exception):
+    """Another telling of the sweep has failed."""
+
+
+@dataclass(frozen=True)
 class Telling(Story):
-    """Told beside others: it asks less often."""
+    """Told beside others: it asks less often, and ends when one of them has failed."""
+
+    line: Line | None = None
+    failed: threading.Event = field(default_factory=threading.Event)
 
     pause = 0.4
+    longest_pause = 0.4
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        def told() -> object:
+            if self.failed.is_set():
+                raise Abandoned
+            return holds()
+
+        super().until(told, what)
 
     def hide_pods(self) -> None:
         """No Service of the namespace leads to a pod: a Ray that answers for pods on this machine is not of this story."""
@@ -55,6 +79,47 @@ class Telling(Story):
         ended = {"jobStatus": "FAILED", "jobDeploymentStatus": "Failed", "reason": "AppFailed", "message": "lost"}
         # KubeRay deletes the cluster of a job that has an end.
         self.patch(path, {"status": ended | {"endTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}})
+
+    # Rest.
+
+    def at_rest(self) -> bool:
+        """Whether the operator knows the training as it is now, and has nothing more to do for it."""
+        assert self.line is not None
+        found = self.find("qwen35trainings", self.name)
+        return self.line.rests(self.name, None if found is None else int(found["metadata"]["resourceVersion"]))
+
+    def resting(self) -> Picture | None:
+        """The picture, when the operator rests both before and after it was taken."""
+        if not self.at_rest():
+            return None
+        picture = self.picture()
+        return picture if self.at_rest() else None
+
+    def settled(self, wanted: Picture | None = None, *, still: float = STILL) -> Picture:
+        """The picture at rest: that which is wanted, or one that does not change for so many seconds."""
+        since: tuple[float, Picture | None] = (time.monotonic(), None)
+        settled: list[Picture] = []
+
+        def settle() -> bool:
+            nonlocal since
+            picture = self.resting()
+            if picture is None or picture != since[1]:
+                since = (time.monotonic(), picture)
+            if picture is not None and (picture == wanted or time.monotonic() > since[0] + still):
+                settled.append(picture)
+            return bool(settled)
+
+        self.until(settle, "the operator rests")
+        return settled[0]
+
+    def touch(self) -> None:
+        """Make the operator look at everything once more. A training that is gone is followed by one that starts nothing."""
+        if self.find("qwen35trainings", self.name) is not None:
+            now = {TOUCHED: secrets.token_hex(4)}
+            self.patch(self.path("qwen35trainings"), {"metadata": {"annotations": now}})
+            return
+        after = replace(self, name="after").apply(suspend=True)
+        after.until(lambda: after.state == "Suspended" and after.at_rest(), "a later training is seen")
 
     def picture(self) -> Picture:
         """All that is there, but for what is made up."""
@@ -73,20 +138,24 @@ class Telling(Story):
         status = None if training is None else _plain(training.get("status", {}))
         return {"status": status, "jobs": jobs, "groups": sorted(groups), "pods": pods} | objects
 
-    def is_as(self, calm: Picture) -> bool:
-        """Whether all is as in the picture; the status first, which is mostly the last to be."""
-        training = self.find("qwen35trainings", self.name)
-        status = None if training is None else _plain(training.get("status", {}))
-        return bool(status == calm["status"]) and self.picture() == calm
-
 
 @dataclass(frozen=True)
 class Tale:
-    """`prelude` brings a training to where `act` begins."""
+    """`prelude` brings a training to where the acts begin. Each act ends with what it waits for: then KubeRay is done too."""
 
     name: str
-    act: Verb
-    prelude: Verb = lambda telling: None
+    acts: tuple[Act, ...]
+    prelude: Act = lambda telling: None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What became of one disturbed telling."""
+
+    suffered: int
+    """How often the disturbance struck."""
+    writes: int
+    """Carried out during the acts."""
 
 
 @dataclass
@@ -96,8 +165,8 @@ class Sweep:
     plane: ControlPlane
     serving: Callable[[str], AbstractContextManager[Line]]
     """An operator for a namespace, behind the proxy."""
-    endings: dict[str, tuple[Picture, int]] = field(default_factory=dict)
-    """How tales end undisturbed, and the writes of their acts."""
+    endings: dict[str, tuple[list[Picture], int]] = field(default_factory=dict)
+    """By tale, how each act ends undisturbed, and how many writes all of them took."""
 
     def calm(self, tales: Iterable[Tale]) -> None:
         """Tells those whose end is not known."""
@@ -105,50 +174,84 @@ class Sweep:
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
             self.endings |= dict(zip((tale.name for tale in unknown), workers.map(self._calm, unknown), strict=True))
 
-    def disturbed(self, tale: Tale, disturbances: Mapping[str, Disturbance]) -> list[int]:
-        """Every disturbance in a telling of its own; each ends as the calm one. Returns how often each struck."""
+    def disturbed(self, tale: Tale, disturbances: Mapping[str, Disturbance]) -> list[Told]:
+        """Every disturbance in a telling of its own; each act ends as the calm one. Raises at the first that does not."""
+        failed = threading.Event()
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
-            told = [workers.submit(self._disturbed, tale, name, disturb) for name, disturb in disturbances.items()]
-            return [one.result() for one in told]
+            pending = [
+                workers.submit(self._disturbed, tale, name, disturb, failed) for name, disturb in disturbances.items()
+            ]
+        problems = [one.exception() for one in pending]
+        for problem in sorted(filter(None, problems), key=lambda one: isinstance(one, Abandoned)):
+            raise problem
+        return [one.result() for one in pending]
 
-    def _calm(self, tale: Tale) -> tuple[Picture, int]:
-        with self._telling(tale, lambda line: line.arm()) as (telling, line):
-            tale.act(telling)
-            before: Any = None
-            end = time.monotonic() + PATIENCE
-            while (now := (line.asked, telling.picture())) != before:
-                assert time.monotonic() < end, f"{tale.name} never comes to rest: {line.log[-5:]}"
-                before = now
-                time.sleep(SETTLED)
-            return telling.picture(), line.writes
+    def _calm(self, tale: Tale) -> tuple[list[Picture], int]:
+        with self._telling(tale, Line.arm, threading.Event()) as telling:
+            line, pictures = telling.line, []
+            assert line is not None
+            for act in tale.acts:
+                act(telling)
+                telling.settled(still=CALM)
+                telling.touch()
+                pictures.append(telling.settled(still=CALM))
+            return pictures, line.writes
 
-    def _disturbed(self, tale: Tale, name: str, disturb: Disturbance) -> int:
-        calm, _ = self.endings[tale.name]
-        with self._telling(tale, disturb) as (telling, line):
-            try:
-                tale.act(telling)
-                telling.until(lambda: telling.is_as(calm), "as undisturbed")
-            except AssertionError as problem:
-                log = "\n".join(line.log)
-                message = f"{tale.name}, {name}: {problem}\n{_difference(calm, telling.picture())}\n{log}"
-                raise AssertionError(message) from None
-            return line.suffered
+    def _disturbed(self, tale: Tale, name: str, disturb: Disturbance, failed: threading.Event) -> Told:
+        pictures, _ = self.endings[tale.name]
+        try:
+            with self._telling(tale, disturb, failed) as telling:
+                line = telling.line
+                assert line is not None
+                for number, (act, calm) in enumerate(zip(tale.acts, pictures, strict=False), start=1):
+                    where = f"{tale.name}, act {number}, {name}"
+                    try:
+                        act(telling)
+                        found = telling.settled(calm)
+                        if found == calm:
+                            where += ", after a touch"
+                            telling.touch()
+                            telling.until(telling.at_rest, "the operator rests")
+                            found = telling.picture()
+                    except AssertionError as problem:
+                        raise AssertionError(f"{where}: {problem}\n{_log(line)}") from None
+                    assert found == calm, f"{where}:\n{_difference(calm, found)}\n{_log(line)}"
+                return Told(line.suffered, line.writes)
+        except BaseException:
+            failed.set()
+            raise
 
     @contextmanager
-    def _telling(self, tale: Tale, disturb: Disturbance) -> Iterator[tuple[Telling, Line]]:
+    def _telling(self, tale: Tale, disturb: Disturbance, failed: threading.Event) -> Iterator[Telling]:
         namespace = f"{tale.name.replace('_', '-')}-{secrets.token_hex(3)}"
         self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
+        account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
+        telling = Telling(self.plane, namespace, failed=failed)
+        telling.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
+        telling.hide_pods()
         try:
-            account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-            telling = Telling(self.plane, namespace)
-            telling.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
-            telling.hide_pods()
             with self.serving(namespace) as line:
-                tale.prelude(telling)
+                told = replace(telling, line=line)
+                tale.prelude(told)
                 disturb(line)
-                yield telling, line
+                yield told
         finally:
-            self.plane.api.request("DELETE", f"/api/v1/namespaces/{namespace}")
+            clear(self.plane, namespace)
+
+
+def clear(plane: ControlPlane, namespace: str) -> None:
+    """Delete what makes pods. The namespace stays: to delete one costs the controllers more than a story."""
+    for plural in ("rl.qwen35.io/v1alpha1 qwen35trainings", "ray.io/v1 rayjobs", "ray.io/v1 rayclusters"):
+        group, name = plural.split()
+        try:
+            plane.api.request("DELETE", f"/apis/{group}/namespaces/{namespace}/{name}")
+        except Refused as refused:
+            if refused.status != 404:  # the kind itself was taken away
+                raise
+
+
+def _log(line: Line) -> str:
+    return "\n".join(line.log)
 
 
 def _plain(found: Any) -> Any:

@@ -6,6 +6,10 @@ manifest ─► API server ─┬─ refused ──► the models refuse it too
 """
 
 import json
+import random
+import re
+import time
+from collections import Counter
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -13,11 +17,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from qwen35_operator.api.rules import RULES, Rule
 from qwen35_operator.api.training import Training
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired import label_syntax, objects_of
+from qwen35_operator.desired import label_syntax
+from qwen35_operator.reconcile import acceptance
 from qwen35_operator.reconcile.actions import Create, Refused
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.decision import Decision
@@ -26,9 +32,12 @@ from qwen35_operator.reconcile.report import blocked
 from qwen35_operator.settings import Settings
 from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
 from qwen35_trainer.spec.checks import CHECKS
+from tests.controlplane import kept
 from tests.controlplane.manifests import manifests
 from tests.controlplane.pod_templates import FRAGMENTS, joined
 from tests.operator.desired.test_label_syntax import KEY_PLACES, KEYS, NO_KEYS, NO_VALUES, VALUE_PLACES, VALUES
+from tests.spec.conftest import SMALL, set_at
+from tests.spec.test_checks import CASES
 from tests.testbed.api import Refused as ApiRefused
 from tests.testbed.control_plane import ControlPlane
 
@@ -36,7 +45,6 @@ Eventually = Callable[..., None]
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DRY = "?dryRun=All&fieldValidation=Strict"
 KNOWN = {
-    "recipe": "which recipes there are is no arithmetic: the operator's release knows them",
     "reward_patterns": "CEL cannot tell whether a text is a regular expression",
     "rule_patterns": "CEL cannot tell whether a text is a regular expression",
     "random_model": "only for characters that repeat: CEL would have to compare each of 512 with every other",
@@ -54,14 +62,19 @@ COLLECTIONS = {
     "RoleBinding": "apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
     "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
 }
-# The same manifests in every run: an input that fails once fails until it is mended.
-FIXED = settings(
-    derandomize=True,
-    database=None,
-    deadline=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
+DRAWING = 120.0
+"""Seconds for which soak draws manifests of a kind."""
+RANDOM = settings(
+    database=None, deadline=None, phases=[Phase.generate, Phase.shrink], suppress_health_check=list(HealthCheck)
 )
+# Rules of one check of the models that the table of its cases does not tell apart.
+ALSO = {
+    "group of one, RLOO": (
+        {"algorithm": {"groupSize": 1, "advantage": "RLOO"}},
+        "spec.algorithm.groupSize",
+        {"algorithm": {"groupSize": 2, "advantage": "RLOO"}},
+    ),
+}
 
 
 def collection(kind: str, namespace: str) -> str:
@@ -174,7 +187,7 @@ def assert_runs_or_says_why(plane: ControlPlane, stored: dict[str, Any], *, temp
         return
     assert not decision.actions
     assert accepted.reason == "Invalid"
-    problems = seen.problems or objects_of.problems(seen.training, Settings())
+    problems = seen.problems or acceptance.refusals(seen.training, Settings())
     listed = "; ".join(f"{one.path}: {one.message} {one.fix}" for one in problems)
     assert problems
     assert accepted.message == listed[:4096]
@@ -231,55 +244,121 @@ class Jobs:
         return {name: state for name, state in states.items() if name in self.names and state not in passing}
 
 
-def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually) -> None:
-    assert len(jobs.names) > 30
+def assert_kuberay_takes_them(jobs: Jobs, eventually: Eventually, *, at_least: int) -> None:
+    assert len(jobs.names) >= at_least
     eventually(lambda: len(jobs.states()) == len(jobs.names), "KubeRay has seen every job")
     assert set(jobs.states().values()) == {"Suspended"}
 
 
+def try_sane(plane: ControlPlane, namespace: str, manifest: dict[str, Any], jobs: Jobs) -> bool:
+    """Whether it is admitted; then it runs, or says why, and if not the models refuse it as well."""
+    stored = created(plane, namespace, manifest)
+    if stored is None:
+        assert_the_models_refuse_it_too(manifest)
+        return False
+    try:
+        assert_no_arithmetic_is_left(stored)
+        assert_runs_or_says_why(plane, stored, templates=False)
+        jobs.add(stored)
+    finally:
+        deleted(plane, stored)
+    return True
+
+
+def try_mad(plane: ControlPlane, namespace: str, manifest: dict[str, Any], jobs: Jobs) -> bool:
+    """Whether it is admitted; then it runs, or says why."""
+    if (stored := created(plane, namespace, manifest)) is None:
+        return False
+    try:
+        assert_runs_or_says_why(plane, stored, templates=True)
+        jobs.add(stored)
+    finally:
+        deleted(plane, stored)
+    return True
+
+
+TRY = {"sane": try_sane, "mad": try_mad}
+
+
+@pytest.mark.parametrize("kind", TRY)
 def test_whatever_is_admitted_runs_or_says_why_and_both_refuse_the_same(
-    control_plane: ControlPlane, namespace: str, eventually: Eventually
+    control_plane: ControlPlane, namespace: str, eventually: Eventually, kind: str
 ):
-    refused, jobs = [], Jobs(control_plane, namespace)
-
-    @settings(FIXED, max_examples=300)
-    @given(manifest=manifests())
-    def check(manifest: dict[str, Any]) -> None:
-        stored = created(control_plane, namespace, manifest)
-        if stored is None:
-            refused.append(manifest)
-            assert_the_models_refuse_it_too(manifest)
-            return
-        try:
-            assert_no_arithmetic_is_left(stored)
-            assert_runs_or_says_why(control_plane, stored, templates=False)
-            jobs.add(stored)
-        finally:
-            deleted(control_plane, stored)
-
-    check()
-    assert len(refused) > 30
-    assert_kuberay_takes_them(jobs, eventually)
-
-
-def test_mad_pod_templates_and_names_run_or_say_why(
-    control_plane: ControlPlane, namespace: str, eventually: Eventually
-):
+    """The manifests of kept.py, which between them reach every field and every fragment."""
     jobs = Jobs(control_plane, namespace)
+    admitted = Counter(TRY[kind](control_plane, namespace, one, jobs) for one in kept.load()[kind])
+    assert min(admitted[True], admitted[False]) >= 5
+    assert_kuberay_takes_them(jobs, eventually, at_least=5)
 
-    @settings(FIXED, max_examples=150)
-    @given(manifest=manifests(mad=True))
-    def check(manifest: dict[str, Any]) -> None:
-        if (stored := created(control_plane, namespace, manifest)) is None:
-            return
-        try:
-            assert_runs_or_says_why(control_plane, stored, templates=True)
-            jobs.add(stored)
-        finally:
-            deleted(control_plane, stored)
 
-    check()
-    assert_kuberay_takes_them(jobs, eventually)
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", TRY)
+def test_whatever_is_drawn_and_admitted_runs_or_says_why(
+    control_plane: ControlPlane, namespace: str, eventually: Eventually, kind: str
+):
+    """New manifests until the time is over."""
+    jobs, admitted, until = Jobs(control_plane, namespace), Counter(), time.monotonic() + DRAWING
+
+    while time.monotonic() < until:
+        drawn = random.SystemRandom().randrange(2**32)
+        print(f"hypothesis seed {drawn}")
+
+        @seed(drawn)
+        @settings(RANDOM, max_examples=50)
+        @given(manifest=manifests(mad=kind == "mad"))
+        def check(manifest: dict[str, Any]) -> None:
+            admitted[TRY[kind](control_plane, namespace, manifest, jobs)] += 1
+
+        check()
+    print(f"{kind}: {admitted[True]} admitted, {admitted[False]} refused")
+    assert min(admitted[True], admitted[False]) > 0
+    assert_kuberay_takes_them(jobs, eventually, at_least=1)
+
+
+def test_every_rule_of_the_definition_refuses_what_the_models_refuse(control_plane: ControlPlane, namespace: str):
+    """The specs of tests/spec/test_checks.py, of which each fails one check and has a twin that passes."""
+    refusals: list[str] = []
+    for name, (wrong, _, right) in [*CASES.items(), *ALSO.items()]:
+        spec, problems = parse_spec(spec_of(wrong))
+        assert problems, name
+        failed = {check.__name__ for check, _ in CHECKS if list(check(spec))}
+        refusal = refusal_of(control_plane, namespace, spec_of(wrong))
+        repeated = "random_model" not in failed or all(one.path.endswith(".characters") for one in problems)
+        assert (refusal is None) == (failed <= KNOWN.keys() and repeated), (name, refusal)
+        refusals += [refusal or ""]
+        assert refusal_of(control_plane, namespace, spec_of(right)) is None, name
+    unused = [rule.message for rule in creation_rules() if not any(told(rule, said) for said in refusals)]
+    assert not unused
+
+
+def refusal_of(plane: ControlPlane, namespace: str, spec: dict[str, Any], name: str = "demo") -> str | None:
+    envelope = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": name}}
+    try:
+        plane.api.post(collection("Qwen35Training", namespace) + DRY, envelope | {"spec": spec})
+    except ApiRefused as refused:
+        if refused.status != 422:
+            raise
+        return refused.message
+    return None
+
+
+def spec_of(changes: dict[str, Any]) -> dict[str, Any]:
+    spec = deepcopy(SMALL["spec"])
+    for path, value in changes.items():
+        set_at(spec, path, value)
+    return spec
+
+
+def creation_rules() -> list[Rule]:
+    """Those that an object alone can break; test_changes.py is about the others."""
+    rules = [rule for place, listed in RULES.items() if place for rule in listed]
+    return [rule for rule in rules if "oldSelf" not in rule.rule]
+
+
+def told(rule: Rule, refusal: str) -> bool:
+    """Whether the refusal is this rule's: by the text between the values, where it has some."""
+    text = rule.message if rule.expression is None else rule.expression.split("'")[1]
+    return re.search(".*".join(map(re.escape, re.split("%[ds]", text))), refusal) is not None
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ import pytest
 import yaml
 
 from tests.controlplane import operator_process
+from tests.controlplane.cases import first_real
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.story import Story
+from tests.profiles import SOAK
 from tests.testbed.api import DEFINITIONS, Refused
 from tests.testbed.control_plane import OUR_DEFINITION, ControlPlane
 from tests.testbed.ray_head import RayHead
 
-AWAY = 60.0
+AWAY = 60.0 if SOAK else 15.0
 """Seconds without an API server."""
 
 
@@ -134,6 +136,7 @@ def knows_labels(story: Story) -> bool:
     return True
 
 
+@pytest.mark.quiet
 def test_a_training_does_not_notice_that_the_api_server_is_away(
     story: Story, operator_rights: Path, ray_head: RayHead, tmp_path: Path
 ):
@@ -153,7 +156,7 @@ def test_a_training_does_not_notice_that_the_api_server_is_away(
         assert story.restarts == 0
 
 
-@pytest.mark.parametrize("resource", ["pods", "rayjobs", "configmaps"])
+@pytest.mark.parametrize("resource", first_real(["rayjobs", "pods", "configmaps"]))
 def test_what_it_may_not_watch_is_named(story: Story, resource: str):
     kubeconfig = operator_process.user(story.plane, operator_process.rules(without=resource))
     with alive(story.plane, kubeconfig):
@@ -182,7 +185,7 @@ def test_it_is_not_ready_while_it_may_not_list_trainings(story: Story):
         assert operator.readiness() == (200, "ok")
 
 
-@pytest.mark.parametrize("resource", ["networkpolicies", "rayjobs"])
+@pytest.mark.parametrize("resource", first_real(["rayjobs", "networkpolicies"]))
 def test_what_it_may_not_create_is_named(story: Story, resource: str):
     kubeconfig = operator_process.user(story.plane, only_reading(resource))
     with alive(story.plane, kubeconfig):

@@ -25,7 +25,6 @@ SPEC: dict[str, Any] = {
 }
 # One change of every field, each valid by itself, and what the API server says to it while the training runs.
 CHANGES: dict[str, tuple[Any, str | None]] = {
-    "recipe": ("other", FIXED),
     "mode": ("Colocated", FIXED),
     "seed": (1, FIXED),
     "suspend": (True, LIVE),
@@ -57,7 +56,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "algorithm.loss": ({"clipHigh": 0.3}, SUSPENDED),
     "algorithm.kl": ({"coefficient": 0.5}, SUSPENDED),
     "algorithm.correction": ({"cap": 9.0}, SUSPENDED),
-    "rollout.engine": ("Torch", SUSPENDED),
+    "rollout.engine": ("VLLM", SUSPENDED),
     "rollout.nodes": (3, LIVE),
     "rollout.minNodes": (2, LIVE),
     "rollout.maxNodes": (9, LIVE),

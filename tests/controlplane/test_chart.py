@@ -94,9 +94,11 @@ def test_an_upgrade_with_the_same_values_changes_nothing(release: Release):
 def test_the_account_of_the_chart_can_do_all_that_a_training_needs(
     release: Release, operator: OperatorProcess, namespace: str
 ):
+    before = operator.refused_requests()
     story = Story(release.plane, namespace).apply()
     story.until_condition("Accepted", "True", "Accepted")
     story.until_job()
     story.report()
     story.until_condition("Ready", "True", "Running")
-    assert " cannot " not in operator.log, "as RBAC says it; namespaces of other tests that end are no matter"
+    assert operator.readiness() == (200, "ok")
+    assert operator.refused_requests() == before

@@ -70,6 +70,7 @@ def writes(operator: OperatorProcess) -> float:
     return sum(changes)
 
 
+@pytest.mark.soak
 def test_only_the_leader_acts(control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str):
     leader, standby = replicas
     story = Story(control_plane, namespace).apply()
@@ -82,14 +83,18 @@ def test_only_the_leader_acts(control_plane: ControlPlane, replicas: list[Operat
     assert writes(standby) == 0
 
 
+@pytest.mark.quiet
 def test_a_leader_that_ends_well_is_followed_at_once(
     control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
 ):
     leader, standby = replicas
     with work_goes_on(control_plane, namespace):
         holder = lease(control_plane)["spec"].get("holderIdentity")
+        supervisor = control_plane.processes.running[leader.name]
         leader.stop()
         ended = time.monotonic()
+        assert supervisor.returncode == 0
+        assert "Traceback" not in leader.log
         assert lease(control_plane)["spec"].get("holderIdentity") != holder, "it is released"
         wait(lambda: leads(standby), "the other leads")
         took = time.monotonic() - ended
@@ -98,11 +103,14 @@ def test_a_leader_that_ends_well_is_followed_at_once(
         assert took < DURATION - RENEW
 
 
+@pytest.mark.quiet
 def test_a_killed_leader_is_followed_when_its_lease_is_over_and_not_before(
     control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
 ):
     leader, standby = replicas
     with work_goes_on(control_plane, namespace):
+        assert writes(leader) > 5
+        assert writes(standby) == 0
         renewed = until_renewed(control_plane)
         leader.kill()
         ended = time.monotonic()
@@ -128,6 +136,7 @@ def work_goes_on(plane: ControlPlane, namespace: str) -> Iterator[None]:
     assert [one["number"] for one in first.attempts] == [1]
 
 
+@pytest.mark.soak
 def test_when_the_lease_is_deleted_there_are_never_two_leaders(
     control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
 ):
@@ -151,13 +160,3 @@ def test_when_the_lease_is_deleted_there_are_never_two_leaders(
     second = Story(control_plane, namespace, "second").apply()
     second.until_job()
     assert [one["number"] for one in first.attempts] == [1]
-
-
-def test_a_leader_that_ends_by_a_signal_ends_well(
-    control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
-):
-    leader, _ = replicas
-    supervisor = control_plane.processes.running[leader.name]
-    leader.stop()
-    assert supervisor.returncode == 0
-    assert "Traceback" not in leader.log

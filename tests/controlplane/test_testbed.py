@@ -15,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from tests.controlplane.cases import first_real
 from tests.testbed import binaries
 from tests.testbed.api import is_true
 from tests.testbed.control_plane import ControlPlane
@@ -157,7 +158,7 @@ def test_kuberay_picks_up_what_came_while_it_was_away(
     eventually(lambda: cluster_state(control_plane, namespace, "waiting") == "ready", "the cluster is ready")
 
 
-@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("end", first_real([signal.SIGKILL, signal.SIGTERM]))
 def test_a_bed_leaves_no_process_behind_however_it_ends(end: signal.Signals, eventually: Eventually, tmp_path: Path):
     with run_until_ready(tmp_path, "-m", "tests.testbed", "up") as bed:
         assert_all_end_with(bed, end, at_least=12, eventually=eventually)

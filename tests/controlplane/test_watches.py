@@ -2,20 +2,25 @@
 
 import pytest
 
+from tests.controlplane.cases import first_real
 from tests.controlplane.story import Story
 
 
 @pytest.mark.parametrize(
     ("plural", "name"),
-    [
-        ("configmaps", "demo-config"),
-        ("configmaps", "demo-control"),
-        ("configmaps", "demo-progress"),
-        ("serviceaccounts", "demo-trainer"),
-        ("roles", "demo-trainer"),
-        ("rolebindings", "demo-trainer"),
-        ("networkpolicies", "demo"),
-    ],
+    # Of the first the operator watches the whole object, of the second the metadata.
+    first_real(
+        [
+            ("configmaps", "demo-control"),
+            ("roles", "demo-trainer"),
+            ("configmaps", "demo-config"),
+            ("configmaps", "demo-progress"),
+            ("serviceaccounts", "demo-trainer"),
+            ("rolebindings", "demo-trainer"),
+            ("networkpolicies", "demo"),
+        ],
+        2,
+    ),
 )
 def test_a_deleted_child_is_made_again(story: Story, plural: str, name: str):
     story.apply()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from qwen35_trainer.data import DataError, Message, Prompt, SupervisedExample, TemplateEncoder, encode_examples
+from tests.profiles import examples
 
 type MakeQwen = Callable[..., PreTrainedTokenizerFast]
 
@@ -99,7 +100,7 @@ TURNS = st.lists(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=TURNS)
 def test_each_turn_trains_once_and_after_exactly_what_generation_would_hand_to_the_model(
     make_qwen: MakeQwen, turns: list[Message]

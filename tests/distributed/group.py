@@ -2,7 +2,10 @@
 
     Group.run("train", …) ──(job to every rank's stdin)──► rank.py ──(result or traceback on a pipe)──► results by rank
 
-A job that fails on one rank may leave others in a collective: the group is then ended, and started anew when needed.
+after a job          the group
+every rank answered  goes on, also where all raised: a refusal that they agree on leaves none in a collective
+some raised          waits GRACE for the others; who has not answered then is in a collective, and the group is ended
+one has ended        is ended
 """
 
 from __future__ import annotations
@@ -11,15 +14,15 @@ import os
 import pickle
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
+from tests.forks.start import REPOSITORY, Process, start
 from tests.patience import PATIENCE
 
-REPOSITORY = Path(__file__).parents[2]
+GRACE = 10.0
+"""Seconds between the answers of ranks that refuse the same job."""
 
 
 class Group:
@@ -27,7 +30,7 @@ class Group:
 
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Process] = []
         self._results: list[int] = []
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -45,24 +48,32 @@ class Group:
             process.stdin.flush()
 
     def results(self) -> list[Any]:
-        found: dict[int, Any] = {}
+        answers = self._answers()
+        silent = sorted(set(range(self.ranks)) - answers.keys())
+        if silent or any(status == "lost" for status, _ in answers.values()):
+            self.stop()
+        for rank, (status, value) in answers.items():
+            if status != "done":
+                raise AssertionError(f"rank {rank}: {value}")
+        assert not silent, f"ranks {silent} did not answer"
+        return [answers[rank][1] for rank in range(self.ranks)]
+
+    def _answers(self) -> dict[int, tuple[str, Any]]:
+        """Status and value by rank, in the order in which they came; without the ranks that were not waited for any longer."""
+        found: dict[int, tuple[str, Any]] = {}
         until = time.monotonic() + PATIENCE
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self._results):
                 selector.register(pipe, selectors.EVENT_READ, rank)
-            while len(found) < self.ranks:
-                ready = selector.select(until - time.monotonic())
-                if not ready:
-                    self.stop()
-                    raise AssertionError(f"ranks {sorted(set(range(self.ranks)) - found.keys())} did not answer")
+            while selector.get_map() and (ready := selector.select(max(0.0, until - time.monotonic()))):
                 for key, _ in ready:
-                    status, value = self._read(key.fd)
-                    if status != "done":
-                        self.stop()
-                        raise AssertionError(f"rank {key.data}: {value}")
-                    found[key.data] = value
+                    found[key.data] = status, _ = self._read(key.fd)
                     selector.unregister(key.fd)
-        return [found[rank] for rank in range(self.ranks)]
+                    if status == "lost":
+                        return found
+                    if status == "raised":
+                        until = min(until, time.monotonic() + GRACE)
+        return found
 
     def stop(self) -> None:
         """End the processes. SIGKILL: one of them may be in a collective."""
@@ -81,18 +92,10 @@ class Group:
         self._folder = tempfile.TemporaryDirectory(prefix="group-")
         for rank in range(self.ranks):
             reading, writing = os.pipe()
-            command = [
-                sys.executable,
-                "-m",
-                "tests.distributed.rank",
-                str(rank),
-                str(self.ranks),
-                self._folder.name,
-                str(writing),
-            ]
+            arguments = ["-m", "tests.distributed.rank", str(rank), str(self.ranks), self._folder.name, str(writing)]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             self.processes.append(
-                subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, cwd=REPOSITORY)
+                start(arguments, stdin=subprocess.PIPE, pass_fds=(writing,), env=environment, cwd=REPOSITORY)
             )
             os.close(writing)
             self._results.append(reading)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from qwen35_trainer.engines.fsdp import lora
@@ -54,7 +55,8 @@ def train(
     pictured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of one
-    update per batch, final weights, first adapters, and how many values of parameters this rank held.
+    update per batch, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
+    values of parameters this rank held.
 
     The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one.
     """
@@ -68,11 +70,8 @@ def train(
     engine = FSDPEngine(source, parsed, CPU)
     if restore is not None:
         engine.restore(restore)
-    adapters = {
-        name: parameter.full_tensor().detach().clone()
-        for name, parameter in engine._model.named_parameters()
-        if name.endswith((lora.DOWN, lora.UP))
-    }
+    adapters = adapters_of(engine)
+    gradients, first = gradients_of(engine), {name: each.clone() for name, each in engine.merged_weights().items()}
     scores = [engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0) for batch in batches[:1]]
     metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
     if save is not None:
@@ -80,7 +79,34 @@ def train(
         assert engine.saved(wait=True)
     held = sum(p.to_local().numel() for p in engine._model.parameters())
     found = {"metrics": metrics, "weights": engine.merged_weights(), "adapters": adapters, "held": held}
-    return found | {"scores": scores}
+    found |= {"first weights": first}
+    return found | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
+
+
+def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:
+    """Collective."""
+    return {
+        name: parameter.full_tensor().detach().clone()
+        for name, parameter in engine._model.named_parameters()
+        if name.endswith((lora.DOWN, lora.UP))
+    }
+
+
+def gradients_of(engine: FSDPEngine) -> list[dict[str, Tensor]]:
+    """Will hold, for each update, the whole gradient of each parameter when its optimizer steps."""
+    names = {parameter: name for name, parameter in engine._model.named_parameters()}
+    found: list[dict[str, Tensor]] = []
+
+    def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if optimizer is engine._optimizers.parts[0]:
+            found.append({})
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            if parameter.grad is not None:
+                found[-1][names[parameter]] = parameter.grad.full_tensor().clone()
+
+    for part in engine._optimizers.parts:
+        part.register_step_pre_hook(keep)
+    return found
 
 
 def die_in_the_middle_of_a_save(spec: dict[str, Any], batches: list[Any], store: Path, *, bytes_allowed: int) -> None:
@@ -126,6 +152,13 @@ def _checkpoint(engine: FSDPEngine, checkpoints: CheckpointStore, update: int, b
     dist.barrier()
 
 
+def refuse(ranks: list[int]) -> None:
+    """Raise on these ranks; the others never answer."""
+    if dist.get_rank() in ranks:
+        raise ValueError("refused")
+    signal.pause()
+
+
 def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
     torch.set_num_threads(1)
     for number in count():
@@ -135,6 +168,7 @@ def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
             return
         store = dist.FileStore(str(folder / f"store-{number}"), ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=PATIENCE))
+        dist.barrier()  # a rank that is through with its job closes connections, which another may still be making
         try:
             answer = ("done", globals()[job](**arguments))
         except (Exception, CheckpointException):  # noqa: BLE001  # which is no Exception; the test is told of either

@@ -1,9 +1,11 @@
 """The engine against the transformers library's own model in float32, trained by a plain loop, in every layout.
 
-Both score the first batch, and make three updates of the same batches. `pytest tests/distributed/test_parity.py -s` prints what docs/numerics.md has.
+Both score the first batch, and make three updates of the same batches. Compared are losses, gradient norms, the gradient of
+every parameter at every update, and the weights at the end. `pytest tests/distributed/test_parity.py -s` prints what docs/numerics.md has.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -16,14 +18,16 @@ from torch.nn.utils.rnn import pad_sequence
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.lora import DOWN, UP
 from qwen35_trainer.spec import parse_spec
+from tests.distributed.distance import distance, moved
 from tests.distributed.group import Group
 from tests.distributed.rank import remembering
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.models.scenes import as_the_library_wants, vision_language
 
-SAMPLES, RATES = 8, [1e-4, 1e-4, 1e-4]
-SCORES, FIRST, THIRD = 1e-4, 1e-5, 1e-3
-"""Allowed: of log-probs in nats, before the first update; relative, of the first update and of the third."""
+SAMPLES, RATES = 8, [1e-3, 1e-3, 1e-3]
+SCORES, TOTALS, GRADIENTS, WEIGHTS = 1e-4, [1e-5, 1e-3, 1e-3], [1e-4, 5e-3, 5e-3], 2e-2
+"""Allowed: of log-probs in nats, before the first update; relative, of loss and norm of each update; of each parameter's gradient
+at each update, relative to its norm; of each parameter at the end, relative to the distance that it has moved."""
 TEXT: dict[str, dict[str, Any]] = {"dense": {}, "MoE": {"experts": 4}}
 PICTURED: dict[str, dict[str, Any]] = {"vision-language": {}, "vision-language MoE": {"experts": 4}}
 PACKED = {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 60}}
@@ -102,21 +106,43 @@ def scores_of(model: Any, batch: TrainBatch) -> Iterator[Tensor]:
         prompt, response = prompt + p, response + r
 
 
-def plain_loop(model: Any, kind: str) -> list[tuple[float, float]]:
-    """Loss and gradient norm of each update."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(trained, lr=RATES[0], betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
-    found = []
+@dataclass(frozen=True)
+class Training:
+    """Losses, gradient norms before clipping and clipped gradients of the updates; the weights after them and their change."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[dict[str, Tensor]]
+    weights: dict[str, Tensor]
+    moved: dict[str, Tensor]
+
+
+def plain_loop(model: Any, kind: str, *, rate: float = RATES[0], frozen: str | None = None) -> Training:
+    """`frozen`: parameters with this in their name have gradients and never step, as a faulty engine would have it."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = list(named.values())
+    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    before = {name: parameter.detach().clone() for name, parameter in named.items()}
+    losses, norms, gradients = [], [], []
     for batch in batches(kind):
         total = 0.0
         for scores in scores_of(model, batch):
             part = -scores.sum() / int(batch.trainable.sum())
             part.backward()
             total += part.item()
-        found.append((total, float(nn.utils.clip_grad_norm_(trained, 1.0))))
+        losses.append(total)
+        norms.append(float(nn.utils.clip_grad_norm_(trained, 1.0)))
+        gradients.append(
+            {name: parameter.grad.clone() for name, parameter in named.items() if parameter.grad is not None}
+        )
         optimizer.step()
+        with torch.no_grad():
+            for name, parameter in named.items():
+                if frozen is not None and frozen in name:
+                    parameter.copy_(before[name])
         optimizer.zero_grad()
-    return found
+    after = {name: parameter.detach() for name, parameter in named.items()}
+    return Training(losses, norms, gradients, after, moved(before, after))
 
 
 @cache
@@ -127,20 +153,56 @@ def reference_scores(kind: str) -> Tensor:
 
 
 @cache
-def reference(kind: str) -> list[tuple[float, float]]:
+def reference(kind: str) -> Training:
     return plain_loop(library_model(kind), kind)
 
 
-def reference_with_adapters(kind: str, adapters: dict[str, Tensor], scale: float) -> list[tuple[float, float]]:
-    """The library's model plus scale · B·A·x, added by hooks, from the same first A and B."""
+def reference_with_adapters(kind: str, adapters: dict[str, Tensor], scale: float) -> Training:
+    """The library's model plus scale · B·A·x, added by hooks, from the same first A and B, which have the engine's names."""
+
+    def add(module: Any, x: tuple[Tensor], y: Tensor) -> Tensor:
+        return y + scale * (x[0] @ getattr(module, DOWN).T @ getattr(module, UP).T)
+
     model = library_model(kind).requires_grad_(False)
-    for name, down in adapters.items():
-        if name.endswith(DOWN):
-            module = model.get_submodule(name.removesuffix(f".{DOWN}"))
-            module.first = nn.Parameter(down.clone())
-            module.second = nn.Parameter(adapters[name.removesuffix(DOWN) + UP].clone())
-            module.register_forward_hook(lambda m, x, y: y + scale * (x[0] @ m.first.T @ m.second.T))
+    for name, first in adapters.items():
+        owner, _, own_name = name.rpartition(".")
+        module = model.get_submodule(owner)
+        module.register_parameter(own_name, nn.Parameter(first.clone()))
+        if own_name == DOWN:
+            module.register_forward_hook(add)
     return plain_loop(model, kind)
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of two trainings: of each update's loss, norm and gradients, and of the weights at the end."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: list[float]
+    weights: float
+
+    @classmethod
+    def between(cls, ours: Training, theirs: Training) -> "Differences":
+        return cls(
+            [abs(own - other) / abs(other) for own, other in zip(ours.losses, theirs.losses, strict=True)],
+            [abs(own - other) / other for own, other in zip(ours.norms, theirs.norms, strict=True)],
+            [distance(own, other, other) for own, other in zip(ours.gradients, theirs.gradients, strict=True)],
+            distance(ours.weights, theirs.weights, theirs.moved),
+        )
+
+    @property
+    def too_large(self) -> set[str]:
+        def beyond(found: list[float], allowed: list[float]) -> bool:
+            return any(not each <= limit for each, limit in zip(found, allowed, strict=True))
+
+        checks = {
+            "losses": beyond(self.losses, TOTALS),
+            "norms": beyond(self.norms, TOTALS),
+            "gradients": beyond(self.gradients, GRADIENTS),
+            "weights": beyond([self.weights], [WEIGHTS]),
+        }
+        return {name for name, failed in checks.items() if failed}
 
 
 @pytest.fixture(scope="module")
@@ -166,13 +228,41 @@ def test_updates_are_those_of_a_plain_loop(
     metrics, adapters = results[0]["metrics"], results[0]["adapters"]
     expected = reference_with_adapters(kind, adapters, 2.0) if adapters else reference(kind)
     assert bool(adapters) == ("lora" in train)
-    differences = [
-        (abs(ours.loss - loss) / abs(loss), abs(ours.gradient_norm - norm) / norm)
-        for ours, (loss, norm) in zip(metrics, expected, strict=True)
-    ]
+    ours = Training(
+        [each.loss for each in metrics],
+        [each.gradient_norm for each in metrics],
+        results[0]["gradients"],
+        results[0]["trained adapters" if adapters else "weights"],
+        {},
+    )
+    found = Differences.between(ours, expected)
     scores = max(float((result["scores"][0] - reference_scores(kind)).abs().max()) for result in results)
-    report[layout, kind] = [scores, *differences[0], *differences[2]]
+    totals = [max(pair) for pair in zip(found.losses, found.norms, strict=True)]
+    report[layout, kind] = [
+        scores,
+        totals[0],
+        max(totals[1:]),
+        found.gradients[0],
+        max(found.gradients[1:]),
+        found.weights,
+    ]
     assert all(result["metrics"] == metrics for result in results)
     assert scores <= SCORES
-    assert max(differences[0]) <= FIRST
-    assert max(differences[2]) <= THIRD
+    assert not found.too_large, found
+
+
+@pytest.mark.parametrize("kind", TEXT)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param({"frozen": "lm_head"}, id="the output layer never steps"),
+        pytest.param({"frozen": "embed_tokens"}, id="embeddings never step"),
+        pytest.param({"frozen": "layers.0."}, id="a layer never steps"),
+        pytest.param({"frozen": "norm"}, id="norms never step"),
+        pytest.param({"rate": RATES[0] / 2}, id="half the learning rate"),
+        pytest.param({"rate": RATES[0] * 0.9}, id="nine tenths of the learning rate"),
+    ],
+)
+def test_the_bounds_tell_a_faulty_training_from_a_right_one(kind: str, fault: dict[str, Any]) -> None:
+    found = Differences.between(plain_loop(library_model(kind), kind, **fault), reference(kind))
+    assert "weights" in found.too_large, found

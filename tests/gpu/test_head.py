@@ -10,19 +10,20 @@ from tests.models.test_head import gradients, plain
 ROWS, D, V = 24, 64, 248_320
 
 
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)  # Triton compiles for no CPU; tests/models interprets them
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(
     ("dtype", "bound", "gradient_bound"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.06, 0.05)]
 )
 def test_scores_and_gradients_are_those_of_the_plain_head_in_float32(
-    gpu: torch.device, dtype: torch.dtype, bound: float, gradient_bound: float, temperature: float
+    device: torch.device, dtype: torch.dtype, bound: float, gradient_bound: float, temperature: float
 ) -> None:
     from qwen35_trainer.models.qwen3_5 import head_kernels  # Triton is not made for every platform
 
     g = torch.Generator().manual_seed(0)
     hidden, weight = torch.randn(ROWS, D, generator=g) / 4, torch.randn(V, D, generator=g) / 4
-    hidden, weight = (x.to(gpu, dtype).requires_grad_() for x in (hidden, weight))
-    targets = torch.randint(V, (ROWS,), generator=g).to(gpu)
+    hidden, weight = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
+    targets = torch.randint(V, (ROWS,), generator=g).to(device)
     assert head._passes(hidden) is head_kernels
     ours = token_scores(hidden, weight, targets, temperature, with_entropy=True, chunk=7)
     whole = [x.detach().float().requires_grad_() for x in (hidden, weight)]

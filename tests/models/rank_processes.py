@@ -1,26 +1,32 @@
 """Ranks in processes of their own, all on this machine."""
 
-import subprocess
-import sys
-from pathlib import Path
+import contextlib
+import os
+import tempfile
 
+from tests.forks.start import REPOSITORY, start
 from tests.patience import PATIENCE
-
-ROOT = Path(__file__).parents[2]
 
 
 def run_ranks(module: str, ranks: int, *arguments: object) -> None:
     """`python -m MODULE RANK ARGUMENTS …` for every rank, side by side; each has to succeed."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", module, str(rank), *map(str, arguments)], cwd=ROOT, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        errors = [process.communicate(timeout=PATIENCE)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    assert [process.returncode for process in processes] == [0] * ranks, "\n".join(error[-2000:] for error in errors)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as files:
+        errors = [files.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
+        processes = [
+            start(
+                ["-m", module, str(rank), *map(str, arguments)],
+                cwd=REPOSITORY,
+                env=environment,
+                stderr=errors[rank],
+            )
+            for rank in range(ranks)
+        ]
+        try:
+            codes = [process.wait(PATIENCE) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            said = [os.pread(error.fileno(), 1 << 20, 0).decode() for error in errors]
+        assert codes == [0] * ranks, "\n".join(text[-2000:] for text in said)

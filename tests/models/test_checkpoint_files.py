@@ -22,6 +22,7 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import (
 )
 from qwen35_trainer.models.qwen3_5.export import to_packed, to_per_expert
 from tests.models.scenes import vision_language
+from tests.profiles import examples
 
 GATE_UP = "model.language_model.layers.1.mlp.experts.gate_up_proj"
 
@@ -109,7 +110,7 @@ def test_tensors_are_read_in_the_stored_dtype(model, tmp_path, dtype):
     assert {files.read(name).dtype for name in files.tensors} == {dtype}
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_any_part_of_any_tensor_is_the_part_of_the_whole(saved, model, data):
     files = CheckpointFiles.open(saved)

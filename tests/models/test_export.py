@@ -17,6 +17,7 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import SINGLE, CheckpointFil
 from qwen35_trainer.models.qwen3_5.export import exported, mtp_heads, to_packed, to_per_expert
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
+from tests.profiles import examples
 
 # Maps names as vLLM's loader does: the prefixes of the whole model, then the projections that it fuses, then experts.
 MAPPED = """
@@ -51,7 +52,7 @@ def layers(draw: st.DrawFn) -> list[tuple[str, Tensor]]:
     return [*weights, ("model.language_model.norm.weight", torch.randn(3))]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(weights=layers())
 def test_packed_to_single_experts_and_back_is_exact(weights):
     again = list(to_packed(to_per_expert(weights)))

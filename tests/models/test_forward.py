@@ -11,6 +11,7 @@ from torch import Tensor
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.forward import logits
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from tests.profiles import examples
 
 EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
 PACKED = [pytest.param(False, id="padded"), pytest.param(True, id="packed")]
@@ -64,7 +65,7 @@ def test_scores_and_gradients_are_those_of_the_library(make_model, tokens, exper
         torch.testing.assert_close(own.grad, other.grad, atol=2e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(lengths=st.lists(st.integers(1, 80), min_size=1, max_size=6), seed=st.integers(0, 5))
 def test_packed_sequences_score_as_padded_ones_do(lengths, seed):
     model, sequences = MODELS[seed % 2], [TOKENS[seed : seed + n] for n in lengths]

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen35_trainer.models.qwen3_5 import head
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
+from tests.profiles import examples
 
 D, V = 16, 37
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -54,7 +55,7 @@ def gradients(scores: TokenScores, hidden: Tensor, weight: Tensor) -> tuple[Tens
     return torch.autograd.grad(total, (hidden, weight))
 
 
-@settings(max_examples=20 if INTERPRETED else 100)
+@settings(max_examples=examples(20 if INTERPRETED else 100))
 @given(rows=st.integers(1, 20), chunk=st.integers(1, 25), temperature=st.sampled_from([0.3, 1.0, 2.5]))
 def test_values_and_gradients_are_those_of_the_plain_head(rows, chunk, temperature):
     hidden, weight, targets = drawn(rows)

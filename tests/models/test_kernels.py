@@ -6,6 +6,7 @@ import torch
 from qwen35_trainer.models.qwen3_5 import kernels
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.layout import Split
 from tests.models import kernels_stand_in
 from tests.models.test_forward import rows_of
 
@@ -28,12 +29,17 @@ def test_scores_and_gradients_are_those_without_kernels(make_model, tokens, monk
         torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-3)
 
 
-def test_with_all_kernels_nothing_is_split(make_model, tokens, monkeypatch):
+@pytest.mark.parametrize("with_kernels", [False, True])
+def test_a_row_is_split_only_where_a_kernel_is_missing(make_model, tokens, monkeypatch, with_kernels):
     """Taking a row apart reads its lengths and gathers on the device: kernels spare it."""
-    kernels_stand_in.install(monkeypatch)
-    monkeypatch.setattr("qwen35_trainer.models.qwen3_5.layout.Split.of", None)
+    split, of = [], Split.of
+    monkeypatch.setattr(Split, "of", lambda lengths, device: split.append(list(lengths)) or of(lengths, device))
+    if with_kernels:
+        kernels_stand_in.install(monkeypatch)
     inputs = ModelInput.of_text([tokens(4), tokens(3)], packed=True, device="cpu")
     adapt(make_model())(inputs, torch.arange(7), tokens(7))
+    assert (not split) == with_kernels
+    assert all(lengths == [4, 3] for lengths in split)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

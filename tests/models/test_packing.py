@@ -1,12 +1,14 @@
 """The check at load: what keeps sequences apart passes, what leaks is refused with what was measured."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 import torch
 
 from qwen35_trainer.models.qwen3_5 import linear_attention
 from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.layout import Split
 from qwen35_trainer.models.qwen3_5.packing import CHANGED, Difference, PackingInexact, check_packing
 from tests.models import kernels_stand_in
 
@@ -19,23 +21,24 @@ def leaky_convolution(mixed, filters, boundaries):
     return without_boundaries(mixed, filters, None)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("experts", EXPERTS)
-def test_a_row_that_is_taken_apart_is_exact(make_model, experts, dtype):
-    check_packing(adapt(make_model(experts=experts).to(dtype)))
+LEAKS = r"other neighbours in the row: log-probs differ by [\d.]+ of their spread .*removePadding"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("experts", EXPERTS)
-def test_kernels_that_know_boundaries_are_exact(make_model, monkeypatch, experts, dtype):
-    kernels_stand_in.install(monkeypatch)
-    check_packing(adapt(make_model(experts=experts).to(dtype)))
+@pytest.mark.parametrize("apart", [True, False], ids=["at its boundaries", "nowhere"])
+def test_a_row_must_be_taken_apart_at_its_boundaries(make_model, monkeypatch, experts, dtype, apart):
+    of = Split.of
+    if not apart:
+        monkeypatch.setattr(Split, "of", lambda lengths, device: of([sum(lengths)], device))
+    with nullcontext() if apart else pytest.raises(PackingInexact, match=LEAKS):
+        check_packing(adapt(make_model(experts=experts).to(dtype)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("experts", EXPERTS)
-@pytest.mark.parametrize("leak", ["state", "convolution", "attention"])
-def test_a_kernel_that_ignores_boundaries_is_refused(make_model, monkeypatch, experts, dtype, leak):
+@pytest.mark.parametrize("leak", ["none", "state", "convolution", "attention"])
+def test_a_kernel_that_ignores_boundaries_is_refused_and_no_other(make_model, monkeypatch, experts, dtype, leak):
     kernels_stand_in.install(
         monkeypatch,
         delta_rule=kernels_stand_in.leaky_delta_rule if leak == "state" else kernels_stand_in.chunk_gated_delta_rule,
@@ -43,8 +46,7 @@ def test_a_kernel_that_ignores_boundaries_is_refused(make_model, monkeypatch, ex
     )
     if leak == "convolution":
         monkeypatch.setattr(linear_attention, "_convolve_row", leaky_convolution)
-    expected = r"other neighbours in the row: log-probs differ by [\d.]+ of their spread .*removePadding"
-    with pytest.raises(PackingInexact, match=expected):
+    with nullcontext() if leak == "none" else pytest.raises(PackingInexact, match=LEAKS):
         check_packing(adapt(make_model(experts=experts).to(dtype)))
 
 
@@ -85,25 +87,35 @@ def test_not_a_number_is_refused(make_model, monkeypatch):
         check_packing(adapt(make_model()))
 
 
-def test_a_leak_of_the_gradient_alone_is_refused(make_model, monkeypatch):
-    class Leak(torch.autograd.Function):
-        """The right values; the gradient of a row that is one sequence."""
+class Leak(torch.autograd.Function):
+    """The right values; the gradient of a row that is one sequence."""
 
-        @staticmethod
-        def forward(ctx, right, leaked):
-            return right.clone()
+    @staticmethod
+    def forward(ctx, right, leaked):
+        return right.clone()
 
-        @staticmethod
-        def backward(ctx, gradient):
-            return None, gradient
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient
 
-    def rule(*tensors, cu_seqlens=None, **settings):
-        right, none = kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
-        return Leak.apply(right, kernels_stand_in.leaky_delta_rule(*tensors, **settings)[0]), none
 
+def rule_with_leaking_gradient(*tensors, cu_seqlens=None, **settings):
+    right, none = kernels_stand_in.chunk_gated_delta_rule(*tensors, cu_seqlens=cu_seqlens, **settings)
+    return Leak.apply(right, kernels_stand_in.leaky_delta_rule(*tensors, **settings)[0]), none
+
+
+@pytest.mark.parametrize("trained", ["all of it", "a part"])
+@pytest.mark.parametrize("leaking", [False, True])
+def test_a_leak_of_the_gradient_alone_is_refused_by_what_trains(make_model, monkeypatch, leaking, trained):
+    rule = rule_with_leaking_gradient if leaking else kernels_stand_in.chunk_gated_delta_rule
     kernels_stand_in.install(monkeypatch, delta_rule=rule)
-    with pytest.raises(PackingInexact, match=r"log-probs differ by 0 .*gradients by"):
-        check_packing(adapt(make_model()))
+    model = adapt(make_model())
+    if trained == "a part":
+        model.requires_grad_(False)
+        model.model.layers[1].mlp.requires_grad_(True)
+    refused = pytest.raises(PackingInexact, match=r"log-probs differ by 0 .*gradients by")
+    with refused if leaking else nullcontext():
+        check_packing(model)
 
 
 def test_the_check_leaves_no_gradient_and_the_weights_as_they_were(make_model):
@@ -112,13 +124,6 @@ def test_the_check_leaves_no_gradient_and_the_weights_as_they_were(make_model):
     check_packing(model)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_model_of_which_only_a_part_trains_is_checked_by_that_part(make_model):
-    model = adapt(make_model())
-    model.requires_grad_(False)
-    model.model.layers[1].mlp.requires_grad_(True)
-    check_packing(model)
 
 
 def test_both_measures_must_be_within_the_bound():

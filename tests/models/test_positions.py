@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 from qwen35_trainer.models.qwen3_5.positions import positions, text_positions, token_types
 from tests.models.scenes import END, IMAGE, MERGE, START, VIDEO, show, vision_language
+from tests.profiles import examples
 
 NO_GRIDS = np.empty((0, 3), dtype=np.int64)
 SCENES: dict[str, list[Any]] = {
@@ -56,7 +57,7 @@ def test_positions_are_those_of_the_library(model, scene):
     assert torch.equal(placed[:, 1:], of_the_library(model, tokens, shown))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(scene=st.lists(PARTS, min_size=1, max_size=6))
 def test_positions_of_any_sequence_are_those_of_the_library(model, scene):
     tokens, shown = show(scene)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -54,6 +55,7 @@ async def test_a_line_names_the_training_that_its_task_works_on() -> None:
     assert "training" not in json.loads(JsonLines().format(record("nobody's")))
 
 
+@pytest.mark.processes
 def test_the_operator_begins_its_log_in_either_form() -> None:
     def written(form: str) -> str:
         program = (

@@ -8,11 +8,12 @@ import pytest
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.probes import serving
 from qwen35_trainer.spec import Problem
+from tests.testbed.processes import free_ports
 
 
 @pytest.fixture
-def ports(unused_tcp_port_factory) -> dict[str, int]:
-    return {"metrics_port": unused_tcp_port_factory(), "health_port": unused_tcp_port_factory()}
+def ports() -> dict[str, int]:
+    return dict(zip(("metrics_port", "health_port"), free_ports(2), strict=True))
 
 
 async def get(port: int, path: str) -> tuple[int, str]:

@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from qwen35_operator import render
-from qwen35_trainer.cli import app
+from qwen35_trainer.commands import app
 from qwen35_trainer.spec import load_manifest
 from qwen35_trainer.spec.document import parse_value
 
@@ -91,9 +91,10 @@ def test_what_the_fence_refuses_is_refused_here_with_all_of_it(invoke, changed):
     assert result.stdout == ""
 
 
+@pytest.mark.processes
 def test_neither_a_cluster_nor_its_libraries_are_needed():
     code = (
-        "import sys; from qwen35_trainer.cli import app\n"
+        "import sys; from qwen35_trainer.commands import app\n"
         f"app(['render', {str(EXAMPLE)!r}], standalone_mode=False)\n"
         "print([name for name in ('kubernetes', 'kopf', 'ray', 'torch') if name in sys.modules], file=sys.stderr)"
     )

@@ -19,7 +19,7 @@ from qwen35_operator.metrics import Metrics
 from qwen35_operator.reconcile.reconciler import Reconciler
 from qwen35_operator.settings import Settings
 from qwen35_operator.work import Work
-from tests.operator.kube import raw
+from tests.operator.kube import raw, virtual
 from tests.operator.kube.memory import Memory
 from tests.operator.kube.server import until
 from tests.operator.reconcile.world import SPEC
@@ -180,44 +180,55 @@ async def test_several_trainings_are_worked_at_together(shop) -> None:
         await until(lambda: shop.started() and shop.started("other"), "both")
 
 
-async def test_what_is_in_hand_is_ended_before_the_work_stops(shop) -> None:
-    key, reached, go = shop.training(), asyncio.Event(), asyncio.Event()
+def test_what_is_in_hand_is_ended_before_the_work_stops(shop) -> None:
+    key, go = shop.training(), asyncio.Event()
 
-    async def before(verb: str, path: str) -> None:
-        if path.endswith("/rayjobs"):
-            reached.set()
-            await go.wait()
+    async def story() -> None:
+        reached = asyncio.Event()
 
-    shop.api.before = before
-    async with shop.open() as task:
-        shop.work.add(key)
-        await reached.wait()
-        task.cancel()
-        await asyncio.sleep(0.02)
-        assert not task.done()
-        go.set()
-        await asyncio.wait({task})
+        async def before(verb: str, path: str) -> None:
+            if path.endswith("/rayjobs"):
+                reached.set()
+                await go.wait()
+
+        shop.api.before = before
+        async with shop.open() as task:
+            shop.work.add(key)
+            await reached.wait()
+            task.cancel()
+            await asyncio.sleep(module.GRACE * 0.9)
+            assert not task.done()
+            go.set()
+            await asyncio.wait({task})
+
+    virtual.run(story())
     assert shop.started()
 
 
-async def test_what_does_not_end_is_left_after_the_grace_and_comes_again_with_the_next_term(shop, monkeypatch) -> None:
-    monkeypatch.setattr(module, "GRACE", 0.05)
-    key, reached, stuck = shop.training(), asyncio.Event(), True
+def test_what_does_not_end_is_left_after_the_grace_and_comes_again_with_the_next_term(shop) -> None:
+    key = shop.training()
 
-    async def before(verb: str, path: str) -> None:
-        if stuck and path.endswith("/rayjobs"):
-            reached.set()
-            await asyncio.sleep(3600)
+    async def story() -> None:
+        loop, reached, stuck = asyncio.get_running_loop(), asyncio.Event(), True
 
-    shop.api.before = before
-    async with shop.open():
-        shop.work.add(key)
-        await reached.wait()
-    assert not shop.started()
-    stuck = False
-    async with shop.open():
-        shop.work.add(key)
-        await until(shop.started, "an attempt")
+        async def before(verb: str, path: str) -> None:
+            if stuck and path.endswith("/rayjobs"):
+                reached.set()
+                await asyncio.sleep(3600)
+
+        shop.api.before = before
+        async with shop.open():
+            shop.work.add(key)
+            await reached.wait()
+            stopped = loop.time()
+        assert loop.time() - stopped == pytest.approx(module.GRACE, abs=0.01)
+        assert not shop.started()
+        stuck = False
+        async with shop.open():
+            shop.work.add(key)
+            await until(shop.started, "an attempt")
+
+    virtual.run(story())
 
 
 async def test_news_that_a_standby_gathers_is_each_counted_once_and_does_not_count_as_late(shop) -> None:

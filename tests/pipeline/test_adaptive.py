@@ -55,6 +55,15 @@ def test_a_group_that_has_lived_long_is_judged_by_the_lengths_that_are_still_pos
     assert adaptive.late(2) == pytest.approx(1.0), "only the long one is left"
 
 
+@pytest.mark.parametrize(("length", "batches", "late"), [(350, 3, 0.0), (450, 4, 1.0)])
+def test_a_group_that_finishes_during_its_last_legal_batch_is_not_late(length, batches, late):
+    """A sequence grows 100 tokens a batch; the last legal batch, 3, ends when it has 400."""
+    adaptive = Adaptive(WINDOW)
+    seen(adaptive, lengths=[length], batches=batches)
+    adaptive.dispatched(0, "", 0)
+    assert adaptive.late(0) == pytest.approx(late)
+
+
 def test_each_data_source_has_its_own_lengths():
     adaptive = Adaptive(WINDOW)
     seen(adaptive, source="short", lengths=[100] * 4, batches=1)

@@ -80,11 +80,80 @@ def test_a_worker_that_leaves_gets_nothing_and_finishes_what_it_has():
     assert len(played.workers[0].running) == 2
 
 
-def test_a_worker_with_older_weights_than_the_published_may_not_join():
+def with_a_late_worker() -> tuple[World, int]:
+    """What took the place of the only worker has joined after a version was published that nobody was there to load."""
     played = world(4)
+    for name in played.running:
+        played.finish(name)
+    for group in list(played.unscored):
+        played.score(group)
+    played.lose(0, keep=0)
+    played.train()
+    assert played.coordinator.version == 1
+    return played, played.join(4, behind=1)
+
+
+def test_a_worker_with_older_weights_than_the_published_gets_nothing_before_it_has_loaded_those():
+    played, late = with_a_late_worker()
+    assert not played.running
+    played.leave(late, True)
+    played.load(late)
+    assert not played.running
+    played.leave(late, False)
+    assert len(played.running) == 4
     played.play()
-    with pytest.raises(ValueError, match="worker 77 joins with version 0, and 9 is published: load that first"):
-        played.send(on.WorkerJoined(77, 1, 0))
+
+
+def until_version_2_travels(played: World) -> None:
+    while played.travelling is None:
+        for name in played.running:
+            played.finish(name)
+        for group in list(played.unscored):
+            played.score(group)
+        if played.training is not None:
+            played.train()
+
+
+def test_a_version_that_travels_does_not_wait_for_a_late_worker():
+    played, late = with_a_late_worker()
+    quick = played.join(8)
+    until_version_2_travels(played)
+    assert played.travelling == 2
+    played.load(quick)
+    assert played.coordinator.version == 2
+    assert played.workers[late].late
+    played.load(late)
+    played.play()
+
+
+def test_a_version_that_travels_does_not_count_a_late_worker_that_is_lost():
+    played, late = with_a_late_worker()
+    quick = played.join(8)
+    until_version_2_travels(played)
+    played.lose(late, keep=0)
+    assert played.coordinator.version == 1
+    played.load(quick)
+    assert played.coordinator.version == 2
+    played.play()
+
+
+def test_a_late_worker_that_has_caught_up_is_waited_for_as_any_other():
+    played, late = with_a_late_worker()
+    quick = played.join(8)
+    until_version_2_travels(played)
+    played.load(late, next_only=True)
+    assert not played.workers[late].late
+    played.load(quick)
+    assert played.coordinator.version == 1
+    played.load(late)
+    assert played.coordinator.version == 2
+    played.play()
+
+
+def test_a_worker_that_is_there_may_not_join_again():
+    played = world(4)
+    with pytest.raises(ValueError, match="worker 0 joins twice"):
+        played.send(on.WorkerJoined(0, 1, 0))
 
 
 # Lost workers.
@@ -117,6 +186,20 @@ def test_a_group_that_begins_anew_after_a_publication_is_young_again():
     played.lose(0, keep=0)
     assert played.coordinator.version == 1
     assert played.coordinator.buffer.deadline(0) == 2
+
+
+def test_a_sequence_that_goes_on_with_older_weights_is_as_old_as_they_are():
+    """Version 1 travels: the replica that has it is lost, and one that still has version 0 goes on with the tokens."""
+    played = world(1, 1, groups=1, group_size=1, lag=1, threshold=1.0)
+    finish_group(played, 0)
+    played.train()
+    played.load(1)
+    played.generate(1, 3)
+    played.tell(1)
+    assert played.coordinator.buffer.deadline(1) == 2, "born at version 1"
+    played.lose(1, keep=3)
+    assert played.workers[0].running == {(1, 0): [1, 1, 1]}
+    assert played.coordinator.buffer.deadline(1) == 1
 
 
 # Missed deadlines.

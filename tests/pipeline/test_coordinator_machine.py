@@ -17,6 +17,7 @@ from qwen35_trainer.pipeline.settings import Settings
 from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
+from tests.profiles import examples
 
 SMALL = st.integers(0, 5)
 
@@ -97,19 +98,19 @@ class Histories(RuleBasedStateMachine):
             self.world.lose(number, keep)
 
     @precondition(lambda self: len(self.world.workers) < 5)
-    @rule(slots=st.integers(1, 4), newest=st.booleans(), lane=st.booleans())
-    def join(self, slots, newest, lane):
-        self.world.join(slots, newest=newest, lane=lane and self.settings.lane_after is not None)
+    @rule(slots=st.integers(1, 4), newest=st.booleans(), lane=st.booleans(), behind=st.integers(0, 2))
+    def join(self, slots, newest, lane, behind):
+        self.world.join(slots, newest=newest, lane=lane and self.settings.lane_after is not None, behind=behind)
 
     @rule(worker=SMALL, leaving=st.booleans())
     def leave(self, worker, leaving):
         if (number := self.worker(worker)) is not None:
             self.world.leave(number, leaving)
 
-    @rule(worker=SMALL)
-    def load(self, worker):
+    @rule(worker=SMALL, next_only=st.booleans())
+    def load(self, worker, next_only):
         if (number := self.worker(worker)) is not None:
-            self.world.load(number)
+            self.world.load(number, next_only=next_only)
 
     # The train pool.
 
@@ -191,5 +192,5 @@ class Histories(RuleBasedStateMachine):
         return numbers[which % len(numbers)] if numbers else None
 
 
-Histories.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+Histories.TestCase.settings = settings(max_examples=examples(300), stateful_step_count=60, deadline=None)
 test_whatever_happens_the_bound_the_count_and_progress_hold = Histories.TestCase

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline import events as on
@@ -18,9 +18,11 @@ from qwen35_trainer.pipeline.settings import Settings
 from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
+from tests.profiles import SOAK, examples
 
 BEGINNING = Snapshot(1, 4, (1, 3), 10)
 TRAINED_BEFORE = (0, 2)
+SEEDS = range(100 if SOAK else 3)
 
 
 @dataclass
@@ -169,7 +171,7 @@ def crashes(run):
                 yield start, lineage(records, batch)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("batches_per_version", [1, 2])
 @pytest.mark.parametrize("policy", OnMissedDeadline)
 def test_cut_at_every_byte_each_prompt_has_one_turn(policy, batches_per_version, seed):
@@ -213,7 +215,7 @@ def test_killed_in_the_middle_of_a_save_beside_which_batches_train_each_prompt_h
     assert longest >= 3, "several batches train between one complete checkpoint and the next"
 
 
-@examples(max_examples=60)
+@drawing(max_examples=examples(60))
 @given(
     policy=st.sampled_from(OnMissedDeadline),
     batches_per_version=st.integers(1, 3),
@@ -238,7 +240,7 @@ def test_crash_after_crash_each_prompt_has_one_turn(policy, batches_per_version,
     go_on(settings, start, before, seed)
 
 
-@examples(max_examples=60)
+@drawing(max_examples=examples(60))
 @given(policy=st.sampled_from(OnMissedDeadline), seed=st.integers(0, 2**32), torn=st.integers(0, 30), data=st.data())
 def test_a_compacted_journal_tells_the_same_from_there_on(policy, seed, torn, data):
     run = Run(small(policy, 2), BEGINNING)

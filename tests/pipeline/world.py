@@ -26,6 +26,8 @@ class Worker:
     version: int
     lane: bool = False
     leaving: bool = False
+    late: bool = False
+    """It joined with older weights than the published ones, and has not loaded those."""
     running: dict[SequenceId, list[int]] = field(default_factory=dict)
 
 
@@ -70,6 +72,7 @@ class World:
             case do.Left(group, position, reason):
                 self._leaves(group, position, reason)
             case do.Start(worker, sequences):
+                assert not self.workers[worker].late
                 for name, keep in sequences:
                     tokens = self.kept.pop(name, [])
                     assert keep <= len(tokens), "only tokens that there are can be kept"
@@ -94,7 +97,7 @@ class World:
                 assert not self.evaluating, "an evaluation is of one version"
                 self.copied, self.travelling = None, version
             case do.Published(version):
-                assert all(worker.version >= version for worker in self.workers.values())
+                assert all(worker.version >= version for worker in self.workers.values() if not worker.late)
                 self.travelling = None
             case do.Evaluated():
                 assert not self.evaluating
@@ -142,11 +145,12 @@ class World:
 
     # What the pools do.
 
-    def join(self, slots: int, *, lane: bool = False, newest: bool = True) -> int:
-        """`newest`: with the version that travels, if one does."""
+    def join(self, slots: int, *, lane: bool = False, newest: bool = True, behind: int = 0) -> int:
+        """`newest`: with the version that travels, if one does. `behind`: with one so much older than the published one."""
         version = self.travelling if newest and self.travelling is not None else self.coordinator.version
+        version = max(0, self.coordinator.version - behind) if behind else version
         number, self.joined = self.joined, self.joined + 1
-        self.workers[number] = Worker(slots, version, lane)
+        self.workers[number] = Worker(slots, version, lane, late=version < self.coordinator.version)
         self.send(on.WorkerJoined(number, slots, version, lane))
         return number
 
@@ -189,11 +193,14 @@ class World:
         del self.unscored[group]
         self.send(on.Scored(group, signal))
 
-    def load(self, number: int) -> None:
+    def load(self, number: int, *, next_only: bool = False) -> None:
+        """The newest version, or with `next_only` the next one: a late worker may have several to load."""
         worker = self.workers[number]
-        if self.travelling is not None and worker.version < self.travelling:
-            worker.version = self.travelling
-            self.send(on.Loaded(number, self.travelling))
+        newest = self.coordinator.version if self.travelling is None else self.travelling
+        if worker.version < newest:
+            worker.version = worker.version + 1 if next_only else newest
+            worker.late &= worker.version < self.coordinator.version
+            self.send(on.Loaded(number, worker.version))
 
     def train(self) -> None:
         assert self.training is not None

@@ -13,6 +13,7 @@ from qwen35_trainer.progress.history import HistoryUnreadable, pack, unpack
 from qwen35_trainer.progress.records import EvaluationRecord, Record, SpanRecord, UpdateRecord
 from qwen35_trainer.progress.report import report
 from qwen35_trainer.progress.summary import Summary, summarise
+from tests.profiles import examples
 
 from .conftest import make_update
 
@@ -82,7 +83,7 @@ def test_what_is_kept_of_the_beginning_does_not_change_as_the_run_grows() -> Non
     assert {record.update for record in later} <= {record.update for record in earlier} | set(range(901, 1001))
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(updates=st.integers(0, 300), limit=st.integers(4_000, 20_000))
 def test_no_history_is_larger_than_allowed(updates: int, limit: int) -> None:
     assert len(packed(long_run(updates), limit=limit)) <= limit

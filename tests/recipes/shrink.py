@@ -1,7 +1,7 @@
 """A recipe made small enough for the CPUs of any machine: its settings at another size.
 
 model            the same family and kind with random weights, experts and vision tower included
-devices          one node of two processes, so that FSDP shards; rollouts by the embedded engine
+devices          one node of as many processes as asked for, so that FSDP shards; rollouts by the embedded engine
 data, rewards    binary sums, and a reward that random weights earn every other time
 batch            prompts and sequences divided by DIVISOR; two batches
 """
@@ -17,7 +17,6 @@ from qwen35_trainer.spec.parse import parse_manifest
 DIVISOR = 8
 """Of prompts per update and of sequences per micro-batch; one of these is left."""
 
-RANKS = 2
 BATCHES = 2
 """The second is generated with the weights that the first has trained."""
 
@@ -27,14 +26,14 @@ SUMS = [(f"{first:b}+{second:b}=", str((first + second) % 2)) for first in range
 """Prompts of the data that every shrunken recipe reads, and the last digits of their sums."""
 
 
-def changes(manifest: Manifest) -> dict[str, object]:
+def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
     """What shrinking replaces: paths below spec, and their new values. Rollout and rewards only where a recipe has them."""
     spec = manifest.spec
     batch = spec.train.batch
     experts = {"experts": 4} if re.search(r"-A\d+B$", spec.model.name) else {}
     changed: dict[str, object] = {
         "accelerator.profile": "cpu",
-        "accelerator.perNode": RANKS,
+        "accelerator.perNode": ranks,
         "model.source": {"random": SHAPE | ALPHABET | experts | {"vision": {}}},
         "data.train": [{"name": "train", "files": {"paths": ["train.jsonl"]}}],
         "data.maxPromptTokens": 10,
@@ -53,9 +52,9 @@ def changes(manifest: Manifest) -> dict[str, object]:
     return changed
 
 
-def shrunken(manifest: Manifest) -> Manifest:
-    """The manifest with `changes` made. Raises ManifestError where the result does not fit together."""
+def shrunken(manifest: Manifest, ranks: int = 1) -> Manifest:
+    """The manifest with `changes` made, for so many train workers. Raises ManifestError where the result does not fit together."""
     document, _ = parse_document(dump_manifest(manifest))
     assert isinstance(document, dict)
-    overrides = [f"{path}={json.dumps(value)}" for path, value in changes(manifest).items()]
+    overrides = [f"{path}={json.dumps(value)}" for path, value in changes(manifest, ranks).items()]
     return parse_manifest(apply_overrides(document, overrides))

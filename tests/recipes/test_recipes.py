@@ -14,8 +14,11 @@ from qwen35_trainer.spec import Manifest, dump_manifest, load_manifest
 from qwen35_trainer.spec.document import parse_document
 from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
 from tests.runtime.conftest import Command, Ended
+from tests.runtime.local import Local
 
 RECIPES = sorted((Path(__file__).parents[2] / "examples").glob("qwen3.5-*.yaml"))
+SHARDED = "qwen35-35b-a3b-grpo"
+"""Start of the names of the recipes that train on two ranks."""
 SIZE_AND_PLACE = {
     "spec.accelerator.profile",
     "spec.accelerator.perNode",
@@ -44,8 +47,10 @@ def recipe(request) -> Manifest:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
-    """Runs a shrunken recipe by the command. Two that differ in their devices alone shrink to the same run."""
-    command = Command(tmp_path_factory.mktemp("commands"))
+    """Runs a shrunken recipe: by the command on two ranks, in this process on one. Two recipes that differ in their devices
+    alone shrink to the same run.
+    """
+    command, local = Command(tmp_path_factory.mktemp("commands")), Local(tmp_path_factory.mktemp("local"))
     ended: dict[str, Ended] = {}
 
     def run(small: Manifest) -> Ended:
@@ -57,24 +62,35 @@ def run(tmp_path_factory) -> Iterator[Callable[[Manifest], Ended]]:
             rows = [json.dumps({"prompt": prompt, "answer": answer}) + "\n" for prompt, answer in SUMS]
             (folder / "train.jsonl").write_text("".join(rows[8:]))
             (folder / "validation.jsonl").write_text("".join(rows[:8]))
-            ended[settings] = command.run(file)
+            ended[settings] = (command if small.spec.world_size > 1 else local).run(file)
         return ended[settings]
 
     yield run
+    local.end()
     for running in command.started:
         running.kill()
 
 
 @pytest.fixture(scope="module")
-def ended(run, recipe) -> Ended:
-    return run(shrunken(recipe))
+def ranks(recipe) -> int:
+    """A process has one rank: one recipe, the one with most parts, trains on two."""
+    return 2 if recipe.metadata.name.startswith(SHARDED) else 1
 
 
-def test_shrinking_changes_size_and_place_and_nothing_else(recipe):
-    before, after = _document(recipe), _document(shrunken(recipe))
+@pytest.fixture(scope="module")
+def ended(run, recipe, ranks) -> Ended:
+    return run(shrunken(recipe, ranks))
+
+
+def test_one_recipe_at_least_trains_on_two_ranks():
+    assert [file.stem for file in RECIPES if load_manifest(file).metadata.name.startswith(SHARDED)]
+
+
+def test_shrinking_changes_size_and_place_and_nothing_else(recipe, ranks):
+    before, after = _document(recipe), _document(shrunken(recipe, ranks))
     differing = set(_differing(before, after))
     assert {place for place in differing if not _within(place, SIZE_AND_PLACE)} == set()
-    assert {f"spec.{path}" for path in changes(recipe)} <= SIZE_AND_PLACE
+    assert {f"spec.{path}" for path in changes(recipe, ranks)} <= SIZE_AND_PLACE
 
 
 def test_a_shrunken_batch_is_the_published_one_divided(recipe):
@@ -94,7 +110,7 @@ def test_nothing_of_a_shrunken_recipe_needs_a_cluster(recipe):
     assert unsupported(shrunken(recipe)) == []
 
 
-def test_its_settings_train_on_two_ranks(recipe, ended):
+def test_its_settings_train(recipe, ranks, ended):
     assert ended.code == 0, ended.err
     updates = ended.of(UpdateRecord)
     total = BATCHES * recipe.spec.async_.requireBatches
@@ -102,7 +118,9 @@ def test_its_settings_train_on_two_ranks(recipe, ended):
     assert all(math.isfinite(record.loss) and math.isfinite(record.gradient_norm) for record in updates)
     assert all(record.tokens > 0 for record in updates)
     assert any(record.gradient_norm > 0 for record in updates)
-    assert {path.name for path in (ended.folder / "logs").glob("train-*")} == {"train-0.log", "train-1.log"}
+    assert {path.name for path in (ended.folder / "logs").glob("train-*")} == {
+        f"train-{rank}.log" for rank in range(ranks)
+    }
     assert [record.update for record in ended.of(CheckpointRecord)] == [total]
 
 
@@ -116,20 +134,14 @@ def test_its_learning_rates_are_those_of_its_schedule(recipe, ended):
 def test_each_batch_is_generated_by_the_version_that_the_batch_before_it_made(recipe, ended):
     """Published recipes are synchronous: nothing is generated ahead."""
     updates, steps = ended.of(UpdateRecord), recipe.spec.async_.requireBatches
-    if recipe.spec.mode == "SFT":
-        assert not any(record.lag_histogram for record in updates)
-    else:
-        assert [record.version for record in updates] == [update // steps for update in range(BATCHES * steps)]
-        assert {lag for record in updates for lag in record.lag_histogram} == {0}
+    assert [record.version for record in updates] == [update // steps for update in range(BATCHES * steps)]
+    assert {lag for record in updates for lag in record.lag_histogram} == {0}
 
 
-def test_its_penalty_against_the_reference_model_grows_from_nothing(recipe, ended):
+def test_its_penalty_against_the_reference_model_grows_from_nothing(ended):
     kl = [record.kl for record in ended.of(UpdateRecord)]
-    if recipe.spec.mode == "SFT":
-        assert kl == [None] * len(kl)
-    else:
-        assert kl[0] == pytest.approx(0.0, abs=1e-6)
-        assert kl[-1] > 0
+    assert kl[0] == pytest.approx(0.0, abs=1e-6)
+    assert kl[-1] > 0
 
 
 def test_it_is_evaluated_where_the_recipe_says_so(recipe, ended):

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -7,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards import Completion, RewardFailed, RewardSetupError, Score, needs_answers
+from qwen35_trainer.rewards import Completion, RewardError, RewardFailed, RewardSetupError, Score, needs_answers
 from qwen35_trainer.rewards.exact_match import ExactMatch
-from qwen35_trainer.rewards.scorer import Part, combine
-from qwen35_trainer.spec.rewards import Reward
+from qwen35_trainer.rewards.scorer import Part, Scorer, combine
+from qwen35_trainer.spec.rewards import OnError, Reward
 
 COMPLETION = Completion(Prompt("s/0", "s", "question"), "text", 1, truncated=False)
 ERROR = Score(None, "KeyError: 'x'", 0.0)
@@ -42,6 +43,66 @@ def test_skip_leaves_the_sample_out_and_keeps_the_other_scores() -> None:
 def test_fail_ends_the_run_with_reward_prompt_and_reason() -> None:
     with pytest.raises(RewardFailed, match="reward a, onError Fail, prompt s/0: KeyError: 'x'"):
         combine(COMPLETION, [part("a", on_error="Fail")], [ERROR])
+
+
+@dataclass
+class Sometimes:
+    """A reward that fails for every text but "good"."""
+
+    name: str = "sometimes"
+    weight: float = 1.0
+
+    async def score(self, completion: Completion) -> float:
+        if completion.text != "good":
+            raise RewardError(f"no score for {completion.text}", kind="KeyError")
+        return 1.0
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+async def scored(scorer: Scorer, *texts: str) -> None:
+    for text in texts:
+        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False))
+
+
+@pytest.mark.parametrize("on_error", ["Zero", "Skip"])
+async def test_a_trial_in_which_every_reward_fails_ends_the_run_with_the_first_reason(on_error: OnError) -> None:
+    scorer = Scorer([Part(Sometimes(), on_error), Part(Sometimes("other"), on_error)], trial=3)
+    await scored(scorer, "a", "b")
+    with pytest.raises(RewardFailed) as raised:
+        await scored(scorer, "c")
+    assert str(raised.value) == (
+        "every reward of the first 3 responses failed, so that there is nothing to learn from. "
+        "The first one: reward sometimes, prompt s/0: KeyError: no score for a"
+    )
+
+
+async def test_one_score_of_one_reward_passes_the_trial() -> None:
+    class Never(Sometimes):
+        async def score(self, completion: Completion) -> float:
+            raise RewardError("never")
+
+    scorer = Scorer([Part(Never("never"), "Zero"), Part(Sometimes(), "Zero")], trial=3)
+    await scored(scorer, "a", "good", *"bcdefg")
+
+
+async def test_rewards_that_fail_after_the_trial_only_count() -> None:
+    scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
+    await scored(scorer, "good", *"abc")
+    assert scorer.counts() == {"sometimes": {"calls": 4, "errors": 3, "timeouts": 0}}
+
+
+async def test_what_is_not_tried_neither_passes_nor_fails_the_trial() -> None:
+    scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
+    for text in ("bad", "good"):
+        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False), tried=False)
+    with pytest.raises(RewardFailed, match="every reward of the first 1 responses failed"):
+        await scored(scorer, "bad")
+
+
+async def test_without_a_trial_nothing_has_to_be_scored() -> None:
+    await scored(Scorer([Part(Sometimes(), "Zero")]), *"abc")
 
 
 async def test_only_the_first_error_of_a_kind_is_logged_with_its_traceback(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.rollout.base import NO_TOKENS, Completed, Sampling, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.rollout.torch import TorchEngine
+from tests.profiles import examples
 
 END = 2
 NEVER = 10_000
@@ -362,7 +363,7 @@ class History:
                 self.step(engine)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_model, data: st.DataObject) -> None:
     """On two engines: sequences are submitted, dropped, and handed from either to the other."""

@@ -1,10 +1,10 @@
 """Small manifests, and runs of the real command in processes of their own."""
 
 import copy
+import gc
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from qwen35_trainer.progress.records import Record, read_records
+from tests.forks.start import Process, start
 from tests.patience import PATIENCE
+from tests.profiles import FORKED
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 REMOVED = object()
@@ -76,7 +78,7 @@ class Running:
     folder: Path
     home: Path
     """The folder that it was started in, and all its processes with it."""
-    process: subprocess.Popen[bytes] = field(init=False)
+    process: Process = field(init=False)
 
     @property
     def out(self) -> Path:
@@ -133,28 +135,29 @@ class Running:
                 process.kill()
             except psutil.NoSuchProcess:
                 continue
-        self.process.wait(10)
+        self.process.wait(PATIENCE)
 
 
 @dataclass
 class Command:
-    """Starts `qwen35 …`."""
+    """Starts `qwen35 …`; without a fork server (tests/forks) where a test is about the start itself."""
 
     room: Path
     started: list[Running] = field(default_factory=list)
 
-    def start(self, *arguments: object, output: Path) -> Running:
+    def start(self, *arguments: object, output: Path, forked: bool = FORKED) -> Running:
         running = Running(home=self.room / str(len(self.started)), folder=output)
         running.home.mkdir()
         with running.out.open("wb") as out, running.err.open("wb") as err:
-            running.process = subprocess.Popen(
-                [sys.executable, "-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)],
+            running.process = start(
+                ["-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)],
                 stdout=out,
                 stderr=err,
                 stdin=subprocess.DEVNULL,
                 cwd=running.home,
                 env=os.environ | ENVIRONMENT,
                 start_new_session=True,
+                forked=forked,
             )
         self.started.append(running)
         return running
@@ -170,6 +173,23 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
     yield built
     for running in built.started:
         running.kill()
+
+
+@pytest.fixture(scope="session")
+def _local_room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from .local import Local  # imports torch
+
+    gc.collect()
+    gc.freeze()  # the end of each run collects garbage, which takes a third of a second with all that is imported by now
+    yield Local(tmp_path_factory.mktemp("local"))
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def local(_local_room: Any) -> Iterator[Any]:
+    """Starts runs as `command` does, but in this process and with Ray played by threads: 0.5 core-seconds in place of ten."""
+    yield _local_room
+    _local_room.end()
 
 
 @pytest.fixture(scope="session")

@@ -1,20 +1,23 @@
 """What breaks while a run is under way: it ends with a message and exit code 1, and loses nothing that was saved."""
 
+import itertools
 import os
 import re
 import shutil
 import subprocess
-import time
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.checkpoint import CheckpointStore
-from qwen35_trainer.runtime.rollout_worker import PROGRESS_SECONDS
+from tests.patience import PATIENCE
 
 from .conftest import Ended
+from .threads import Fault
 
 BROKEN = """
 def score(prompt, response, answer, metadata):
@@ -84,10 +87,10 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_data_that_cannot_be_used_are_refused_all_at_once_and_write_nothing(command, write, tmp_path):
+def test_data_that_cannot_be_used_are_refused_all_at_once_and_write_nothing(local, write, tmp_path):
     sources = [{"name": name, "files": {"paths": [f"{name}.jsonl"]}} for name in ("gone", "empty")]
     (tmp_path / "empty.jsonl").touch()
-    ended = command.run(write(tmp_path, {"data.train": sources}))
+    ended = local.run(write(tmp_path, {"data.train": sources}))
     assert ended.code == 2
     assert "2 problems in the data" in ended.err
     assert "source gone: " in ended.err
@@ -107,8 +110,19 @@ def test_a_reward_that_may_not_fail_ends_the_run_with_its_name_and_the_prompt(co
     assert "Traceback" not in ended.err
 
 
-def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(command, write, tmp_path):
-    ended = command.run(write(tmp_path, reward="import not_there\n"))
+@pytest.mark.parametrize("on_error", ["Zero", "Skip"])
+def test_a_reward_that_always_fails_ends_the_run_in_its_first_batch(local, write, tmp_path, on_error):
+    broken = BROKEN.replace('if prompt == "5=":', "if True:")
+    ended = local.run(write(tmp_path, {"train.updates": 50}, reward=broken), "--set", f"rewards[0].onError={on_error}")
+    assert ended.code == 1
+    assert "every reward of the first 16 responses failed" in ended.err
+    assert ": ValueError: the judge is ill" in ended.err
+    assert "the judge is ill" in (ended.folder / "report.html").read_text()
+    assert len(ended.of(UpdateRecord)) <= 1
+
+
+def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(local, write, tmp_path):
+    ended = local.run(write(tmp_path, reward="import not_there\n"))
     assert ended.code == 1
     assert (
         "reward judge: judge:score: importing judge failed: ModuleNotFoundError: No module named 'not_there'"
@@ -117,10 +131,10 @@ def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(comman
     assert ended.summary["updates"] == 0
 
 
-def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(command, write, tmp_path, disk):
+def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(local, write, tmp_path, disk):
     storage = disk("1400k")
     changes = {"train.updates": 50, "checkpoint": {"everyUpdates": 1, "keep": 9, "storage": {"path": str(storage)}}}
-    ended = command.run(write(tmp_path, changes))
+    ended = local.run(write(tmp_path, changes))
     assert ended.code == 1
     saved = ended.of(CheckpointRecord)
     assert saved
@@ -137,10 +151,10 @@ def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(command, 
     assert ended.of(FinishRecord)[-1].outcome == "Failed"
 
 
-def test_a_full_disk_under_the_run_folder_ends_the_run_and_tears_no_line(command, write, tmp_path, disk):
+def test_a_full_disk_under_the_run_folder_ends_the_run_and_tears_no_line(local, write, tmp_path, disk):
     folder = disk("64k")
     changes = {"train.updates": 200, "checkpoint": {"everyUpdates": 1000, "storage": {"path": str(tmp_path / "ckpt")}}}
-    ended = command.run(write(tmp_path, changes, prompts=900), output=folder / "out")
+    ended = local.run(write(tmp_path, changes, prompts=900), output=folder / "out")
     assert ended.code == 1
     metrics = folder / "out" / "metrics.jsonl"
     # The journal lies there too: now one needs the last page, now the other.
@@ -183,13 +197,40 @@ def test_a_train_worker_that_is_killed_ends_the_run_by_name(command, write, tmp_
     _ended_by_name(running.end(), "the train pool was lost during")
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_a_rollout_replica_that_is_killed_is_replaced_and_every_prompt_trains_once(command, write, tmp_path, replicas):
-    changes = {"rollout.nodes": replicas, "train.updates": 16}
-    running = command.start("run", write(tmp_path, changes, reward=SLOW), output=tmp_path / "out")
+def test_a_rollout_replica_that_is_killed_is_replaced_and_every_prompt_trains_once(command, write, tmp_path):
+    file = write(tmp_path, {"train.updates": 16}, reward=SLOW)
+    running = command.start("run", file, output=tmp_path / "out")
     running.wait_for("update=4/")
     running.processes("ray::RolloutWorker")[0].kill()
-    ended = running.end()
+    _trained_once_each(running.end())
+
+
+def test_one_of_two_replicas_that_is_lost_is_replaced_and_every_prompt_trains_once(local, write, tmp_path):
+    file = write(tmp_path, {"rollout.nodes": 2, "train.updates": 16}, reward=SLOW)
+    running = local.start("run", file, output=tmp_path / "out")
+    running.wait_for("update=4/")
+    running.lose("rollout-0")
+    _trained_once_each(running.end())
+
+
+def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_published(local, write, tmp_path):
+    """Nobody is there to load version 1, whose weights take long to copy. The new replica has joined with version 0 by then."""
+    lost = Fault.lose("RolloutWorker", "collect", after=("TrainWorker", "train", 1))
+    copies, collected = itertools.count(), threading.Event()
+
+    def look(kind: str, method: str, value: object) -> None:
+        if (kind, method) == ("RolloutWorker", "collect") and lost.fired.is_set():
+            collected.set()  # by the new one, which has joined
+        if (kind, method) == ("TrainWorker", "publication") and next(copies) == 1:
+            assert collected.wait(PATIENCE)
+
+    file = write(tmp_path, {"train.updates": 16})
+    ended = local.start("run", file, output=tmp_path / "out", faults=(lost,), look=look).end()
+    assert collected.is_set()
+    _trained_once_each(ended)
+
+
+def _trained_once_each(ended: Ended) -> None:
     assert ended.code == 0, ended.err
     assert "its sequences go on elsewhere" in (ended.folder / "logs" / "driver.log").read_text()
     updates = ended.of(UpdateRecord)
@@ -199,51 +240,59 @@ def test_a_rollout_replica_that_is_killed_is_replaced_and_every_prompt_trains_on
     assert (sum(record.prompts for record in updates), progress["position"], progress["pending"]) == (64, 64, [])
 
 
-def test_tokens_outlive_the_replica_that_generated_them(command, write, tmp_path):
-    """Two groups, one after the other on one replica, which is killed within the second, after version 1 has come.
+def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, monkeypatch):
+    """Two groups, one after the other on one replica, which is lost within the second, after version 1 has come.
 
     What takes its place knows version 1 only: tokens of version 0 in the second update are those of the dead.
     """
     changes = {
-        "data.maxResponseTokens": 3000,
+        "data.maxResponseTokens": 1500,
         "algorithm.groupSize": 2,
         "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchPerDevice": 2}},
         "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1},
         "rollout.maxSequences": 1,  # one after the other: the second group is under way for long
     }
-    running = command.start("run", write(tmp_path, ENDLESS | changes, reward=NOTED), output=tmp_path / "out")
-    metrics = tmp_path / "out" / "metrics.jsonl"
+    monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.1)
+    metrics, published, reported = tmp_path / "out" / "metrics.jsonl", threading.Event(), threading.Event()
+
+    def look(kind: str, method: str, value: object) -> None:
+        if (kind, method) == ("RolloutWorker", "collect") and published.is_set() and value.progress:
+            reported.set()
+
+    file = write(tmp_path, ENDLESS | changes, reward=NOTED)
+    running = local.start("run", file, output=tmp_path / "out", look=look)
     running.wait_until(lambda: metrics.exists() and '"version 1"' in metrics.read_text(), "publication")
-    time.sleep(2 * PROGRESS_SECONDS)  # tokens are reported at least once
-    running.processes("ray::RolloutWorker")[0].kill()
+    published.set()
+    running.wait_until(reported.is_set, "report of tokens")
+    running.lose("rollout-0")
     scored = (tmp_path / "scored").read_text().split()
     ended = running.end()
     assert len(scored) == 2, "the second group was not under way any more"
     assert ended.code == 0, ended.err
     first, second = ended.of(UpdateRecord)
-    assert (first.lag_histogram, second.response_tokens_mean) == ({0: 6000}, 3000.0)
+    assert (first.lag_histogram, second.response_tokens_mean) == ({0: 3000}, 1500.0)
     assert second.lag_histogram.keys() == {0, 1}
-    assert sum(second.lag_histogram.values()) == 6000
+    assert sum(second.lag_histogram.values()) == 3000
 
 
 @pytest.fixture(scope="module")
-def finished(command, write, tmp_path_factory):
+def finished(local, write, tmp_path_factory):
     """A run of two updates. It was told to resume, and there was nothing: it started from scratch."""
     file = write(tmp_path_factory.mktemp("finished"), {"train.updates": 2})
-    return command.run(file, "--resume", "auto")
+    return local.run(file, "--resume", "auto")
 
 
-def test_resuming_a_finished_run_has_nothing_left_to_do(command, finished):
-    again = command.run(finished.folder.parent / "tiny.yaml", "--resume", "auto")
+def test_resuming_a_finished_run_has_nothing_left_to_do(local, finished):
+    again = local.run(finished.folder.parent / "tiny.yaml", "--resume", "auto")
     assert (finished.code, again.code) == (0, 0)
     assert finished.summary["updates"] == 2
     assert len(again.of(UpdateRecord)) == 2
     assert again.summary["outcome"] == "Succeeded"
 
 
-def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(command, write, tmp_path, finished):
+def test_a_checkpoint_of_another_model_is_refused_with_the_tensor_that_differs(local, write, tmp_path, finished):
     file = write(tmp_path, {"train.updates": 4, "model.source.random.hiddenSize": 48})
-    ended = command.run(file, "--resume", finished.of(CheckpointRecord)[-1].path)
+    ended = local.run(file, "--resume", finished.of(CheckpointRecord)[-1].path)
     assert ended.code == 1
     assert f"checkpoint {finished.folder / 'checkpoints' / 'update-000002'} does not fit this model" in ended.err
     assert "torch.Size([15, 32])" in ended.err

@@ -1,6 +1,7 @@
 import os
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -60,21 +61,25 @@ def test_an_earlier_run_is_continued_or_left_alone(folder, manifest):
         folder.check(manifest, resume=False)
 
 
-def test_a_run_with_another_model_or_other_data_is_not_continued(folder, manifest, write, tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
+        ({"train.updates": 9, "train.optimizer": {"learningRate": 0.1}}, None),
+        (
+            {"model.source.random.layers": 4, "data.shuffle": False, "seed": 3},
+            r"another spec.seed and spec.model and spec.data \(.*run.yaml\); restore it",
+        ),
+    ],
+    ids=["longer and with another rate", "with another model and other data"],
+)
+def test_a_run_may_go_on_otherwise_unless_its_weights_would_mean_something_else(
+    folder, manifest, write, tmp_path, changes, refused
+):
     folder.claim(manifest)
-    other = load_manifest(
-        write(tmp_path / "other", {"model.source.random.layers": 4, "data.shuffle": False, "seed": 3})
-    )
-    with pytest.raises(
-        FolderRefused, match=r"another spec.seed and spec.model and spec.data \(.*run.yaml\); restore it"
-    ):
+    other = load_manifest(write(tmp_path / "other", changes))
+    with nullcontext() if refused is None else pytest.raises(FolderRefused, match=refused):
         folder.check(other, resume=True)
-
-
-def test_a_run_may_go_on_longer_and_with_another_rate(folder, manifest, write, tmp_path):
-    folder.claim(manifest)
-    longer = write(tmp_path / "longer", {"train.updates": 9, "train.optimizer": {"learningRate": 0.1}})
-    folder.check(load_manifest(longer), resume=True)
+    assert load_manifest(folder.manifest) == manifest
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", "spec: 3", "kind: Other", "a: [", "spec: {", "\x00"])
@@ -125,3 +130,31 @@ def test_a_claim_that_fails_leaves_nothing(manifest, tmp_path):
         with pytest.raises(FolderRefused, match="No space left on device"):
             folder.claim(manifest)
         assert not folder.root.exists()
+
+
+class Killed(BaseException):
+    """Nothing of the process goes on after this."""
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("file", ["run.yaml", "run.id"])
+def test_a_claim_that_is_killed_leaves_a_folder_for_the_next_run(folder, manifest, monkeypatch, file, after):
+    """Killed beside each file that it renames into its place."""
+    replace = Path.replace
+
+    def then_killed(path: Path, target: Path) -> Path:
+        if target.name == file and not after:
+            raise Killed
+        replaced = replace(path, target)
+        if target.name == file:
+            raise Killed
+        return replaced
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", then_killed)
+        with pytest.raises(Killed):
+            folder.claim(manifest)
+    folder.check(manifest, resume=folder.manifest.exists())
+    folder.claim(manifest)
+    assert folder.identity.startswith("tiny-")
+    assert sorted(path.name for path in folder.root.iterdir()) == ["run.id", "run.yaml"]

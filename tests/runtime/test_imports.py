@@ -61,8 +61,8 @@ def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp
 
 def test_checking_a_manifest_imports_no_framework():
     code = (
-        "import qwen35_trainer.cli\n"
+        "import qwen35_trainer.commands\n"
         "from typer.testing import CliRunner\n"
-        "assert CliRunner().invoke(qwen35_trainer.cli.app, ['validate', 'nowhere.yaml']).exit_code == 2"
+        "assert CliRunner().invoke(qwen35_trainer.commands.app, ['validate', 'nowhere.yaml']).exit_code == 2"
     )
     assert imported_by(code, "torch", "ray", "transformers", "kubernetes") == set()

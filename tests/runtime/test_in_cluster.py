@@ -3,11 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.forks.start import start
 from tests.patience import PATIENCE
 
 from .conftest import ENVIRONMENT
@@ -17,16 +17,16 @@ from .conftest import ENVIRONMENT
 def in_pods(write, tmp_path_factory):
     folder = tmp_path_factory.mktemp("in-pods")
     file = write(folder, {"rollout.nodes": 2, "train.updates": 6, "checkpoint": {"everyUpdates": 2}})
-    done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("in_pods.py"), file, folder / "out"],
-        env=os.environ | ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "out", json.loads(done.stdout.splitlines()[-1])
+    command = [str(path) for path in (Path(__file__).with_name("in_pods.py"), file, folder / "out")]
+    said, errors = folder / "said", folder / "errors"
+    with said.open("wb") as out, errors.open("wb") as err:
+        process = start(command, env=os.environ | ENVIRONMENT, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
+    try:
+        assert process.wait(PATIENCE) == 0, errors.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    return folder / "out", json.loads(said.read_text().splitlines()[-1])
 
 
 def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_pods):

@@ -1,4 +1,4 @@
-"""Whole runs of each mode, policy and source, each on a Ray of its own."""
+"""Whole runs of each mode, policy and source: the widest on a Ray of its own, the others in this process."""
 
 import contextlib
 import socket
@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
+from tests.testbed.processes import claim
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
@@ -57,9 +58,13 @@ MANY_CHARACTERS = "".join(map(chr, range(0x4E00, 0x4E00 + 500)))
 def _listening(ports: tuple[int, ...]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for port in ports:
+            claimed = claim(port)
+            if claimed is None:  # another lane listens there, or is about to: just as well
+                continue
+            stack.enter_context(claimed)
             taken = stack.enter_context(socket.socket())
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):  # somebody else listens there: just as well
+            with contextlib.suppress(OSError):  # somebody else does
                 taken.bind(("0.0.0.0", port))
                 taken.listen()
         yield
@@ -127,7 +132,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
 
 
 @pytest.fixture(scope="module")
-def turns(command, write, removed, tmp_path_factory):
+def turns(local, write, removed, tmp_path_factory):
     changes = {
         "mode": "Colocated",
         "async": {"updatesPerSync": 2},
@@ -135,7 +140,7 @@ def turns(command, write, removed, tmp_path_factory):
         "data.validation": HELD_OUT,
         "evaluation": {"everyUpdates": 2},
     }
-    return command.run(write(tmp_path_factory.mktemp("turns"), changes, reward=SYNC_JUDGE))
+    return local.run(write(tmp_path_factory.mktemp("turns"), changes, reward=SYNC_JUDGE))
 
 
 def test_colocated_pools_take_turns(turns):
@@ -168,9 +173,9 @@ def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
 
 
 @pytest.fixture(scope="module")
-def supervised(command, tmp_path_factory):
+def supervised(local, tmp_path_factory):
     output = tmp_path_factory.mktemp("sft") / "out"
-    return command.run(EXAMPLES / "tiny-sft.yaml", "--set", "train.updates=40", output=output)
+    return local.run(EXAMPLES / "tiny-sft.yaml", "--set", "train.updates=40", output=output)
 
 
 def test_supervised_training_lowers_the_loss_and_the_held_out_loss(supervised):
@@ -186,7 +191,7 @@ def test_the_held_out_loss_before_is_that_of_the_untrained_model(supervised):
     first, before = supervised.of(UpdateRecord)[0], supervised.of(EvaluationRecord)[0]
     assert before.update == 0
     assert before.time < first.time
-    assert before.loss == pytest.approx(first.loss, rel=0.1)
+    assert before.loss == pytest.approx(first.loss, rel=0.01)
 
 
 def test_supervised_training_has_no_versions_no_lag_and_no_reward(supervised):
@@ -195,14 +200,14 @@ def test_supervised_training_has_no_versions_no_lag_and_no_reward(supervised):
 
 
 @pytest.fixture(scope="module", params=["MaskTokens", "Discard"])
-def straggling(command, write, tmp_path_factory, request) -> SimpleNamespace:
+def straggling(local, write, tmp_path_factory, request) -> SimpleNamespace:
     """A fifth of the prompts are scored when three batches' worth of the others have been."""
     changes = {
         "train.updates": 12,
         "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1, "onMissedDeadline": request.param},
         "data.shuffle": False,
     }
-    ended = command.run(write(tmp_path_factory.mktemp("straggling"), changes, prompts=48, reward=STRAGGLING))
+    ended = local.run(write(tmp_path_factory.mktemp("straggling"), changes, prompts=48, reward=STRAGGLING))
     return SimpleNamespace(policy=request.param, ended=ended)
 
 
@@ -220,7 +225,7 @@ def test_after_missed_deadlines_every_prompt_has_still_left_once(straggling):
 
 
 @pytest.fixture(scope="module")
-def lane(command, write, tmp_path_factory):
+def lane(local, write, tmp_path_factory):
     """One replica, and a lane of one with two threads: what has 8 tokens when it reports moves there."""
     changes = {
         "model.source.random.characters": MANY_CHARACTERS + "0123456789=",
@@ -230,7 +235,7 @@ def lane(command, write, tmp_path_factory):
         | {"lane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},
         "train.batch.microBatchPerDevice": 4,
     }
-    return command.run(
+    return local.run(
         write(
             tmp_path_factory.mktemp("lane"),
             changes,
@@ -253,10 +258,10 @@ def test_with_a_lane_every_prompt_trains_once_within_the_bound(lane):
 
 
 @pytest.fixture(scope="module")
-def filtered(command, write, tmp_path_factory):
+def filtered(local, write, tmp_path_factory):
     """A fifth of the prompts are worth the same whatever the response."""
     changes = {"train.updates": 8, "algorithm.dynamicSampling": True}
-    return command.run(write(tmp_path_factory.mktemp("filtered"), changes, reward=PARTLY_CONSTANT))
+    return local.run(write(tmp_path_factory.mktemp("filtered"), changes, reward=PARTLY_CONSTANT))
 
 
 def test_groups_without_signal_are_replaced_by_others(filtered):
@@ -275,7 +280,7 @@ def test_every_prompt_has_been_trained_or_filtered(filtered):
 
 
 @pytest.fixture(scope="module")
-def adapted(command, write, tmp_path_factory) -> SimpleNamespace:
+def adapted(local, write, tmp_path_factory) -> SimpleNamespace:
     """Adapters alone train and travel, by large steps: two updates, and two more after a resume."""
     changes = {
         "train.updates": 4,
@@ -284,9 +289,9 @@ def adapted(command, write, tmp_path_factory) -> SimpleNamespace:
         "async": {"stalenessThreshold": 0.0, "maxVersionLag": 0},
     }
     file = write(tmp_path_factory.mktemp("adapted"), changes, reward=SYNC_JUDGE)
-    first = command.run(file, "--set", "train.updates=2")
+    first = local.run(file, "--set", "train.updates=2")
     last = first.folder / "checkpoints" / "update-000002"
-    return SimpleNamespace(first=first, second=command.run(file, "--resume", last, output=file.parent / "second"))
+    return SimpleNamespace(first=first, second=local.run(file, "--resume", last, output=file.parent / "second"))
 
 
 def test_adapters_alone_make_the_rollout_score_as_the_trainer_does_before_and_after_a_resume(adapted):
@@ -297,7 +302,7 @@ def test_adapters_alone_make_the_rollout_score_as_the_trainer_does_before_and_af
     assert min(record.gradient_norm for record in updates) > 0
 
 
-def test_a_gym_task_trains_with_its_own_scorer(command, write, tmp_path):
+def test_a_gym_task_trains_with_its_own_scorer(local, write, tmp_path):
     changes = {
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
         | {"characters": "".join(map(chr, range(32, 127))) + "\n"},
@@ -306,6 +311,6 @@ def test_a_gym_task_trains_with_its_own_scorer(command, write, tmp_path):
         "rewards": [{"type": "Gym"}],
         "train.updates": 2,
     }
-    ended = command.run(write(tmp_path, changes))
+    ended = local.run(write(tmp_path, changes))
     assert ended.code == 0, ended.err
     assert (ended.summary["updates"], ended.summary["rewardErrors"]) == (2, 0)

@@ -1,4 +1,8 @@
-"""Replicas come, load, are lost and replaced. They are stand-ins for the remote actors, with the calls that the pool makes."""
+"""Replicas come, load, are lost and replaced. They are stand-ins for the remote actors, with the calls that the pool makes.
+
+All that happens here waits for time alone, so the clock is virtual: deadlines pass at once, and no other load on the machine
+makes a replica late.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
@@ -14,6 +18,7 @@ from qwen35_trainer.rollout.base import NO_TOKENS, Completed, SequenceId, Sequen
 from qwen35_trainer.runtime.rollout_pool import MOST_LOSSES, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
 from qwen35_trainer.weights.publication import Publication, WeightManifest
+from tests.operator.kube import virtual
 from tests.patience import PATIENCE
 
 FINISHED = Collected(finished=(Completed((0, 0), NO_TOKENS, truncated=False),))
@@ -167,6 +172,15 @@ async def settled() -> None:
     """Everything that can happen without time has happened."""
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+class _Virtual(asyncio.DefaultEventLoopPolicy):
+    _loop_factory = virtual.Loop
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return _Virtual()
 
 
 @pytest.fixture(autouse=True)

@@ -1,10 +1,10 @@
 """Stopping, and going on: the story of one run in three attempts, and of two that are cut short."""
 
 import contextlib
-import os
 import re
 import shutil
 import signal
+import threading
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,11 @@ from qwen35_trainer.data.prompts import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from tests.patience import PATIENCE
 
+from .threads import Fault
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PROMPTS, PER_UPDATE, GROUP = 120, 4, 4
 LOGGED = """
 import time
@@ -46,7 +50,7 @@ def _trained(progress) -> set[int]:
 
 
 @pytest.fixture(scope="module")
-def story(command, write, tmp_path_factory) -> SimpleNamespace:
+def story(command, local, write, tmp_path_factory) -> SimpleNamespace:
     """All prompts of one epoch, in three attempts: Ctrl-C, SIGTERM while the model loads, and to the end."""
     folder = tmp_path_factory.mktemp("story")
     changes = {"train.updates": PROMPTS // PER_UPDATE, "checkpoint": {"everyUpdates": 4, "keep": 2}}
@@ -59,9 +63,16 @@ def story(command, write, tmp_path_factory) -> SimpleNamespace:
     scored = (folder / "scores.txt").read_text().split()
     kept = shutil.copytree(saved.path, folder / "kept")
     (folder / "hold").touch()  # nothing trains before the signal has come
-    second = command.start("run", file, "--resume", saved.path, output=folder / "branch")
+    signalled = threading.Event()
+
+    def load_until_signalled(kind: str, method: str, value: object) -> None:
+        if method == "join":
+            assert signalled.wait(PATIENCE)
+
+    second = local.start("run", file, "--resume", saved.path, output=folder / "branch", look=load_until_signalled)
     second.wait_for("phase=loading the model")
     second.signal(signal.SIGTERM)
+    signalled.set()
     branched = second.end()
     (folder / "hold").unlink()
     (folder / "scores.txt").unlink()
@@ -169,10 +180,10 @@ def _flatten(path: str, value: object, into: dict[str, object]) -> None:
         into[path] = value
 
 
-def test_a_signal_does_not_wait_for_an_evaluation_that_takes_long(command, write, tmp_path):
+def test_a_signal_does_not_wait_for_an_evaluation_that_takes_long(local, write, tmp_path):
     changes = {"data.validation": [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]}
     file = write(tmp_path, changes | {"train.updates": 500, "evaluation": {"maxPrompts": 4}}, reward=HANGING)
-    running = command.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
+    running = local.start("run", file, "--set", "rewards[0].timeoutSeconds=3600", output=tmp_path / "out")
     running.wait_for("update=1/")
     running.signal(signal.SIGINT)
     ended = running.end()
@@ -181,6 +192,7 @@ def test_a_signal_does_not_wait_for_an_evaluation_that_takes_long(command, write
     assert ended.of(CheckpointRecord)[-1].update == ended.of(UpdateRecord)[-1].update
 
 
+@pytest.mark.quiet
 def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_path):
     """The train worker answers nothing, as on a node that hangs: the checkpoint of the first signal never comes."""
     running = command.start("run", write(tmp_path, {"train.updates": 500}, prompts=2100), output=tmp_path / "out")
@@ -218,7 +230,7 @@ def _saves_beside_training(driver, folder) -> int | None:
 @pytest.fixture(scope="module")
 def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save beside which the
-    next batch trains; and to the end.
+    next batch trains; and to the end on one rank.
     """
     folder = tmp_path_factory.mktemp("crashed")
     changes = {
@@ -244,10 +256,11 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     journal = (folder / "out" / "journal").read_bytes()
     (folder / "scores.txt").unlink()
     return SimpleNamespace(
+        second_rank=(folder / "out" / "logs" / "train-1.log").read_text(),
         half=half[0],
         saved=saved,
         journal=journal,
-        finished=command.run(file, "--resume", "auto"),
+        finished=command.run(file, "--resume", "auto", "--set", "train.nodes=1"),
         scored=(folder / "scores.txt").read_text().split(),
     )
 
@@ -261,6 +274,14 @@ def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoint_befo
     assert max(record.lag_max for record in updates) <= 2
 
 
+def test_a_run_can_go_on_with_another_number_of_ranks(crashed):
+    logs = {path.name for path in (crashed.finished.folder / "logs").glob("train-*")}
+    assert logs == {"train-0.log", "train-1.log"}
+    second = (crashed.finished.folder / "logs" / "train-1.log").read_text()
+    assert second == crashed.second_rank, "it was started again"
+    assert crashed.finished.of(FinishRecord)[-1].outcome == "Succeeded"
+
+
 def test_after_a_crash_every_prompt_trains_exactly_once(crashed):
     start = recover(crashed.journal, crashed.saved.progress.batch)
     trained = set(range(start.position)) - set(start.pending)
@@ -272,12 +293,26 @@ def test_after_a_crash_every_prompt_trains_exactly_once(crashed):
     assert (end["position"], end["pending"]) == (PROMPTS, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_the_training_began_writes_nothing(command, write, tmp_path, number):
-    running = command.start("run", write(tmp_path), output=tmp_path / "out")
-    running.wait_for("phase=starting Ray")
-    os.kill(running.process.pid, number)
-    ended = running.end(seconds=60)
-    assert ended.code == 130
-    assert ended.err == "ended by a signal before the training began; nothing was written\n"
-    assert not (tmp_path / "out").exists()
+def test_a_signal_does_not_wait_for_a_checkpoint_that_takes_long_to_restore(local, write, tmp_path):
+    file = write(tmp_path, {"train.updates": 4})
+    first = local.run(file, "--set", "train.updates=2")
+    assert first.code == 0, first.err
+    fault = Fault.hang("TrainWorker", "restore")
+    running = local.start("run", file, "--resume", "auto", output=first.folder, faults=(fault,))
+    running.wait_until(fault.fired.is_set, "restoring")
+    running.signal(signal.SIGTERM)
+    ended = running.end()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.of(FinishRecord)[-1].outcome == "Stopped"
+    assert ended.of(CheckpointRecord)[-1].update == 2
+
+
+def test_a_signal_does_not_wait_for_the_evaluation_of_examples_at_the_start(local, write, tmp_path):
+    fault = Fault.hang("TrainWorker", "negative_log_likelihood")
+    running = local.start("run", EXAMPLES / "tiny-sft.yaml", output=tmp_path / "out", faults=(fault,))
+    running.wait_until(fault.fired.is_set, "evaluation")
+    running.signal(signal.SIGTERM)
+    ended = running.end()
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.of(FinishRecord)[-1].outcome == "Stopped"
+    assert ended.of(UpdateRecord) == []

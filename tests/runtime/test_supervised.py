@@ -10,8 +10,8 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.mark.parametrize("example", ["tiny-sft-tools", "tiny-sft-vision"])
-def test_an_example_of_conversations_lowers_the_loss_and_the_held_out_loss(command, tmp_path, example):
-    ended = command.run(EXAMPLES / f"{example}.yaml", "--set", "train.updates=4", output=tmp_path / "out")
+def test_an_example_of_conversations_lowers_the_loss_and_the_held_out_loss(local, tmp_path, example):
+    ended = local.run(EXAMPLES / f"{example}.yaml", "--set", "train.updates=4", output=tmp_path / "out")
     assert ended.code == 0, ended.err
     losses = [record.loss for record in ended.of(UpdateRecord)]
     held_out = [record.loss for record in ended.of(EvaluationRecord)]

@@ -21,6 +21,7 @@ from qwen35_trainer.simulate.load import (
     Turns,
 )
 from qwen35_trainer.simulate.run import simulate
+from tests.profiles import examples
 from tests.simulate.watched import Watched
 
 
@@ -111,7 +112,7 @@ def check_every_group_left_once(world: Watched) -> None:
     assert world.coordinator.buffer.held == len(world.dispatched) - len(world.exits)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(loads())
 def test_a_run_ends_and_no_token_in_the_loss_is_older_than_the_bound(load: Load) -> None:
     world = Watched(load)
@@ -126,7 +127,7 @@ def test_a_run_ends_and_no_token_in_the_loss_is_older_than_the_bound(load: Load)
         assert result.filtered_share == 0
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(
     loads(
         pools=(EnginePool(2, Engine(2)),),
@@ -145,7 +146,7 @@ def test_a_straggler_may_move_to_an_engine_whose_weights_are_older(load: Load) -
     assert max(world.oldest) <= load.max_version_lag
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.data())
 def test_the_peers_rules_end_too_and_keep_what_they_promise(data: st.DataObject) -> None:
     policy = data.draw(st.sampled_from([each for each in Policy if each is not Policy.DEADLINE_FIRST]))
@@ -158,7 +159,7 @@ def test_the_peers_rules_end_too_and_keep_what_they_promise(data: st.DataObject)
         assert max(world.oldest) == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(loads())
 def test_equal_loads_give_equal_results(load: Load) -> None:
     assert simulate(load) == simulate(load)

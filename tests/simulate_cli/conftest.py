@@ -10,7 +10,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from qwen35_trainer.cli import app
+from qwen35_trainer.commands import app
 
 SPEC: dict[str, Any] = {
     "accelerator": {"profile": "nvidia", "perNode": 2},

@@ -13,7 +13,6 @@ SFT = {"mode": "SFT", "rollout": None, "rewards": []}
 
 # What is wrong, the path it is reported at, and a like spec that is right.
 CASES = {
-    "recipe": ({"recipe": "qwen"}, "spec.recipe", {"recipe": None}),
     "sft has no rollout": ({**SFT, "rollout": {}}, "spec.rollout", SFT),
     "sft has no rewards": ({**SFT, "rewards": [{"type": "Math"}]}, "spec.rewards", SFT),
     "rollout is needed": ({"rollout": None}, "spec.rollout", {}),

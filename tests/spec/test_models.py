@@ -56,6 +56,7 @@ def test_python_code_may_use_either_spelling_of_a_keyword():
     assert Algorithm(lambda_=0.5) == Algorithm.model_validate({"lambda": 0.5})
 
 
+@pytest.mark.processes
 def test_the_spec_imports_without_torch_ray_vllm_or_kubernetes():
     program = (
         "import sys, qwen35_trainer.spec\n"

@@ -1,6 +1,7 @@
 """etcd and the API server."""
 
 import ipaddress
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,8 @@ SERVICES = ipaddress.IPv4Network("10.96.0.0/12")
 ETCD = "etcd"
 NAME = "kube-apiserver"
 KUBELET_CLIENT = "kubelet-client"
+EMULATED = os.environ.get("QWEN35_TESTBED_KUBERNETES")
+"""Kubernetes minor version that the API server emulates, like 1.32. Its own version if unset. `make soak` sets it."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,7 @@ class ApiServer:
             "--enable-admission-plugins=NodeRestriction",
             "--allow-privileged=true",
             "--profiling=false",
+            *([f"--emulated-version={EMULATED}"] if EMULATED else []),
         ]
         self.processes.start(NAME, command)
         self.processes.wait(NAME, answers(f"{self.url}/readyz"))

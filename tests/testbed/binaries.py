@@ -4,12 +4,15 @@
         bin/       etcd kube-apiserver kube-controller-manager kube-scheduler kubectl helm kuberay-operator kwok
                    kubelet kube-proxy coredns pause, for a real node (tests.cluster)
         kuberay/   role.yaml, crd/*.yaml and install.yaml, as released with the operator
+    …/testbed/<hash of the oldest KubeRay>/
+        bin/kuberay-operator and kuberay/, of the oldest version that the docs name; only with QWEN35_TESTBED_KUBERAY=oldest
 
 The hash covers the modules and the build flags: a change of either builds anew, and a finished build needs no Go.
 `python -m tests.testbed.binaries` builds; it needs Go and the standard library, so that it can run beside what installs the rest.
 
 kwok is a module of its own because it does not compile against the Kubernetes libraries of the others; CoreDNS is one
-because it is a program of ours, with the few plugins that a cluster needs.
+because it is a program of ours, with the few plugins that a cluster needs. The oldest KubeRay is one because a Go module
+can require only one version of a package.
 """
 
 import fcntl
@@ -30,8 +33,9 @@ MODULES = Path(__file__).parent / "go"
 OLDEST_GO = (1, 25)
 KUBERNETES = "v1.35.4"
 KUBERAY = "github.com/ray-project/kuberay/ray-operator"
-# Package of each program, by module. Go names a program after its package's last element.
-PACKAGES = {
+type Modules = dict[str, dict[str, str]]
+"""Package of each program, by module. Go names a program after its package's last element."""
+PACKAGES: Modules = {
     "control_plane": {
         "etcd": "go.etcd.io/etcd/server/v3",
         "kube-apiserver": "k8s.io/kubernetes/cmd/kube-apiserver",
@@ -46,6 +50,7 @@ PACKAGES = {
     "kwok": {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
     "node": {"coredns": "./coredns", "pause": "./pause"},
 }
+OLDEST_KUBERAY: Modules = {"kuberay_oldest": {"kuberay-operator": KUBERAY}}
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
 # Without a version that parses, kubectl and Helm refuse to talk to the API server.
 VERSION = {
@@ -79,47 +84,73 @@ class Binaries:
     """A finished build."""
 
     folder: Path
+    oldest_kuberay: Path | None = None
+    """The build whose KubeRay is used; None for that of `folder`."""
 
     def __getitem__(self, name: str) -> str:
         """Path of a program."""
-        return str(self.folder / "bin" / name)
+        return str((self._with_kuberay if name == "kuberay-operator" else self.folder) / "bin" / name)
 
     @property
     def kuberay_definitions(self) -> list[Path]:
-        return sorted((self.folder / "kuberay" / "crd").glob("*.yaml"))
+        return sorted((self._with_kuberay / "kuberay" / "crd").glob("*.yaml"))
 
     @property
     def kuberay_role(self) -> Path:
-        return self.folder / "kuberay" / "role.yaml"
+        return self._with_kuberay / "kuberay" / "role.yaml"
 
     @property
     def kuberay_installation(self) -> Path:
         """All that a cluster needs for KubeRay to run in it, definitions included, in the namespace `default`."""
-        return self.folder / "kuberay" / "install.yaml"
+        return self._with_kuberay / "kuberay" / "install.yaml"
+
+    @property
+    def _with_kuberay(self) -> Path:
+        return self.oldest_kuberay or self.folder
 
 
 def find() -> Binaries:
     """The build of these modules and flags. Raises NotBuilt when there is none."""
-    folder = _cache() / _key()
-    if not folder.is_dir():
-        raise NotBuilt(f"no test bed in {folder}: run `make testbed` (it needs Go, and some minutes the first time)")
-    return Binaries(folder)
+    folder = _find(PACKAGES)
+    return Binaries(folder, _find(OLDEST_KUBERAY)) if _wants_oldest_kuberay() else Binaries(folder)
 
 
 def build() -> Binaries:
     """Builds what is not there yet: about 0.8 GB, eight minutes on two cores. Raises NotBuilt."""
-    folder = _cache() / _key()
+    folder = _build(PACKAGES, "control_plane")
+    if not _wants_oldest_kuberay():
+        return Binaries(folder)
+    return Binaries(folder, _build(OLDEST_KUBERAY, "kuberay_oldest", kubectl=folder / "bin" / "kubectl"))
+
+
+def _wants_oldest_kuberay() -> bool:
+    wanted = os.environ.get("QWEN35_TESTBED_KUBERAY", "")
+    if wanted not in ("", "oldest"):
+        raise NotBuilt(f"QWEN35_TESTBED_KUBERAY is {wanted!r}: unset it, or say oldest")
+    return bool(wanted)
+
+
+def _find(modules: Modules) -> Path:
+    folder = _cache() / _key(modules)
+    if not folder.is_dir():
+        raise NotBuilt(f"no test bed in {folder}: run `make testbed` (it needs Go, and some minutes the first time)")
+    return folder
+
+
+def _build(modules: Modules, with_kuberay: str, kubectl: Path | None = None) -> Path:
+    """The folder of these programs, with the manifests of the module `with_kuberay`. `kubectl`: of another build."""
+    folder = _cache() / _key(modules)
     with _locked(folder.with_suffix(".lock")):
         if not folder.is_dir():
             go = _go()
             aside = folder.with_suffix(".building")
             # What a build that was cut off left behind.
             shutil.rmtree(aside, ignore_errors=True)
-            for module in PACKAGES:
-                _compile(go, module, aside / "bin")
-            _copy_kuberay(go, aside)
+            for module, packages in modules.items():
+                _compile(go, module, packages, aside / "bin")
+            _copy_kuberay(go, with_kuberay, kubectl or aside / "bin" / "kubectl", aside)
             aside.rename(folder)
-    return Binaries(folder)
+    return folder
 
 
 def _cache() -> Path:
@@ -127,10 +158,10 @@ def _cache() -> Path:
     return Path(base) / "qwen35" / "testbed"
 
 
-def _key() -> str:
-    files = sorted(file for module in PACKAGES for file in (MODULES / module).rglob("*") if file.is_file())
+def _key(modules: Modules) -> str:
+    files = sorted(file for module in modules for file in (MODULES / module).rglob("*") if file.is_file())
     inputs = [file.read_bytes() for file in files]
-    inputs.append(repr((PACKAGES, ENVIRONMENT, LINK, platform.machine())).encode())
+    inputs.append(repr((modules, ENVIRONMENT, LINK, platform.machine())).encode())
     return hashlib.sha256(b"\0".join(inputs)).hexdigest()[:16]
 
 
@@ -162,13 +193,12 @@ def _environment() -> dict[str, str]:
     return os.environ | ENVIRONMENT
 
 
-def _compile(go: str, module: str, folder: Path) -> None:
+def _compile(go: str, module: str, packages: dict[str, str], folder: Path) -> None:
     """Every program of a module in one call, so that what they share is compiled once."""
-    packages = PACKAGES[module]
     _say(f"building {', '.join(packages)}")
     folder.mkdir(parents=True, exist_ok=True)
     # -v names each package once it is compiled.
-    command = [go, "build", "-v", "-ldflags", LINK[module], "-o", f"{folder}/", *packages.values()]
+    command = [go, "build", "-v", "-ldflags", LINK.get(module, "-s -w"), "-o", f"{folder}/", *packages.values()]
     began = said = time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(
@@ -188,11 +218,11 @@ def _compile(go: str, module: str, folder: Path) -> None:
     _say(f"  {time.monotonic() - began:4.0f} s, done")
 
 
-def _copy_kuberay(go: str, folder: Path) -> None:
+def _copy_kuberay(go: str, module: str, kubectl: Path, folder: Path) -> None:
     """The operator's manifests lie in its module, beside its code."""
     command = [go, "list", "-m", "-f", "{{.Dir}}", KUBERAY]
     listed = subprocess.run(
-        command, cwd=MODULES / "control_plane", env=_environment(), check=True, capture_output=True, text=True
+        command, cwd=MODULES / module, env=_environment(), check=True, capture_output=True, text=True
     )
     config = Path(listed.stdout.strip()) / "config"
     own = folder / "kuberay"
@@ -202,7 +232,7 @@ def _copy_kuberay(go: str, folder: Path) -> None:
         shutil.copyfile(definition, own / "crd" / definition.name)
     shutil.copyfile(config / "rbac" / "role.yaml", own / "role.yaml")
     with (own / "install.yaml").open("wb") as file:
-        subprocess.run([folder / "bin" / "kubectl", "kustomize", config / "default"], check=True, stdout=file)
+        subprocess.run([kubectl, "kustomize", config / "default"], check=True, stdout=file)
 
 
 def _say(text: str) -> None:

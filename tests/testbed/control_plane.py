@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tests.testbed import core, kuberay, kwok, pods
@@ -63,7 +64,7 @@ def _start_on(plane: ControlPlane) -> None:
 
     def definitions_then_kuberay() -> None:
         # Each is about a megabyte, and the API server works on all at once.
-        list(workers.map(plane.api.define, plane.binaries.kuberay_definitions))
+        list(workers.map(partial(kuberay.define, plane.api), plane.binaries.kuberay_definitions))
         kuberay.grant(plane.api, plane.binaries)
         plane.wait_until_defined(*plane.binaries.kuberay_definitions)
         plane.start_kuberay()

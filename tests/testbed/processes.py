@@ -9,7 +9,6 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from os import environ, getpid
 from pathlib import Path
@@ -80,17 +79,48 @@ class Processes:
             time.sleep(0.05)
 
 
+_reserved: dict[int, socket.socket] = {}
+"""Ports of this process, by the locks that keep other processes from choosing them."""
+
+
 def free_ports(count: int) -> list[int]:
-    """Ports below those that outgoing connections take, so that a server finds its port free again when restarted."""
-    with ExitStack() as probes:
-        ports: list[int] = []
-        while len(ports) < count:
-            probe = probes.enter_context(socket.socket())
-            port = random.randrange(20_000, 32_000)
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                ports.append(port)
+    """Ports that are this process's until it ends, whether or not somebody listens: no other one is given them here.
+
+    They lie below those that outgoing connections take, so that a server finds its port free again when restarted. The lock
+    is an abstract socket: it belongs to the network namespace, as ports do, and ends with its process.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(20_000, 32_000)
+        if port not in _reserved and _reserve(port):
+            ports.append(port)
     return ports
+
+
+def _reserve(port: int) -> bool:
+    lock = claim(port)
+    if lock is None:
+        return False
+    try:
+        with socket.socket() as probe:
+            # On all addresses: some servers listen there.
+            probe.bind(("0.0.0.0", port))
+    except OSError:
+        lock.close()
+        return False
+    _reserved[port] = lock
+    return True
+
+
+def claim(port: int) -> socket.socket | None:
+    """Lock a port against other callers of `claim` and `free_ports` until the returned socket is closed. None if it is locked."""
+    lock = socket.socket(socket.AF_UNIX)
+    try:
+        lock.bind(f"\0qwen35-port-{port}")
+    except OSError:
+        lock.close()
+        return None
+    return lock
 
 
 def answers(url: str) -> Callable[[], bool]:

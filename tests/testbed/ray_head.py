@@ -17,7 +17,7 @@ from os import environ, pathsep
 from pathlib import Path
 
 from tests.patience import PATIENCE
-from tests.testbed.processes import Processes, answers, free_ports
+from tests.testbed.processes import Processes, answers, claim, free_ports
 
 NAME = "ray"
 # The operator's manifests name it, so it is the one port that cannot be chosen.
@@ -48,7 +48,7 @@ class RayHead:
 @contextmanager
 def ray_head(folder: Path) -> Iterator[RayHead]:
     """Starts the Ray in an empty folder. Raises PortTaken and NotReady."""
-    _wait_for_port()
+    claimed = _wait_for_port()
     commands = folder / "commands"
     commands.mkdir()
     processes = Processes(folder)
@@ -57,16 +57,24 @@ def ray_head(folder: Path) -> Iterator[RayHead]:
         try:
             agent = _start(processes, commands, own)
             processes.wait(NAME, answers(f"http://127.0.0.1:{PORT}/api/jobs/"))
+            claimed.close()
             processes.wait(NAME, answers(f"http://127.0.0.1:{agent}/api/local_raylet_healthz"))
             yield RayHead(f"http://127.0.0.1:{PORT}", commands)
         finally:
+            claimed.close()
             processes.stop_all()
 
 
-def _wait_for_port() -> None:
-    """Others may have the port for a while, a test of what then happens among them."""
+def _wait_for_port() -> socket.socket:
+    """Claim the port, which another lane may use for a while. Close the returned lock once Ray listens. Raises PortTaken."""
     until = time.monotonic() + PATIENCE
-    while problem := _taken():
+    while True:
+        claimed = claim(PORT)
+        problem = _taken() if claimed is not None else "another test run has claimed it"
+        if claimed is not None:
+            if not problem:
+                return claimed
+            claimed.close()
         if time.monotonic() > until:
             raise PortTaken(f"port {PORT} is taken ({problem}): end the Ray or the test bed that has it")
         time.sleep(0.5)

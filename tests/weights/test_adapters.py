@@ -28,6 +28,14 @@ def test_the_sum_is_made_in_float32_and_rounded_once() -> None:
     # Three steps of 0.7 in bfloat16 would each be lost: its neighbours of 256 are 2 apart.
     assert merged(base, halves)["a.weight"].item() == 258.0
     assert merged(base, halves)["a.weight"].dtype == torch.bfloat16
+    # Neighbours of 1 are 2⁻⁷ apart. The sum lies just above the middle between two; 2⁻⁸, its bfloat16, would be the middle itself.
+    one = {"a.weight": torch.ones(1, 1, dtype=torch.bfloat16)}
+    more = {
+        "a.lora_A": torch.full((1, 1), 2**-8 * (1 + 2**-10)),
+        "a.lora_B": torch.ones(1, 1),
+        "lora_scale": torch.tensor(1.0),
+    }
+    assert merged(one, more)["a.weight"].item() == 1 + 2**-7
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_read_only_buckets_of_shared_memory_are_taken_as_they_are() -> None:
     assert same(unpack(manifest, buckets), WEIGHTS)
 
 
-@pytest.mark.parametrize(("limit", "buckets"), [(1, 5), (48, 2), (60, 2), (1000, 1)])
+@pytest.mark.parametrize(("limit", "buckets"), [(1, 5), (48, 2), (60, 2), (85, 2), (86, 1), (1000, 1)])
 def test_a_bucket_is_closed_before_it_passes_its_size(
     limit: int, buckets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,6 +56,14 @@ def test_the_copy_stays_when_the_live_weights_change() -> None:
     manifest, buckets = pack(live, version=1)
     live["w"].zero_()
     assert torch.equal(unpack(manifest, buckets)["w"], torch.ones(4))
+
+
+def test_unpacked_tensors_have_memory_of_their_own() -> None:
+    """Buckets are shared by all replicas of a node."""
+    manifest, buckets = pack(WEIGHTS, version=1)
+    for tensor in unpack(manifest, buckets).values():
+        tensor.zero_()
+    assert same(unpack(manifest, buckets), WEIGHTS)
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))

@@ -1,256 +1,40 @@
-"""`qwen35 …`: every command. Heavy imports happen inside the command that needs them."""
+"""`qwen35`: the entry point. `run` is under the protection of runtime/signals.py before anything slow is imported."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, NoReturn
 
-import typer
-from rich.console import Console
-
-from qwen35_trainer.exits import FAILED, INTERRUPTED, REFUSED, fail
-from qwen35_trainer.simulate import commands as simulation
-
-app = typer.Typer(
-    name="qwen35",
-    help="Train Qwen3.5 models by reinforcement learning, on Kubernetes or on this machine.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-
-FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest: a Qwen35Training as YAML.")]
-
-
-@app.command()
-def run(
-    file: FileArgument,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. train.updates=50. May be repeated."),
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run. [default: runs/<name>]", show_default=False)
-    ] = None,
-    resume: Annotated[
-        str | None,
-        typer.Option(metavar="auto|DIR", help="Go on from the newest checkpoint of the output folder, or from DIR."),
-    ] = None,
-    link: Annotated[
-        str | None,
-        typer.Option(
-            metavar="cluster|DIR", help="Report to an operator and obey it: by its ConfigMaps, or files in DIR."
-        ),
-    ] = None,
-) -> None:
-    """Run a training on this machine."""
-    from qwen35_trainer.runtime.prepare import started_at
-
-    started = started_at()
-    console = Console()
-    from qwen35_trainer.data.errors import DataError
-    from qwen35_trainer.runtime.checkpoint import CheckpointError
-    from qwen35_trainer.runtime.ending import print_end
-    from qwen35_trainer.runtime.folder import FolderRefused
-    from qwen35_trainer.runtime.interrupted import Interrupted
-    from qwen35_trainer.runtime.link.base import LinkRefused
-    from qwen35_trainer.runtime.link.open import CLUSTER
-    from qwen35_trainer.runtime.link.reporter import OperatorNotTold, reporting
-    from qwen35_trainer.runtime.run import ReportFailed
-    from qwen35_trainer.runtime.run import run as run_manifest
-    from qwen35_trainer.spec import ManifestError, load_manifest
-
-    try:
-        with reporting(link) as reporter:
-            manifest = load_manifest(file, changes or ())
-            finished = run_manifest(
-                manifest,
-                file=file,
-                output=output,
-                resume=resume,
-                console=console,
-                started=started,
-                reporter=reporter,
-                in_cluster=link == CLUSTER,
-            )
-    except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
-        fail(str(error), REFUSED)
-    except Interrupted as interrupted:
-        fail(str(interrupted), INTERRUPTED)
-    except (ReportFailed, OperatorNotTold) as error:
-        fail(str(error), FAILED)
-    if finished.finish.outcome == "Failed":
-        fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
-    print_end(console, finished)
-
-
-@app.command()
-def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests.")],
-) -> None:
-    """Check manifests, all problems of all files at once."""
-    from qwen35_trainer.spec import ManifestError, load_manifest
-
-    wrong = 0
-    for file in files:
-        try:
-            load_manifest(file)
-        except ManifestError as error:
-            wrong += 1
-            sys.stderr.write(f"{error}\n")
-        else:
-            sys.stdout.write(f"{file}: valid\n")
-    if wrong:
-        raise typer.Exit(REFUSED)
-
-
-@app.command()
-def render(
-    file: FileArgument,
-    namespace: Annotated[
-        str | None,
-        typer.Option(metavar="NS", help="Namespace. [default: the manifest's, else default]", show_default=False),
-    ] = None,
-) -> None:
-    """Print the objects that the operator would create, as YAML."""
-    from qwen35_operator.render import objects, text
-    from qwen35_trainer.spec import ManifestError, load_manifest
-
-    try:
-        manifests = objects(load_manifest(file), namespace=namespace, file=file)
-    except ManifestError as error:
-        fail(str(error), REFUSED)
-    sys.stdout.write(text(manifests))
-
-
-@app.command()
-def operator(
-    namespace: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NS", help="Serve this namespace only. May be repeated. [default: all]"),
-    ] = None,
-    kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="[default: the pod's own, else KUBECONFIG]", show_default=False)
-    ] = None,
-    lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Where the Lease of the leader is.")] = "default",
-    lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of that Lease.")] = "qwen35-operator",
-    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics; 0 for none.")] = 8080,
-    health_port: Annotated[int, typer.Option(help="Probes /healthz and /readyz; 0 for none.")] = 8081,
-    workers: Annotated[int, typer.Option(min=1, help="Reconciles at a time.")] = 8,
-    image: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PROFILE=IMAGE", help="Trainer image of nvidia, ascend or cpu. May be repeated."),
-    ] = None,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Lines for people, or a JSON object per line.")
-    ] = "text",
-    verbose: Annotated[bool, typer.Option("--verbose", help="Log every step.")] = False,
-) -> None:
-    """Run the operator, until SIGTERM."""
-    from qwen35_operator.main import run as run_operator
-    from qwen35_operator.settings import Settings as OperatorSettings
-    from qwen35_operator.settings import SettingsRefused, images, own_identity
-
-    try:
-        settings = OperatorSettings(
-            namespaces=tuple(namespace or ()),
-            images=images(image or ()),
-            lease_namespace=lease_namespace,
-            lease_name=lease_name,
-            identity=own_identity(),
-            metrics_port=metrics_port,
-            health_port=health_port,
-            workers=workers,
-        )
-        run_operator(settings, kubeconfig, log_format, verbose=verbose)
-    except (SettingsRefused, OSError) as error:
-        fail(str(error), REFUSED)
-
-
-NamespaceOption = Annotated[
-    str | None, typer.Option("--namespace", "-n", metavar="NS", help="[default: the context's]", show_default=False)
-]
-KubeconfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="[default: KUBECONFIG, or the pod's own]", show_default=False)
-]
-ContextOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of the kubeconfig. [default: its current one]")
-]
-
-
-@app.command()
-def status(
-    name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A training; without one, a line for each.")
-    ] = None,
-    namespace: NamespaceOption = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Follow it to its end; exit code 1 if it failed.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON; with --watch an object per change.")] = False,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-) -> None:
-    """Show where a training in a cluster stands, and what it waits for."""
-    from qwen35_operator.console import commands
-
-    cluster = commands.Cluster(kubeconfig, context, namespace)
-    try:
-        code = commands.status(
-            cluster, name, everywhere=everywhere, watch=watch, as_json=as_json, console=Console(highlight=False)
-        )
-    except commands.NotShown as problem:
-        fail(str(problem), REFUSED)
-    raise typer.Exit(code)
-
-
-@app.command()
-def report(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A training.")],
-    namespace: NamespaceOption = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: NAME-report.html]", show_default=False)
-    ] = None,
-    kubeconfig: KubeconfigOption = None,
-    context: ContextOption = None,
-) -> None:
-    """Write the report of a training in a cluster, also after its pods are gone."""
-    from qwen35_operator.console import commands
-
-    cluster = commands.Cluster(kubeconfig, context, namespace)
-    try:
-        code = commands.report(cluster, name, output, Console(highlight=False))
-    except commands.NotShown as problem:
-        fail(str(problem), REFUSED)
-    raise typer.Exit(code)
-
-
-@app.command()
-def crd() -> None:
-    """Print the CustomResourceDefinition, for kubectl apply."""
-    from qwen35_operator.api import crd as definition
-
-    sys.stdout.write(definition.text())
-
-
-app.command()(simulation.simulate)
-app.command()(simulation.plan)
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from qwen35_trainer import __version__
-
-    sys.stdout.write(f"{__version__}\n")
+if TYPE_CHECKING:
+    from qwen35_trainer.runtime.signals import Signals
 
 
 def main() -> None:
     """Entry point."""
-    app()
+    if sys.argv[1:2] == ["run"]:
+        _run()
+    _commands()
+
+
+def _run() -> NoReturn:
+    # Signals stay blocked until `attended` can receive them; it unblocks them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    from qwen35_trainer.runtime.output import survive_readers
+    from qwen35_trainer.runtime.signals import attended
+
+    survive_readers()
+    code = attended(_commands)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # during Python's shutdown a signal would have its default effect
+
+
+def _commands(signals: Signals | None = None) -> None:
+    from qwen35_trainer.commands import app
+
+    app(obj=signals)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ KEPT = (
     "enum",
     "minimum",
     "maximum",
+    "multipleOf",
     "minLength",
     "maxLength",
     "pattern",

@@ -91,7 +91,8 @@ def _bounds(node: Mapping[str, Any]) -> str:
         words.append(f"above {low:g}" if node.get("exclusiveMinimum") else f"from {low}")
     if high is not None:
         words.append(f"below {high:g}" if node.get("exclusiveMaximum") else f"to {high}")
-    return f", {' '.join(words)}" if words else ""
+    bounds = f", {' '.join(words)}" if words else ""
+    return f"{bounds}, a multiple of {node['multipleOf']}" if "multipleOf" in node else bounds
 
 
 def _default(field: FieldInfo) -> str:

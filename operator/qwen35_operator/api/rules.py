@@ -253,12 +253,6 @@ WHILE_SUSPENDED = (
         field=".train.lora",
         reason="FieldValueForbidden",
     ),
-    Rule(
-        "has(self.recipe) == has(oldSelf.recipe) && (!has(self.recipe) || self.recipe == oldSelf.recipe)",
-        "recipe cannot change during a training. Create a new Qwen35Training instead.",
-        field=".recipe",
-        reason="FieldValueForbidden",
-    ),
 )
 
 RULES: Mapping[str, tuple[Rule, ...]] = {

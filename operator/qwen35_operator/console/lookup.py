@@ -14,6 +14,7 @@ from qwen35_operator.console.seen import Warned, warned
 from qwen35_operator.kube.client import IN_POD, Json, RestClient
 from qwen35_operator.kube.errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, TRAINING, Kind
+from qwen35_operator.kube.kubeconfig import files, problem
 from qwen35_trainer.contract.names import HISTORY_KEY, history_name
 
 WARNINGS: Final = 3
@@ -29,17 +30,19 @@ def configured(kubeconfig: str | None, context: str | None) -> None:
     """Whether there is anything to read credentials from. Raises NotShown."""
     if kubeconfig is None and context is None and IN_POD in os.environ:
         return
-    given = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    files = [Path(one).expanduser() for one in given.split(os.pathsep) if one]
-    if not any(file.is_file() for file in files):
-        shown = ", ".join(map(str, files)) or "KUBECONFIG"
+    found = files(kubeconfig)
+    if not any(file.is_file() for file in found):
+        shown = ", ".join(map(str, found)) or "KUBECONFIG"
         raise NotShown(f"no kubeconfig: {shown} is no file. Name one by --kubeconfig, or set KUBECONFIG")
+    if (wrong := problem(kubeconfig)) is not None:
+        raise NotShown(wrong)
 
 
 def home(kubeconfig: str | None, context: str | None) -> str:
-    """The namespace that is meant when none is named: the context's, or the pod's own."""
+    """The namespace that is meant when none is named: the context's, or the pod's own. Raises NotShown."""
     if kubeconfig is None and context is None and IN_POD in os.environ:
         return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else "default"
+    configured(kubeconfig, context)
     try:
         contexts, active = settings.list_kube_config_contexts(kubeconfig)
     except settings.ConfigException as error:  # it has no current context

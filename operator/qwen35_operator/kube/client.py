@@ -24,6 +24,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
 from qwen35_operator.kube.errors import ApiError, Unavailable, error
+from qwen35_operator.kube.kubeconfig import problem
 from qwen35_operator.settings import SettingsRefused
 
 logger = logging.getLogger(__name__)
@@ -189,11 +190,13 @@ async def connect(kubeconfig: str | None, seen: Seen, context: str | None = None
     try:
         if kubeconfig is None and context is None and IN_POD in os.environ:
             settings.load_incluster_config(client_configuration=configuration)
+        elif (wrong := problem(kubeconfig)) is not None:
+            raise SettingsRefused(f"no credentials for the API server: {wrong}")
         else:
             await settings.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
-    except settings.ConfigException as problem:
+    except settings.ConfigException as error:
         fix = "Name a kubeconfig by --kubeconfig, or run in a pod with a ServiceAccount"
-        raise SettingsRefused(f"no credentials for the API server: {problem}. {fix}") from problem
+        raise SettingsRefused(f"no credentials for the API server: {error}. {fix}") from error
     return RestClient(configuration, seen)
 
 

@@ -2,6 +2,7 @@
 
 from datetime import datetime
 
+from qwen35_operator.api.training import Training
 from qwen35_operator.api.v1alpha1 import State
 from qwen35_operator.desired import objects_of
 from qwen35_operator.reconcile import attempts
@@ -9,6 +10,12 @@ from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.reconcile.verdict import Verdict
 from qwen35_operator.settings import Settings
 from qwen35_operator.status.conditions import no
+from qwen35_trainer.spec import Problem, cannot_run
+
+
+def refusals(training: Training, settings: Settings) -> list[Problem]:
+    """Why a training whose spec has no problems of its own is not accepted."""
+    return [*cannot_run(training.spec), *objects_of.problems(training, settings)]
 
 
 def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
@@ -19,7 +26,7 @@ def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
         return Verdict(state, "Unavailable", message)
     problems = list(seen.problems)
     if seen.training is not None:
-        problems += objects_of.problems(seen.training, settings)
+        problems += refusals(seen.training, settings)
     elif not problems:
         raise AssertionError(f"{seen.namespace}/{seen.name}: no spec, and no problem with it")
     if not problems:

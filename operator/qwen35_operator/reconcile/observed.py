@@ -52,6 +52,11 @@ class RayJob(Child):
     cluster: str
     """status.rayClusterName; empty at first."""
 
+    @property
+    def held(self) -> bool:
+        """Whether it waits for its queue: KubeRay has suspended it, or is about to."""
+        return self.suspended or self.deployment in ("Suspending", "Suspended")
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:

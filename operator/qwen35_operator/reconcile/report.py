@@ -132,8 +132,7 @@ def _quota(seen: Observed, verdict: Verdict) -> Finding:
     job = None if attempt is None else attempts.job_of(seen, attempt.number)
     if job is None:
         return no("NoAttempt")
-    held = job.suspended or job.deployment == "Suspended"
-    return no("QuotaPending", verdict.message) if held else yes("QuotaReserved")
+    return no("QuotaPending", verdict.message) if job.held else yes("QuotaReserved")
 
 
 def _pools(seen: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...]:

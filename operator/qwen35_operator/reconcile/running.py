@@ -49,7 +49,7 @@ def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict:
 def _state(seen: Observed, attempt: Attempt) -> tuple[State, str, str]:
     job = attempts.job_of(seen, attempt.number)
     report = attempts.report_of(seen, attempt)
-    if job is not None and (job.suspended or job.deployment == "Suspended"):
+    if job is not None and job.held:
         # Before the report: what an evicted attempt said last is no news.
         return "Queued", "QuotaPending", f"RayJob {job.name} waits for its queue"
     if report is not None and report.state == "Running":

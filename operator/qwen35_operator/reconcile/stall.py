@@ -7,6 +7,7 @@ Both times are the trainer's own; the API server's note of when the report was w
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.observed import Observed, Reported
 from qwen35_operator.status.times import at
 from qwen35_trainer.contract import Progress
@@ -30,14 +31,19 @@ class Pace:
 
 
 def pace(seen: Observed, progress: Progress, now: datetime) -> Pace | None:
-    """None while too few versions are known, and while the present head's driver has not spoken: an attempt that its
-    queue has evicted and let in again starts anew, and what it said before is old.
+    """None while too few versions are known, while a queue holds the job, and while the present head's driver has not spoken.
+
+    An attempt that its queue has evicted and let in again starts anew, in another cluster: what it said before is old, and
+    the pods of the cluster before may take long to go.
     """
     if seen.training is None or progress.versionTime is None or progress.versionSeconds is None:
         return None
+    job, cluster = attempts.job_of(seen, progress.attempt), attempts.cluster_of(seen, progress.attempt)
+    if job is None or job.held or cluster is None or cluster.deleting is not None:
+        return None
     written = None if seen.reported is None else seen.reported.written
-    heads = [pod for pod in seen.pods if (pod.attempt, pod.pool) == (progress.attempt, "head")]
-    if not heads or (written is not None and written <= max(pod.created for pod in heads)):
+    heads = [pod.created for pod in seen.pods if (pod.attempt, pod.pool) == (progress.attempt, "head")]
+    if not heads or (written is not None and written <= max(cluster.created, *heads)):
         return None
     limit = max(LEAST, seen.training.spec.failurePolicy.stallFactor * progress.versionSeconds)
     shift = timedelta(seconds=skew(seen.reported) or 0.0)

@@ -22,8 +22,14 @@ def test_whole_matrices_make_the_steps_of_torchs_muon(shape) -> None:
     for _ in range(4):
         ours.grad = torch.randn(shape)
         theirs.grad = ours.grad.clone()
+        before = ours.detach().clone(), theirs.detach().clone()
         mine.step()
         reference.step()
+        step, expected = (
+            (after - at).flatten() for after, at in zip((ours.detach(), theirs.detach()), before, strict=True)
+        )
+        assert torch.cosine_similarity(step, expected, dim=0) > 0.997
+        assert float(step.norm()) == pytest.approx(float(expected.norm()), rel=0.03)
     # Both iterate in bfloat16, in another order of operations.
     torch.testing.assert_close(ours, theirs, atol=4 * 0.02 * 0.2 * math.sqrt(max(shape)) * 2**-5, rtol=0)
 

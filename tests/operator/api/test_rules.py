@@ -20,7 +20,7 @@ FIXED = {
     "spec.algorithm.groupSize",
     "spec.data",
 }
-ALSO_FIXED = {".checkpoint.storage", ".recipe", ".train.lora"}
+ALSO_FIXED = {".checkpoint.storage", ".train.lora"}
 WHILE_SUSPENDED = {
     ".accelerator",
     ".rewards",

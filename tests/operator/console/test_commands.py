@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -18,7 +19,9 @@ from typer.testing import CliRunner
 from qwen35_operator.console import commands, follow
 from qwen35_operator.console.commands import Cluster, NotShown
 from qwen35_operator.kube import client as client_module
-from qwen35_trainer.cli import app
+from qwen35_operator.kube.client import connect
+from qwen35_operator.settings import SettingsRefused
+from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, INTERRUPTED, REFUSED
 from qwen35_trainer.progress.history import pack
 from qwen35_trainer.progress.records import FinishRecord
@@ -33,6 +36,7 @@ from tests.operator.kube.server import (
     says,
     serving,
     stream,
+    until,
 )
 
 PATH = "/apis/rl.qwen35.io/v1alpha1/namespaces/team/qwen35trainings"
@@ -207,6 +211,30 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(person, tmp_path, mo
 
 
 @pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "it is empty"),
+        (b"{", "it is no YAML"),
+        (b"\xff\xfe\x00", "it is no YAML"),
+        (b"[" * 3000, "it is no YAML"),
+        (b"- a\n", "it holds no fields"),
+        (b"7\n", "it holds no fields"),
+        (b"contexts: 7\n", "contexts is not a list of entries with names"),
+        (b"clusters: [a]\n", "clusters is not a list of entries with names"),
+        (b"users: [{name: me}]\n", "user me says nothing under user"),
+    ],
+)
+async def test_a_file_that_is_no_kubeconfig_is_named_with_the_reason(person, tmp_path, content, said) -> None:
+    file = tmp_path / "broken"
+    file.write_bytes(content)
+    person.cluster = Cluster(str(file))
+    with pytest.raises(NotShown, match=rf"^{re.escape(str(file))} is no kubeconfig: {said}"):
+        await person.status()
+    with pytest.raises(SettingsRefused, match=rf"no credentials for the API server: .*{said}"):
+        await connect(str(file), lambda verb, resource, code: None)
+
+
+@pytest.mark.parametrize(
     ("name", "options", "said"),
     [(None, {"watch": True}, "--watch follows one training"), ("demo", {"everywhere": True}, "Leave out -A, or demo")],
 )
@@ -320,15 +348,14 @@ def heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.processes
 async def test_ctrl_c_ends_it_without_a_word(person) -> None:
     person.server.script = [page(at(1), version=2)]
     command = ("-m", "qwen35_trainer.cli", "status", "demo", "--watch", f"--kubeconfig={person.cluster.kubeconfig}")
     watching = await asyncio.create_subprocess_exec(
         sys.executable, *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, preexec_fn=heed_ctrl_c
     )
-    async with asyncio.timeout(120):
-        while len(person.server.requests) < 2:  # noqa: ASYNC110  # nobody tells
-            await asyncio.sleep(0.05)
+    await until(lambda: len(person.server.requests) >= 2, "a watch")
     watching.send_signal(signal.SIGINT)
     out, error = await watching.communicate()
     assert (watching.returncode, error) == (INTERRUPTED, b"")

@@ -1,10 +1,9 @@
 """What a person reads, for every phase of a training, as files to read.
 
-After a change that is meant: UPDATE_GOLDEN=1 pytest tests/operator/console/test_screen.py, and read the difference.
+After a change that is meant: UPDATE_GOLDEN=1 pytest tests/operator/console/test_screen.py, which fails, and read the difference.
 """
 
 import io
-import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from qwen35_operator.console.line import line
 from qwen35_operator.console.screen import view
 from qwen35_operator.console.table import table
 from tests.operator.console.scenes import SCENES, queued, running, starting, succeeded, suspending
+from tests.operator.golden import compare
 
 GOLDEN = Path(__file__).parent / "golden"
 COLUMNS, LINES = 80, 24
@@ -29,11 +29,7 @@ def drawn(what: RenderableType, width: int = COLUMNS) -> str:
 def test_the_screen_is_that_of_the_golden_file(name):
     scene = SCENES[name]()
     text = f"{drawn(view(scene.seen, scene.now))}\n{line(scene.seen, scene.now)}\n"
-    golden = GOLDEN / f"{name}.txt"
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        golden.write_text(text)
-    assert golden.exists(), "run with UPDATE_GOLDEN=1, and read what it wrote"
-    assert text == golden.read_text()
+    compare(text, GOLDEN / f"{name}.txt")
 
 
 def test_there_is_no_golden_file_without_its_scene():
@@ -58,9 +54,6 @@ def test_trouble_stands_below_what_was_seen_before():
 def test_many_trainings_are_a_line_each():
     scenes = [running(), queued(), starting(), suspending(), succeeded()]
     text = drawn(table([scene.seen for scene in scenes], scenes[0].now, namespaces=True))
-    golden = GOLDEN / "table.txt"
-    if os.environ.get("UPDATE_GOLDEN") == "1":
-        golden.write_text(text)
-    assert text == golden.read_text()
+    compare(text, GOLDEN / "table.txt")
     assert max(map(len, text.splitlines())) <= COLUMNS
     assert "NAMESPACE" not in drawn(table([scenes[0].seen], scenes[0].now, namespaces=False))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from qwen35_operator.desired import objects_of, pods, shape
 from qwen35_operator.settings import Settings
+from tests.profiles import examples
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ MOSTLY_ALLOWED = st.fixed_dictionaries(
 
 
 @given(change=NEAR | MOSTLY_ALLOWED)
-@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=examples(300))
 def test_a_change_is_refused_or_leaves_the_fenced_parts_as_they_are(change, make_training):
     training = make_training({"pods.train": change})
     if objects_of.problems(training, Settings()):

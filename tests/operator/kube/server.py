@@ -10,6 +10,7 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 
 from qwen35_operator.kube.client import RestClient
+from tests.patience import PATIENCE
 
 type Step = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -60,11 +61,12 @@ async def serving[Kind: Server](server: Kind) -> AsyncIterator[Kind]:
 
 async def until(holds: Callable[[], object], what: str) -> None:
     """Return once it holds."""
-    for _ in range(1000):
-        if holds():
-            return
+    loop = asyncio.get_running_loop()
+    end = loop.time() + PATIENCE
+    while not holds():
+        if loop.time() > end:
+            raise AssertionError(f"not within {PATIENCE:.0f} s: {what}")
         await asyncio.sleep(0.01)
-    raise AssertionError(f"never: {what}")
 
 
 def says(body: Any, status: int = 200, **headers: str) -> Step:
@@ -108,8 +110,7 @@ def stream(*events: Any, last: bytes = b"", cut: bool = False, stays: bool = Fal
         if stays:
             await asyncio.sleep(3600)
         if cut:
-            await asyncio.sleep(0.05)  # what was written is on its way first
-            request.transport.abort()
+            request.transport.close()  # what was written arrives first; the end that HTTP asks for never does
         return response
 
     return step

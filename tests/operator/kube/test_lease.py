@@ -17,6 +17,7 @@ from qwen35_operator.kube.kinds import LEASE
 from qwen35_operator.kube.lease import CALL, DURATION, GIVE_UP, RENEW, Election
 from tests.operator.kube import virtual
 from tests.operator.kube.memory import Memory
+from tests.profiles import examples
 
 PATH = LEASE.path("system", "operator")
 SLACK = 0.01
@@ -415,7 +416,7 @@ SPELLS = st.builds(
 MOMENTS = st.integers(0, 400).map(lambda tenth: tenth / 10 + 0.05)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     ways=st.lists(st.lists(SPELLS, max_size=4), min_size=2, max_size=3),
     starts=st.lists(st.integers(0, 30).map(lambda tenth: tenth / 10), min_size=3, max_size=3),

@@ -248,7 +248,13 @@ def test_a_report_that_can_be_read() -> None:
     assert (report.progress.attempt, report.progress.update, report.problem) == (2, 7, None)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", "null", '{"attempt": 0}', '{"attempt": 1, "state": "Fine", "time": 1}'])
+UNREADABLE = [
+    *("{", "{}", "[1", "[]", "null", "x" * 1_000_000, "\u0000\ud7ff", '{"attempt": "one"}', '{"attempt": 0}'),
+    '{"attempt": 1, "state": "Fine", "time": 1}',
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: repr(text[:20]))
 def test_a_report_that_cannot_be_read_says_why(text) -> None:
     report = parse.reported(parse.record(CONFIG_MAP, raw.config_map(data={"progress.json": text})))
     assert report.progress is None

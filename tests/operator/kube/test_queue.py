@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from qwen35_operator.kube.queue import FIRST_WAIT, LONGEST_WAIT, Queue
 from tests.operator.kube import virtual
+from tests.profiles import examples
 
 KEYS = st.sampled_from([("team", name) for name in "abc"])
 ROUNDING = 1e-6
@@ -103,7 +104,7 @@ class Hands(RuleBasedStateMachine):
 
 
 TestHands = Hands.TestCase
-TestHands.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestHands.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 
 
 def test_what_is_added_twice_is_taken_once() -> None:

@@ -9,6 +9,7 @@ from qwen35_operator.kube.kinds import CONFIG_MAP
 from qwen35_operator.kube.parse import record
 from qwen35_operator.kube.store import Key, Store
 from tests.operator.kube import raw
+from tests.profiles import examples
 
 KEY = ("team", "demo")
 
@@ -186,7 +187,7 @@ def assert_told(told: set[Key], before: dict[str, tuple[str, int]], after: dict[
     assert told == {("team", where[name][0]) for name in moved for where in (before, after) if name in where}
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(log=logs(), data=st.data())
 def test_replays_late_answers_and_lists_end_at_what_is(log, data) -> None:
     """A watch that goes back, answers to our own writes early and late, new lists: whatever the order."""

@@ -15,6 +15,7 @@ from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE, Watch, not
 from qwen35_trainer.spec import Problem
 from tests.operator.kube import raw
 from tests.operator.kube.server import Server, bookmark, event, page, refuses, says, serving, stream, until
+from tests.patience import PATIENCE
 
 KEY = ("team", "demo")
 
@@ -99,7 +100,7 @@ async def test_a_page_whose_token_has_expired_begins_the_list_anew(server) -> No
 async def test_a_list_of_null_is_empty(server) -> None:
     server.script = [says({"metadata": {"resourceVersion": "5"}, "items": None})]
     async with watching(server) as watch:
-        await asyncio.wait_for(watch.synced.wait(), 5)
+        await asyncio.wait_for(watch.synced.wait(), PATIENCE)
         assert watch.names == {}
 
 
@@ -174,7 +175,7 @@ async def test_after_a_cut_what_was_seen_is_not_asked_for_again(server) -> None:
 
 
 async def test_a_silent_stream_is_given_up(server, monkeypatch) -> None:
-    monkeypatch.setattr(client_module, "READ_IDLE", 0.1)
+    monkeypatch.setattr(client_module, "READ_IDLE", 1.0)  # time enough to read the bookmark on a busy machine
     server.script = [
         page(version=10),
         stream(bookmark(20), stays=True),
@@ -221,7 +222,7 @@ async def test_without_permission_it_says_who_must_grant_what_and_sees_again_whe
     monkeypatch.setattr(module, "LONGEST_WAIT", 1.0)
     server.script = [refuses(403, "pods is forbidden"), page(raw.pod("p"), version=3), stream(stays=True)]
     async with watching(server, POD, "team") as watch:
-        await asyncio.wait_for(watch.settled.wait(), 5)
+        await asyncio.wait_for(watch.settled.wait(), PATIENCE)
         assert not watch.synced.is_set()
         assert watch.problem.path == "pods"
         assert "pods is forbidden" in watch.problem.message
@@ -254,7 +255,7 @@ async def test_who_may_list_and_not_watch_is_blind_until_both_are_granted(server
 async def test_without_kuberay_it_says_so_and_sees_it_once_it_is_there(server) -> None:
     server.script = [refuses(404), page(raw.ray_job("demo-1"), version=4), stream(stays=True)]
     async with watching(server, RAY_JOB) as watch:
-        await asyncio.wait_for(watch.settled.wait(), 5)
+        await asyncio.wait_for(watch.settled.wait(), PATIENCE)
         assert watch.problem.path == "rayjobs.ray.io"
         assert "KubeRay is not installed" in watch.problem.message
         await until(watch.synced.is_set, "a watch")
@@ -324,10 +325,9 @@ async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(s
     monkeypatch.setattr(module.asyncio, "sleep", slept)
     server.script = [page(version=1), *(refuses(500),) * 4, stream(event("ERROR", {"code": 500, "message": "cut"}))]
     async with watching(server):
-        for _ in range(1000):
-            if idle(server, 7)():
-                break
-            await sleep(0.01)
+        async with asyncio.timeout(PATIENCE):
+            while not idle(server, 7)():
+                await sleep(0.01)
     assert [wait for wait in waits if wait in (0.4, 0.8, 1.0)] == [0.4, 0.8, 1.0, 1.0, 0.4]
 
 
@@ -354,6 +354,6 @@ async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems
     blind.problem = Problem("rayjobs.ray.io", "no", "install")
     blind.settled.set()
     assert cluster.unseen() == [blind.problem]
-    await asyncio.wait_for(settling, 5)
+    await asyncio.wait_for(settling, PATIENCE)
     assert cluster.problems("a") == (blind.problem,)
     assert cluster.problems("b") == ()

@@ -18,6 +18,11 @@ def create(world: World, step) -> None:
 
 def suspend(world: World, step) -> None:
     create(world, step)
+    order_a_stop(world, step)
+
+
+def order_a_stop(world: World, step) -> None:
+    """Until its pods are gone."""
     world.edit(suspend=True)
     step()
     world.obey()
@@ -72,7 +77,30 @@ def delete_the_job(world: World, step) -> None:
     create(world, step)
 
 
-STORIES = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job]
+def delete(world: World, step) -> None:
+    """Its children go with it, which is the garbage collector's work."""
+    create(world, step)
+    world.delete()
+    step()
+
+
+def life(world: World, step) -> None:
+    """All of it in one, as tests/controlplane/tales.py tells it to a real API server."""
+    scale(world, step)
+    order_a_stop(world, step)
+    world.edit(suspend=False)
+    create(world, step)
+    world.finish_job(ok=False, reason="AppFailed", message="lost")
+    step()
+    world.kuberay()
+    step()
+    world.wait(60)
+    create(world, step)
+    world.delete()
+    step()
+
+
+STORIES = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job, delete, life]
 
 
 def undisturbed(story) -> World:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from qwen35_operator.reconcile import acceptance
 from qwen35_trainer.contract import Replica
 from tests.operator.reconcile.world import World
 
@@ -58,7 +59,9 @@ def test_pods_that_do_not_work_go_before_idle_ones(world):
     assert world.observe().control.leaving == (pods[0],)
 
 
-def test_the_nodes_of_one_replica_go_together():
+def test_the_nodes_of_one_replica_go_together(monkeypatch):
+    """With an engine whose replicas span nodes, which this release has not: it would not accept the training."""
+    monkeypatch.setattr(acceptance, "cannot_run", lambda spec: [])
     world = World()
     world.edit(rollout={"nodes": 4, "tensorParallel": 16, "minNodes": 2})
     world.until_running()
@@ -120,6 +123,35 @@ def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
     world.report(versionTime=world.now.timestamp() - 61, versionSeconds=1.0)
     world.reconcile()
     assert world.status.attempts[-1].reason == "Stalled"
+
+
+def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
+    """As on a node that is lost: the pod stays until the node is, with a report that gets older and older."""
+    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
+    world.settle(2)
+    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
+    world.settle(3)
+    world.report(update=1, versionTime=world.now.timestamp(), versionSeconds=1.0)
+    world.reconcile()
+    running = world.jobs["demo-1"]
+    (old,) = world.clusters.values()
+    evicted = replace(running, suspended=True)
+    let_in = replace(running, deployment="", cluster="")
+    leaving = replace(old, deleting=world.now)
+    for job, clusters in (
+        (evicted, [old]),
+        (replace(evicted, deployment="Suspending"), [leaving]),
+        (replace(evicted, deployment="Suspended", cluster=""), [leaving]),
+        (replace(let_in, deployment="Suspended"), [leaving]),
+        (let_in, [leaving]),
+        (let_in, []),
+        (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving]),
+    ):
+        world.jobs["demo-1"] = job
+        world.clusters = {cluster.name: cluster for cluster in clusters}
+        world.wait(100)
+        world.reconcile()
+        assert world.status.attempts[-1].outcome == "Running", f"{job} in {clusters}"
 
 
 @pytest.fixture

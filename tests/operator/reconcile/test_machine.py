@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.operator.reconcile.world import World
+from tests.profiles import examples
 
 
 class Trainings(RuleBasedStateMachine):
@@ -120,7 +121,7 @@ class Trainings(RuleBasedStateMachine):
 TestTrainings = Trainings.TestCase
 # Explaining a failure takes minutes and says little of a story of forty steps.
 TestTrainings.settings = settings(
-    max_examples=50,
+    max_examples=examples(30),
     stateful_step_count=30,
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],

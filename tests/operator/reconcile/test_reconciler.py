@@ -4,9 +4,10 @@ from copy import deepcopy
 
 import pytest
 
+from qwen35_operator.desired import names
 from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.errors import Conflict, Forbidden, Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, TRAINING
+from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, TRAINING, WRITTEN
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 from qwen35_operator.settings import Settings
@@ -121,6 +122,58 @@ async def test_a_name_that_is_taken_is_not_accepted(stage) -> None:
     assert (stage.condition("Accepted")["status"], stage.condition("Accepted")["reason"]) == ("False", "NameTaken")
     assert stage.api.objects[path]["data"] == {"theirs": "x"}
     assert JOB not in stage.api.objects
+
+
+CHILDREN = [
+    ("ConfigMap", "demo-config"),
+    ("ConfigMap", "demo-control"),
+    ("ConfigMap", "demo-progress"),
+    ("ServiceAccount", "demo-trainer"),
+    ("Role", "demo-trainer"),
+    ("RoleBinding", "demo-trainer"),
+    ("NetworkPolicy", "demo"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), [*CHILDREN, ("RayJob", "demo-1")])
+@pytest.mark.parametrize("labelled", [False, True], ids=["", "labelled as ours"])
+async def test_a_foreign_object_of_any_kind_is_named_and_never_touched(stage, kind, name, labelled) -> None:
+    path = WRITTEN[kind].path("team", name)
+    labels = {names.TRAINING: "demo"} if labelled else {}
+    there = stage.api.place(path, {"kind": kind, "metadata": {"name": name, "namespace": "team", "labels": labels}})
+    with pytest.raises(Refusal, match=f"{kind} {name} exists and is not this training's"):
+        await stage.reconcile()
+    assert (stage.condition("Accepted")["status"], stage.condition("Accepted")["reason"]) == ("False", "NameTaken")
+    assert stage.api.objects[path] == there
+    assert kind == "RayJob" or JOB not in stage.api.objects
+    del stage.api.objects[path]
+    await stage.reconcile()
+    assert stage.api.objects[path]["metadata"]["ownerReferences"][0]["uid"] == raw.UID
+    assert stage.condition("Accepted")["status"] == "True"
+
+
+async def test_every_child_but_the_history_has_a_case(stage) -> None:
+    """The history is large, and has a story of its own on the real API server."""
+    await stage.reconcile()
+    made = {(one.get("kind"), one["metadata"]["name"]) for one in stage.api.objects.values()}
+    others = {(None, "demo"), ("RayJob", "demo-1"), ("ConfigMap", "demo-history")}
+    assert {one for one in made - others if one[0] != "Event"} == set(CHILDREN)
+
+
+@pytest.mark.parametrize(("kind", "name"), CHILDREN)
+async def test_a_deleted_child_of_any_kind_is_created_again(stage, kind, name) -> None:
+    await stage.reconcile()
+    await stage.reconcile()
+    path = WRITTEN[kind].path("team", name)
+    gone = stage.api.objects.pop(path)
+    about = gone["metadata"]
+    stage.cluster.stores[WRITTEN[kind]].remove("team", name, about["uid"], "1000")
+    wrote = len(stage.api.wrote())
+    await stage.reconcile()
+    assert stage.api.objects[path]["metadata"]["uid"] != about["uid"]
+    assert stage.api.objects[path]["metadata"].get("annotations") == about.get("annotations")
+    assert [verb for verb, _ in stage.api.wrote()[wrote:]][:1] == ["POST"]
+    assert [one["outcome"] for one in stage.status["attempts"]] == ["Running"]
 
 
 async def test_what_the_server_does_not_answer_is_raised_and_no_status_written(stage) -> None:

@@ -64,6 +64,26 @@ def test_a_spec_that_cannot_run_says_every_reason_at_once(world):
     assert kstatus(world.status, world.generation) == "Failed"
 
 
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
+        ({"train": {"engine": "Megatron"}}, "spec.train.engine"),
+        ({"algorithm": {"advantage": "GAE"}}, "spec.algorithm.advantage"),
+        ({"accelerator": {"perNode": 2}, "train": {"parallelism": {"tensor": 2}}}, "spec.train.parallelism.tensor"),
+    ],
+)
+def test_what_this_release_cannot_run_is_not_accepted_and_gets_no_job(world, changes, field):
+    world.edit(**changes)
+    world.reconcile()
+    accepted = world.condition("Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Invalid")
+    assert accepted.message.startswith(f"{field}: "), accepted.message
+    assert not world.jobs
+    assert not world.children
+    assert kstatus(world.status, world.generation) == "Failed"
+
+
 def test_a_corrected_spec_goes_on(world):
     world.edit(rollout={"minNodes": 3})
     world.reconcile()
@@ -181,6 +201,23 @@ def test_a_heartbeat_is_no_write(world):
         world.report()
         world.reconcile()
     assert world.writes == before
+
+
+def test_a_report_that_cannot_be_read_is_told_and_the_last_numbers_stay(world):
+    world.until_running()
+    world.report(update=5, version=5)
+    world.wait(10)
+    world.reconcile()
+    world.unreadable = "progress.json is no Progress"
+    world.reconcile()
+    assert world.condition("Degraded").reason == "ProgressUnreadable"
+    assert (world.status.progress.update, world.status.attempts[0].outcome) == (5, "Running")
+    world.unreadable = None
+    world.report(update=6, version=6)
+    world.wait(10)
+    world.reconcile()
+    assert world.condition("Degraded").reason == "AsExpected"
+    assert world.status.progress.update == 6
 
 
 def test_transition_times_move_only_with_the_status(world):

@@ -71,6 +71,11 @@ class World:
             self.spec = {**self.spec, name: merged}
         self.generation += 1
 
+    def delete(self) -> None:
+        """The training is on its way out, and what it owns with it."""
+        self.deleting = True
+        self.children.clear(), self.jobs.clear(), self.clusters.clear(), self.pods.clear()
+
     # The operator.
 
     def observe(self) -> Observed:

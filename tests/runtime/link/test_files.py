@@ -31,19 +31,21 @@ def test_a_file_in_the_folders_place_is_refused(tmp_path):
         FileLink(tmp_path / "link")
 
 
-async def test_orders_are_brought_as_they_change_and_garbage_is_passed_over(tmp_path):
+async def test_orders_are_brought_as_they_change_and_garbage_is_passed_over(tmp_path, caplog):
+    """Garbage has been looked at once it was logged: only then may the next order take its place."""
     file = tmp_path / "control.json"
     orders = FileLink(tmp_path).orders()
+    garbage = ["{", "[1]", '{"attempt": "first"}']
     waiting = asyncio.create_task(anext(orders))
     await asyncio.sleep(0)
-    for text in (Control(attempt=1).text(), "{", json.dumps({"attempt": 2, "unknown": 1})):
+    write_whole(file, Control(attempt=1).text())
+    assert (await asyncio.wait_for(waiting, PATIENCE)).attempt == 1
+    waiting = asyncio.create_task(anext(orders))
+    for logged, text in enumerate(garbage, 1):
         write_whole(file, text)
-        if text != "{":
-            brought = await asyncio.wait_for(waiting, PATIENCE)
-            assert brought.attempt == json.loads(text)["attempt"]
-            waiting = asyncio.create_task(anext(orders))
-        else:
-            await asyncio.sleep(0.8)  # long enough to be looked at
-            assert not waiting.done()
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+        async with asyncio.timeout(PATIENCE):
+            while caplog.text.count("what was asked before stays") < logged:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.02)
+    write_whole(file, json.dumps({"attempt": 2, "unknown": 1}))
+    assert (await asyncio.wait_for(waiting, PATIENCE)).attempt == 2
+    assert caplog.text.count("what was asked before stays") == len(garbage)

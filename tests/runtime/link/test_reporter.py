@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,10 +56,24 @@ def manifest() -> Manifest:
     return load_manifest(Path(__file__).parents[3] / "examples" / "tiny-grpo.yaml")
 
 
+class Watched(FileLink):
+    """A folder as the operator; `taken` are the orders that whoever asked for them is done with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.taken: list[Control] = []
+
+    async def orders(self) -> AsyncIterator[Control]:
+        async for order in super().orders():
+            yield order
+            self.taken.append(order)
+
+
 @pytest.fixture
 def told(tmp_path) -> SimpleNamespace:
     """A reporter with a folder as its operator."""
-    reporter = Reporter(FileLink(tmp_path), attempt=1)
+    link = Watched(tmp_path)
+    reporter = Reporter(link, attempt=1)
 
     def last():
         return parse_progress((tmp_path / "progress.json").read_text())
@@ -73,7 +87,7 @@ def told(tmp_path) -> SimpleNamespace:
 
     reporter.start()
     until((tmp_path / "progress.json").is_file)
-    return SimpleNamespace(reporter=reporter, last=last, ask=ask, conclude=conclude)
+    return SimpleNamespace(reporter=reporter, last=last, ask=ask, conclude=conclude, taken=link.taken)
 
 
 def test_the_first_report_comes_before_anything_happened(told):
@@ -101,7 +115,7 @@ def test_an_order_to_stop_is_acknowledged_on_arrival(told):
 
 def test_an_order_for_another_attempt_is_not_ours(told):
     told.ask(attempt=2, stop=STOP)
-    time.sleep(1.0)  # long enough to be looked at
+    until(lambda: told.taken)
     assert told.reporter.control is None
     assert not told.reporter.stop_ordered
     live = Live(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0)

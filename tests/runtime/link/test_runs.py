@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
-from qwen35_trainer.cli import app
+from qwen35_trainer.commands import app
 from qwen35_trainer.contract import Control, Live, Stop, parse_progress
 from qwen35_trainer.progress.history import unpack
 from qwen35_trainer.progress.records import (
@@ -21,6 +21,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
 )
 from qwen35_trainer.runtime.folder import write_whole
+from tests.runtime.threads import Fault
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
 UPDATES = PROMPTS // PER_UPDATE
@@ -45,12 +46,12 @@ def _ask(folder, **fields) -> None:
 
 
 @pytest.fixture(scope="module")
-def suspended(command, write, tmp_path_factory) -> SimpleNamespace:
+def suspended(local, write, tmp_path_factory) -> SimpleNamespace:
     """A run whose checkpoints are made more frequent and which is then stopped, and the attempt after it."""
     folder = tmp_path_factory.mktemp("suspended")
     link = folder / "link"
     file = write(folder, {"train.updates": UPDATES, "checkpoint.everyUpdates": 1000}, prompts=PROMPTS, reward=SLOW)
-    running = command.start("run", file, "--link", link, output=folder / "out")
+    running = local.start("run", file, "--link", link, output=folder / "out")
     running.wait_for("update=2/")
     running.wait_until(lambda: _told(link).updates is not None, "report of an update")
     during = _told(link)
@@ -71,7 +72,7 @@ def suspended(command, write, tmp_path_factory) -> SimpleNamespace:
     shutil.copytree(stopped.folder / "checkpoints", folder / "kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QWEN35_ATTEMPT", "2")
-        again = command.start("run", file, "--link", link, "--resume", "auto", output=folder / "out")
+        again = local.start("run", file, "--link", link, "--resume", "auto", output=folder / "out")
         again.wait_for(f"update={after.update + 1}/")
         again.wait_until(
             lambda: _told(link).attempt == 2 and _told(link).update > after.update, "a report of attempt 2"
@@ -142,25 +143,25 @@ def test_the_next_attempt_ignores_the_old_order_and_counts_on(suspended):
     assert second.prompts == second.update * PER_UPDATE
 
 
-def test_a_run_that_reaches_its_end_says_so(command, write, tmp_path):
-    ended = command.run(write(tmp_path), "--link", tmp_path / "link")
+def test_a_run_that_reaches_its_end_says_so(local, write, tmp_path):
+    ended = local.run(write(tmp_path), "--link", tmp_path / "link")
     last = _told(tmp_path / "link")
     assert ended.code == 0, ended.err
     assert (last.state, last.update, last.updates, last.checkpoint.update) == ("Succeeded", 3, 3, 3)
 
 
-def test_a_failure_is_told_with_its_errors_class(command, write, tmp_path):
+def test_a_failure_is_told_with_its_errors_class(local, write, tmp_path):
     file = write(tmp_path, reward="def score(prompt, response, answer, metadata):\n    raise ValueError('ill')\n")
-    ended = command.run(file, "--set", "rewards[0].onError=Fail", "--link", tmp_path / "link")
+    ended = local.run(file, "--set", "rewards[0].onError=Fail", "--link", tmp_path / "link")
     last = _told(tmp_path / "link")
     assert ended.code == 1
     assert (last.state, last.reason) == ("Failed", "RewardFailed")
     assert "ill" in last.message
 
 
-def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(command, write, tmp_path):
+def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path):
     _ask(tmp_path / "link", stop=STOP)
-    ended = command.run(write(tmp_path), "--link", tmp_path / "link")
+    ended = local.run(write(tmp_path), "--link", tmp_path / "link")
     last = _told(tmp_path / "link")
     assert ended.code == 130
     assert ended.err == "stopped by the operator before the training began; nothing was written\n"
@@ -168,10 +169,12 @@ def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(co
     assert (last.state, last.stopAcknowledged, last.checkpoint) == ("Stopped", STOP.id, None)
 
 
-def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_can_go_on(command, write, tmp_path):
-    # A judge that takes a while to load gives the order the time to arrive.
-    link, file = tmp_path / "link", write(tmp_path, reward=f"import time\ntime.sleep(5)\n{SLOW}")
-    running = command.start("run", file, "--link", link, output=tmp_path / "out")
+def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_can_go_on(local, write, tmp_path):
+    """The driver still waits for a worker when it is told to stop."""
+    link, file = tmp_path / "link", write(tmp_path)
+    running = local.start(
+        "run", file, "--link", link, output=tmp_path / "out", faults=(Fault.hang("TrainWorker", "join"),)
+    )
     running.wait_for("phase=loading the model")
     _ask(link, stop=STOP)
     ended = running.end()
@@ -180,7 +183,7 @@ def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_c
     assert (last.state, last.stopAcknowledged) == ("Stopped", STOP.id)
     assert ended.of(UpdateRecord) == []
     (link / "control.json").unlink()
-    again = command.run(file, "--link", link, "--resume", "auto", output=tmp_path / "out")
+    again = local.run(file, "--link", link, "--resume", "auto", output=tmp_path / "out")
     assert again.code == 0, again.err
     assert _told(link).state == "Succeeded"
 

@@ -87,7 +87,7 @@ class Buffer:
 
     @property
     def published(self) -> int:
-        """The version that every worker has."""
+        """The version that every worker has, except late ones."""
         return self._published
 
     @property

@@ -79,7 +79,7 @@ class Coordinator:
             on.Scored: self._scored,
             on.Failed: self._failed,
             on.Trained: self._batch_trained,
-            on.Loaded: lambda event, _: publication.loaded(event),
+            on.Loaded: self._loaded,
             on.EvaluationAsked: lambda event, _: publication.ask_for_evaluation(event),
             on.CheckpointAsked: self._checkpoint_wanted,
             on.Checkpointed: self._checkpointed,
@@ -99,7 +99,7 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The version that every worker has."""
+        """The version that every worker has, except late ones."""
         return self.buffer.published
 
     @property
@@ -122,15 +122,21 @@ class Coordinator:
     # Workers.
 
     def _joined(self, event: on.WorkerJoined, actions: list[Action]) -> None:
-        if event.version < self.buffer.published:
-            raise ValueError(
-                f"worker {event.worker} joins with version {event.version}, and {self.buffer.published} is published: "
-                "load that first"
-            )
-        self._placement.join(event)
-        self._publication.joined(event.version)
+        # Without a worker to load it, a version is published at once. A worker that joins at that moment, in place of the one that was
+        # lost, has still loaded the version before: it is late, and the pool sends it the published one.
+        if self._placement.join(event):
+            self._publication.joined(event.version)
+
+    def _loaded(self, event: on.Loaded, actions: list[Action]) -> None:
+        if event.worker not in self._placement.late:
+            self._publication.loaded(event)
+        elif self._placement.caught_up(event.worker, event.version):
+            self._publication.joined(event.version)
 
     def _lost(self, event: on.WorkerLost, actions: list[Action]) -> None:
+        if event.worker in self._placement.late:
+            self._placement.late.lose(event.worker)
+            return
         worker = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.lost(worker.version)
 

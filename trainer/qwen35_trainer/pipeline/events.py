@@ -11,7 +11,9 @@ type SequenceId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """A rollout worker is ready. `version`: the weights that it has, at least the published ones."""
+    """A rollout worker is ready. `version`: the weights that it has. If they are older than the published ones, it is to load
+    those next, and gets no sequences before it has.
+    """
 
     worker: int
     slots: int

@@ -57,6 +57,8 @@ class Placement:
     def __init__(self, buffer: Buffer, lane_after: int | None) -> None:
         self.groups: dict[int, Group] = {}
         self.pool, self.lane = Workers(), Workers()
+        self.late = Workers()
+        """Joined with older weights than the published ones. They get nothing until they have loaded those."""
         self._buffer, self._lane_after = buffer, lane_after
         self._queue: list[tuple[int, int, int]] = []  # (birth, group, index) without a worker
         self._stragglers: list[tuple[int, int, int]] = []  # (deadline, group, index) that wait for the lane
@@ -91,15 +93,24 @@ class Placement:
     # Workers.
 
     def with_worker(self, number: int) -> Workers:
-        """The lane or the pool, whichever it belongs to."""
-        return self.lane if number in self.lane else self.pool
+        """The collection that holds the worker: the lane, the late workers or the pool."""
+        return next((workers for workers in (self.lane, self.late) if number in workers), self.pool)
 
-    def join(self, event: on.WorkerJoined) -> None:
-        """Raises ValueError for a worker that is there already."""
-        if event.worker in self.pool or event.worker in self.lane:
+    def join(self, event: on.WorkerJoined) -> bool:
+        """True if the worker may work now, False if it is late. Raises ValueError for a worker that is there already."""
+        if any(event.worker in workers for workers in (self.pool, self.lane, self.late)):
             raise ValueError(f"worker {event.worker} joins twice")
-        workers = self.lane if event.lane else self.pool
-        workers.join(Worker(event.worker, event.slots, event.version, event.lane))
+        self.late.join(Worker(event.worker, event.slots, event.version, event.lane))
+        return self.caught_up(event.worker, event.version)
+
+    def caught_up(self, number: int, version: int) -> bool:
+        """A late worker has loaded `version`. True if it may work now."""
+        if version < self._buffer.published:
+            return False
+        worker = self.late.lose(number)
+        worker.version = version
+        (self.lane if worker.lane else self.pool).join(worker)
+        return True
 
     def lose(self, event: on.WorkerLost, *, keep: bool) -> Worker:
         """Its sequences wait for another, with the tokens that are at hand if they may keep them."""

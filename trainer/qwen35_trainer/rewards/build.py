@@ -23,12 +23,12 @@ def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
     return any(reward.type in _COMPARES_ANSWERS for reward in rewards)
 
 
-def build_scorer(rewards: Sequence[RewardSpec], sources: Iterable[Source], base: Path) -> Scorer:
+def build_scorer(rewards: Sequence[RewardSpec], sources: Iterable[Source], base: Path, *, trial: int = 0) -> Scorer:
     """The scorer of `spec.rewards`, its worker processes started and all functions loaded.
 
     sources: those whose prompts will be scored, training and validation; the worker of a Gym reward
     loads their tasks before the first call.
-    base: the manifest's folder, from which functions may be imported. Raises RewardSetupError with every problem.
+    base: the manifest's folder, from which functions may be imported. trial: as of Scorer. Raises RewardSetupError with every problem.
     """
     gyms = [source.gym for source in sources if source.gym is not None]
     names = _names(rewards)
@@ -51,7 +51,7 @@ def build_scorer(rewards: Sequence[RewardSpec], sources: Iterable[Source], base:
             if function is not None:
                 function.close()
         raise RewardSetupError(problems)
-    return Scorer(parts)
+    return Scorer(parts, trial)
 
 
 def _isolated(spec: RewardSpec, gyms: Sequence[Gym], base: Path) -> IsolatedFunction | None:

@@ -3,6 +3,8 @@
 completion ─► every reward, at the same time ─► Score each ─► combine ─► Scored
                                                    │             │
                        counted; the first of a kind is logged    onError: Zero → 0, Skip → no value, Fail → raise
+
+A run ends when every reward fails for all of its first responses (`trial`): it would train on nothing.
 """
 
 import asyncio
@@ -56,16 +58,28 @@ class Scorer:
     """
 
     parts: Sequence[Part]
+    trial: int = 0
+    """Number of first completions of which at least one must get a score from at least one reward. 0: no check."""
     _counts: dict[str, _Count] = field(init=False)
     _kinds: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
+    _untried: int = field(init=False)
+    """Completions that the trial still takes; 0 once it is over."""
+    _first_error: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._counts = {part.reward.name: _Count() for part in self.parts}
+        self._untried = self.trial
 
-    async def score(self, completion: Completion) -> Scored:
-        """The completion's reward. Raises RewardFailed when a reward with `onError: Fail` cannot score."""
+    async def score(self, completion: Completion, *, tried: bool = True) -> Scored:
+        """The completion's reward. tried: whether it counts in the trial.
+
+        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when none could score any completion of the trial.
+        """
         scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
-        return combine(completion, self.parts, scores)
+        scored = combine(completion, self.parts, scores)
+        if tried and self._untried:
+            self._try(completion, scored)
+        return scored
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By reward: `calls`, and of those `timeouts` and `errors` of any other kind."""
@@ -81,6 +95,20 @@ class Scorer:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+    def _try(self, completion: Completion, scored: Scored) -> None:
+        if len(scored.errors) < len(self.parts):
+            self._untried = 0
+            return
+        if not self._first_error:
+            name, error = next(iter(scored.errors.items()))
+            self._first_error = f"reward {name}, prompt {completion.prompt.id}: {error}"
+        self._untried -= 1
+        if not self._untried:
+            raise RewardFailed(
+                f"every reward of the first {self.trial} responses failed, so that there is nothing to learn from. "
+                f"The first one: {self._first_error}"
+            )
 
     async def _score(self, reward: Reward, completion: Completion) -> Score:
         count = self._counts[reward.name]

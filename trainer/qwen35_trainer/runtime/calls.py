@@ -9,6 +9,9 @@ from typing import Any
 import ray
 from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
+LOSS_SECONDS = 30.0
+"""How much later than its peers Ray may learn that a process is gone: by its missed health checks when its pod is gone, too."""
+
 
 class WorkerLost(RuntimeError):
     """An actor's process ended, or that of the actor whose objects it was sent."""
@@ -23,20 +26,52 @@ async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float)
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 
 
-async def answers(calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float) -> list[Any]:
-    """Results of calls that run at the same time; the first failure cancels the wait for the others."""
+async def answers(
+    calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float, names: Sequence[str] = ()
+) -> list[Any]:
+    """Results of calls that run at the same time; the first failure ends the wait for the others.
+
+    Only a loss that explains the failure is waited for, LOSS_SECONDS at most: the peers of a process that is gone see a
+    broken connection, and say so before Ray knows of the loss.
+
+    names: of the actors that are called, where `of` is the name of them all.
+    """
+    running = [asyncio.ensure_future(call) for call in calls]
     try:
-        return list(await asyncio.wait_for(asyncio.gather(*calls), seconds))
+        return list(await asyncio.wait_for(asyncio.gather(*running), seconds))
     except TimeoutError as error:
+        silent = [name for name, call in zip(names, running, strict=False) if call.cancelled()]
+        who = f"{of} ({', '.join(silent)})" if silent else of
         raise Stalled(
-            f"{of} did not answer to {act} within {seconds:g} s; its log in the run folder says what it did last"
+            f"{who} did not answer to {act} within {seconds:g} s; its log in the run folder says what it did last"
         ) from error
     except RayActorError as error:
-        raise WorkerLost(f"{of} was lost during {act}: {_reason(error)}") from error
+        raise _lost(of, act, error) from error
     except RayTaskError as error:
         if isinstance(error.cause, OwnerDiedError):
             raise WorkerLost(f"{of} failed at {act}: the process that has what it was sent was lost") from error
+        if (loss := await _loss(running)) is not None:
+            raise _lost(of, act, loss) from error
         raise _cause(error) from error
+
+
+async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | None:
+    """The loss of a process behind one of these calls, by now or within LOSS_SECONDS; None when all others answer."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + LOSS_SECONDS
+    while True:
+        for call in running:
+            if call.done() and isinstance(error := call.exception(), RayActorError):
+                return error
+        waiting = [call for call in running if not call.done()]
+        left = until - loop.time()
+        if not waiting or left <= 0:
+            return None
+        await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _lost(of: str, act: str, loss: RayActorError) -> WorkerLost:
+    return WorkerLost(f"{of} was lost during {act}: {_reason(loss)}")
 
 
 def _cause(error: RayTaskError) -> Exception:

@@ -137,27 +137,21 @@ class Driver(Process):
         self._stop.set()
 
     async def _train(self, recorder: Recorder, clock: Clock) -> Outcome:
+        if self._stop.is_set() and not self._must_save:
+            return "Stopped"
         self._phase = "starting workers"
         replicas, train_actors = self._start_workers()
         train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
         self._phase = "loading the model"
-        loading = asyncio.gather(
-            answers(
-                [replica.actor.ready.remote() for replica in replicas],
-                of="the rollout pool",
-                act="loading the model",
-                seconds=START_SECONDS,
-            ),
-            train.start(START_SECONDS),
-        )
+        loading = asyncio.ensure_future(_load(replicas, train))
+        opening = asyncio.ensure_future(self._open())
+        if not await self._waited(opening):
+            loading.cancel()
+            return "Stopped"
         spec = self._job.spec
-        sources = [*spec.data.train, *spec.data.validation]
-        # In threads, since both take seconds: the workers load meanwhile.
-        with starting():  # the tokenizer brings its library
-            data: Data = await asyncio.to_thread(ray.get, self._data)
-        scorer = await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base)
+        data, scorer = opening.result()
         with scorer:
-            if not await self._loaded(loading):
+            if not await self._waited(loading):
                 return "Stopped"
             training = Training(
                 spec=spec,
@@ -169,12 +163,13 @@ class Driver(Process):
                 updates_total=self._job.updates_total,
                 update=self._job.resume.progress.update if self._job.resume else 0,
             )
-            _, (began, ended) = loading.result()
+            began, ended = loading.result()
             training.span("train-0", "load", began, ended)
             if (checkpoint := self._job.resume) is not None:
                 if not self._stop.is_set():
                     self._phase = "restoring the checkpoint"
-                await _restore(train, checkpoint.path)
+                if not await self._waited(asyncio.ensure_future(_restore(train, checkpoint.path))):
+                    return "Stopped"
             if not self._stop.is_set():
                 self._phase = "generating the first batch" if replicas else "training"
             if spec.mode == "SFT":
@@ -183,24 +178,36 @@ class Driver(Process):
             weights = await train.publication(loop.coordinator.version)
             return await loop.run(weights, replicas)
 
-    async def _loaded(self, loading: asyncio.Future[Any]) -> bool:
-        """Wait for the workers. False when told to stop meanwhile: nothing is trained, so nothing is lost.
+    async def _open(self) -> tuple[Data, Scorer]:
+        """In threads, since both take seconds: the workers load meanwhile."""
+        spec = self._job.spec
+        sources = [*spec.data.train, *spec.data.validation]
+        with starting():  # the tokenizer brings its library
+            data: Data = await asyncio.to_thread(ray.get, self._data)
+        # A batch. After a resume the rewards have worked before: what fails now may be a service that starts more slowly.
+        trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
+        return data, await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base, trial=trial)
 
-        A run that continues a checkpoint of another folder goes on until it has saved one in its own.
-        """
-        resume = self._job.resume
-        own = self._job.checkpoints  # false as long as there are none
-        if resume is not None and own is not None and resume.path.parent != own.folder:
-            await loading
+    async def _waited(self, work: asyncio.Future[Any]) -> bool:
+        """Wait until it is done. False when told to stop meanwhile: nothing is trained, so nothing is lost."""
+        if self._must_save:
+            await work
             return True
         told = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({loading, told}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
         told.cancel()
         if self._stop.is_set():
-            loading.cancel()
+            work.cancel()
             return False
-        await loading
+        await work
         return True
+
+    @property
+    def _must_save(self) -> bool:
+        """Also when nothing was trained: a run that continues a checkpoint of another folder saves one in its own."""
+        resume = self._job.resume
+        own = self._job.checkpoints  # false as long as there are none
+        return resume is not None and own is not None and resume.path.parent != own.folder
 
     def _start_workers(self) -> tuple[list[Replica], list[Any]]:
         spec = self._job.spec
@@ -235,7 +242,7 @@ class Driver(Process):
         supervised = Supervised(
             data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
         )
-        return SupervisedLoop(supervised, training, self._stop)
+        return SupervisedLoop(supervised, training, self._stop, self._must_save)
 
     def _loop(self, training: Training, data: Data, scorer: Scorer) -> TrainingLoop:
         spec = self._job.spec
@@ -280,6 +287,20 @@ class Driver(Process):
             stop=self._stop,
             evaluates=bool(data.validation),
         )
+
+
+async def _load(replicas: Sequence[Replica], train: TrainPool) -> tuple[float, float]:
+    """Until all workers have the model. Returns when the train workers began and ended, in wall-clock seconds."""
+    ready = answers(
+        [replica.actor.ready.remote() for replica in replicas],
+        of="the rollout pool",
+        act="loading the model",
+        seconds=START_SECONDS,
+        names=[replica.name for replica in replicas],
+    )
+    span: tuple[float, float]
+    _, span = await asyncio.gather(ready, train.start(START_SECONDS))
+    return span
 
 
 async def _restore(train: TrainPool, path: Path) -> None:

@@ -67,25 +67,28 @@ class RunFolder:
             raise FolderRefused(f"--output {self.root} is a file; name a folder")
         if self.manifest.exists():
             self._check_owner(manifest, resume=resume)
-        elif self.root.exists() and any(self.root.iterdir()):
+        elif self.root.exists() and any(path != _aside(self.manifest) for path in self.root.iterdir()):
             raise FolderRefused(f"--output {self.root} holds files that are no run's; name a new or empty folder")
         existing = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
         if not os.access(existing, os.W_OK):
             raise FolderRefused(f"--output {self.root}: {existing} cannot be written; name another folder")
 
     def claim(self, manifest: Manifest) -> None:
-        """Make the folder this run's. Raises FolderRefused when that cannot be written."""
+        """Make the folder this run's. Raises FolderRefused when that cannot be written.
+
+        The manifest is first: killed before it, this leaves an empty folder; killed after it, a run that can be resumed.
+        """
         new = not self.manifest.exists()
         identity = self.root / "run.id"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
+            write_whole(self.manifest, dump_manifest(manifest))
             if new or not identity.exists():
                 write_whole(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
-            write_whole(self.manifest, dump_manifest(manifest))
         except OSError as error:
             if new:
                 with contextlib.suppress(OSError):
-                    identity.unlink(missing_ok=True)
+                    self.manifest.unlink(missing_ok=True)
                     self.root.rmdir()
             raise FolderRefused(
                 f"--output {self.root} cannot be written: {error.strerror}; name another folder"
@@ -114,10 +117,14 @@ class RunFolder:
 
 def write_whole(path: Path, content: str | bytes) -> None:
     """Write aside and rename: a reader never sees half a file. Raises OSError, and leaves nothing then."""
-    aside = path.with_name(f".{path.name}.partial")
+    aside = _aside(path)
     try:
         aside.write_bytes(content.encode() if isinstance(content, str) else content)
         aside.replace(path)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")

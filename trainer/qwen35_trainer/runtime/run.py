@@ -2,25 +2,23 @@
 
     manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
 
-The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once. Before the driver
-is there, the first one ends the command: nothing is written yet. With --link, an operator's order to stop does what the
-first signal does.
+The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once. Before the folder is
+claimed, the first one ends the command: nothing is written yet (signals.py). With --link, an operator's order to stop does
+what the first signal does.
 """
 
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError
 from rich.console import Console
 
 from qwen35_trainer.contract import Control
@@ -29,7 +27,10 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import FinishRecord, read_records
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
+from qwen35_trainer.runtime.beside import beside
+from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.driver import Driver
+from qwen35_trainer.runtime.environment import share_cores
 from qwen35_trainer.runtime.folder import RunFolder, write_whole
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.job import Data, Job
@@ -37,12 +38,16 @@ from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.news import News
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
-from qwen35_trainer.runtime.site import TOO_EARLY, connected, driver_options
+from qwen35_trainer.runtime.signals import Signals
+from qwen35_trainer.runtime.site import connected, driver_options
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
 
 FOLLOW_SECONDS = 1.0
-"""Longest wait for the driver's news: signals are looked at this often."""
+"""Longest wait for the driver's news: signals are passed on to it at this interval."""
+
+SILENT_SECONDS = 600.0
+"""Deadline of an answer of the driver, which comes every FOLLOW_SECONDS unless its process hangs or still starts."""
 
 ORDERED_EARLY = "stopped by the operator before the training began; nothing was written"
 
@@ -69,6 +74,7 @@ def run(
     console: Console,
     started: float,
     reporter: Reporter,
+    signals: Signals | None = None,
     in_cluster: bool = False,
 ) -> Finished:
     """Train, and tell `reporter` how it goes. in_cluster: on the Ray of the operator's pods, of which this is the head.
@@ -78,6 +84,8 @@ def run(
     """
     if problems := unsupported(manifest, in_cluster=in_cluster):
         raise ManifestError(file, problems)
+    if not in_cluster:
+        share_cores(manifest.spec)
     base = file.resolve().parent
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
     folder.check(manifest, resume=resume is not None)
@@ -86,29 +94,32 @@ def run(
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name
     memory = None if in_cluster else MemoryWatch()  # which sees the processes of this machine
-    with (
-        make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view,
-        _Signals() as signals,
-    ):
-        follower = _Follower(view, reporter, signals)
+    with make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view:
+        follower = _Follower(view, reporter, signals or Signals())
         follower.phase("starting Ray, reading the data")
-        # Beside each other, because both take seconds.
-        with ThreadPoolExecutor(1) as aside:
-            preparing = aside.submit(
-                prepare, manifest, base, folder, resume=checkpoint, started=started, in_cluster=in_cluster
-            )
-            with connected(manifest.spec, in_cluster=in_cluster):
-                signals.catch()  # again: Ray has put its own handler of SIGTERM there
-                job, data = preparing.result()
-                if signals.count:
-                    raise Interrupted(TOO_EARLY)
-                if reporter.stop_ordered:
-                    raise Interrupted(ORDERED_EARLY)
-                folder.claim(manifest)
-                reporter.training(job.updates_total)
-                finish = _drive(job, data, follower)
+        preparing = partial(prepare, manifest, base, folder, resume=checkpoint, started=started, in_cluster=in_cluster)
+        finish = follower.signals.attend(partial(_train, manifest, folder, preparing, follower, in_cluster))
         follower.phase("writing the report")
         return Finished(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
+
+
+def _train(
+    manifest: Manifest,
+    folder: RunFolder,
+    preparing: Callable[[], tuple[Job, Data]],
+    follower: _Follower,
+    in_cluster: bool,
+) -> FinishRecord:
+    """All of the run that needs Ray."""
+    prepared = beside("data", preparing)  # beside Ray's start, because both take seconds
+    with connected(in_cluster=in_cluster):
+        job, data = prepared.result()
+        if follower.reporter.stop_ordered:
+            raise Interrupted(ORDERED_EARLY)
+        follower.signals.begin()
+        folder.claim(manifest)
+        follower.reporter.training(job.updates_total)
+        return _drive(job, data, follower)
 
 
 def _report(
@@ -127,13 +138,17 @@ def _report(
 
 
 def _drive(job: Job, data: Data, follower: _Follower) -> FinishRecord:
-    """Run the driver, and pass on what it says. Should its process end, say that in its place."""
-    driver = ray.remote(**driver_options())(Driver).remote(job, [ray.put(data)])
+    """Run the driver, and pass on what it says. Should its process end, or hang, say that in its place."""
+    driver: Any = ray.remote(**driver_options())(Driver).remote(job, [ray.put(data)])
     try:
         return follower.follow(driver)
-    except RayActorError as error:
-        message = f"the driver was lost: {' '.join(str(error).split())[:400]} Continue with --resume auto"
-        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason="DriverLost")
+    except (RayActorError, Stalled) as error:
+        ray.kill(driver)  # it may hang, and must not write to the records any more
+        message, reason = str(error), "Stalled"
+        if isinstance(error, RayActorError):
+            message, reason = f"the driver was lost: {' '.join(message.split())[:400]}", "DriverLost"
+        message = f"{message} Continue with --resume auto"
+        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason=reason)
         with Recorder(job.folder.metrics, [follower.view, follower.reporter]) as recorder:
             recorder.append(finish)
         return finish
@@ -145,23 +160,22 @@ class _Follower:
 
     view: View
     reporter: Reporter
-    signals: _Signals
+    signals: Signals
     _told: bool = False
     _obeyed: Control | None = None
     _phase: str = ""
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
+        self._command(driver)  # a signal may have come since the run began
         result = driver.run.remote()
         seen = 0
         while True:
-            news: News = ray.get(driver.follow.remote(seen, FOLLOW_SECONDS))
+            news: News = self._answer(driver.follow.remote(seen, FOLLOW_SECONDS))
             seen += len(news.records)
             self._pass_on(news)
             self._command(driver)
-            if self.signals.count > 1:
-                raise Interrupted("ended by a second signal; nothing since the last checkpoint was kept")
             if news.over:
-                finish: FinishRecord = ray.get(result)
+                finish: FinishRecord = self._answer(result)
                 self.reporter.write(finish)  # again, where the records could not be written
                 return finish
 
@@ -182,33 +196,18 @@ class _Follower:
         control = self.reporter.control
         if control is not None and control != self._obeyed:
             self._obeyed = control
-            ray.get(driver.obey.remote(control))
+            self._answer(driver.obey.remote(control))
         # Acknowledged is acknowledged: an order to stop that is taken back meanwhile is carried out all the same.
         if (self.signals.count or self.reporter.stop_ordered) and not self._told:
             self._told = True
             self.reporter.stopping()
-            ray.get(driver.stop.remote())
+            self._answer(driver.stop.remote())
 
-
-class _Signals:
-    """Counts SIGINT and SIGTERM instead of dying of them."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._earlier: dict[int, Any] = {}
-
-    def __enter__(self) -> _Signals:
-        self.catch()
-        return self
-
-    def catch(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._earlier.setdefault(number, signal.signal(number, self._caught))
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
-            signal.signal(number, handler)
-
-    def _caught(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
+    def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
+        """What the driver answers. Raises Stalled."""
+        try:
+            return ray.get(call, timeout=SILENT_SECONDS)
+        except GetTimeoutError as error:
+            raise Stalled(
+                f"the driver did not answer within {SILENT_SECONDS:g} s; its log in the run folder says what it did last."
+            ) from error

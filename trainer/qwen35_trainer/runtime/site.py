@@ -7,7 +7,6 @@ in a cluster      the Ray of the pods: the driver beside `qwen35 run` on the hea
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -16,40 +15,21 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from qwen35_trainer.contract.names import POOL_LABEL
-from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.job import Job
-from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
-from qwen35_trainer.spec import TrainingSpec
 
 type Pool = Literal["rollout", "train"]
 
 DEVICE = {"nvidia": "GPU", "ascend": "NPU"}
 """What a worker takes of Ray, by spec.accelerator.profile."""
 
-TOO_EARLY = "ended by a signal before the training began; nothing was written"
-
 
 @contextmanager
-def connected(spec: TrainingSpec, *, in_cluster: bool) -> Iterator[None]:
-    """With Ray. Raises Interrupted for a signal meanwhile."""
-    # Inherited by every process of a run on this machine, where a runtime environment would start each worker anew.
-    # In a cluster the workers have it from their image (images/).
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a training tells nobody that it runs
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    if not in_cluster:
-        os.environ |= {
-            "OMP_NUM_THREADS": str(threads(spec)),
-            "RAY_worker_niceness": "0",  # Ray's 15 would let everything else on a shared machine go first
-        }
-        if workers_at_a_time(spec) > 1:
-            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another's core
-    try:
-        if in_cluster:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
-        else:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    except SystemExit:  # Ray's own answer to SIGTERM, after it has ended its processes
-        raise Interrupted(TOO_EARLY) from None
+def connected(*, in_cluster: bool) -> Iterator[None]:
+    """With Ray, in this thread until its end: see signals.py."""
+    if in_cluster:
+        ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    else:
+        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield
     finally:

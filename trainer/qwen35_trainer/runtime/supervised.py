@@ -48,6 +48,8 @@ class SupervisedLoop:
     supervised: Supervised
     training: Training
     stop: asyncio.Event
+    must_save: bool
+    """Save also when nothing was trained."""
     _saving: asyncio.Task[None] | None = None
 
     @property
@@ -61,8 +63,9 @@ class SupervisedLoop:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> Outcome:
         training = self.training
-        if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
-            await self._evaluate()
+        at_start = training.update == 0 and training.spec.evaluation.atStart
+        if at_start and not await self._evaluated_at_start() and not self.must_save:
+            return "Stopped"
         while training.update < training.updates_total:
             if self.stop.is_set():
                 if not training.saved:
@@ -78,6 +81,17 @@ class SupervisedLoop:
             if training.checkpoint_due():
                 await self._save(tasks)
         return "Succeeded"
+
+    async def _evaluated_at_start(self) -> bool:
+        """False when told to stop meanwhile: nothing is trained, so nothing is lost."""
+        evaluating, told = asyncio.ensure_future(self._evaluate()), asyncio.ensure_future(self.stop.wait())
+        await asyncio.wait({evaluating, told}, return_when=asyncio.FIRST_COMPLETED)
+        told.cancel()
+        if self.stop.is_set():
+            evaluating.cancel()
+            return False
+        await evaluating
+        return True
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
         if self._saving is not None:

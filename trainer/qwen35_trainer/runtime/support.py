@@ -1,16 +1,12 @@
-"""What `qwen35 run` can do, and what a manifest asks for beyond that. Pure."""
+"""What a manifest asks for that `qwen35 run` cannot do, on this machine or in any place. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from qwen35_trainer.spec import Manifest, Problem, TrainingSpec
-
-type Refuse = Callable[[str, str, str], None]
+from qwen35_trainer.spec import Manifest, Problem, cannot_run
 
 
 def unsupported(manifest: Manifest, *, in_cluster: bool = False) -> list[Problem]:
-    """Everything in the manifest that is meant for a cluster or another engine, each with what to change."""
+    """Everything in the manifest that is meant for a cluster or a later release, each with what to change."""
     spec = manifest.spec
     problems: list[Problem] = []
 
@@ -48,25 +44,4 @@ def unsupported(manifest: Manifest, *, in_cluster: bool = False) -> list[Problem
                     "a volume is mounted only in a cluster.",
                     "Remove it and name local files in paths.",
                 )
-    _engines(spec, refuse)
-    return problems
-
-
-def _engines(spec: TrainingSpec, refuse: Refuse) -> None:
-    if spec.rollout is not None:
-        if spec.rollout.engine != "Torch":
-            refuse("rollout.engine", f"{spec.rollout.engine} is not available to run.", "Set it to Torch.")
-        if spec.rollout.tensorParallel != 1:
-            tensor = spec.rollout.tensorParallel
-            refuse("rollout.tensorParallel", f"a Torch replica is one process, not {tensor}.", "Set it to 1.")
-    if spec.train.engine != "FSDP":
-        refuse("train.engine", f"{spec.train.engine} is not available to run.", "Set it to FSDP.")
-    cut = spec.train.parallelism
-    if (cut.tensor, cut.pipeline, cut.expert, cut.expertTensor) != (1, 1, 1, 1):
-        refuse(
-            "train.parallelism",
-            "the FSDP engine knows replicas and context only.",
-            "Set tensor, pipeline, expert and expertTensor to 1.",
-        )
-    if spec.mode != "SFT" and spec.algorithm.advantage == "GAE":
-        refuse("algorithm.advantage", "GAE needs a value model, and none is trained here.", "Use GRPO or RLOO.")
+    return problems + cannot_run(spec)

@@ -24,6 +24,7 @@ class TrainPool:
 
     def __init__(self, workers: Sequence[Any], deadline: float) -> None:
         self._workers, self._deadline = workers, deadline
+        self._names = [f"train-{rank}" for rank in range(len(workers))]
 
     async def start(self, seconds: float) -> tuple[float, float]:
         """Form the process group and build the engines. Returns the wall-clock seconds at which rank 0 was up and
@@ -31,11 +32,11 @@ class TrainPool:
         """
         ranks = len(self._workers)
         host, port = await answer(
-            self._workers[0].listen.remote(ranks), of="train-0", act="opening the rendezvous", seconds=seconds
+            self._workers[0].listen.remote(ranks), of=self._names[0], act="opening the rendezvous", seconds=seconds
         )
         began = time.time()
         joined = [worker.join.remote(host, port, ranks) for worker in self._workers]
-        await answers(joined, of="the train pool", act="loading the model", seconds=seconds)
+        await answers(joined, of="the train pool", act="loading the model", seconds=seconds, names=self._names)
         return began, time.time()
 
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
@@ -70,4 +71,4 @@ class TrainPool:
 
     async def _all(self, method: str, act: str, *arguments: object) -> list[Any]:
         calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
-        return await answers(calls, of="the train pool", act=act, seconds=self._deadline)
+        return await answers(calls, of="the train pool", act=act, seconds=self._deadline, names=self._names)

@@ -21,7 +21,7 @@ from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord, SpanKind, SpanRecord
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
-from qwen35_trainer.runtime.calls import WorkerLost
+from qwen35_trainer.runtime.calls import Stalled, WorkerLost
 from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.live import LiveFields
@@ -123,8 +123,8 @@ class Training:
         return self.update >= self.updates_total or self.update // every > self._saved_at // every
 
     async def save(self, snapshot: Snapshot, version: int, copied: asyncio.Event) -> None:
-        """Checkpoint the weights, and where the run stands; nothing where nothing is kept. Raises CheckpointError, and
-        WorkerLost.
+        """Checkpoint the weights, and where the run stands; nothing where nothing is kept. Raises CheckpointError,
+        WorkerLost and Stalled.
 
         Returns when the checkpoint is complete. `copied` is set as soon as training may go on.
         """
@@ -146,9 +146,9 @@ class Training:
         try:
             path = await self.checkpoints.save(progress, lambda folder: self.pool.save(folder, copied))
         except CheckpointError as error:
-            # The batch beside it is lost too, and the run must end by one name: nothing is wrong with the storage.
-            if isinstance(lost := error.__cause__, WorkerLost):
-                raise lost from lost.__cause__
+            # The batch beside it meets the same, and the run must end by one name: nothing is wrong with the storage.
+            if isinstance(reason := error.__cause__, (WorkerLost, Stalled)):
+                raise reason from reason.__cause__
             raise
         self.span("checkpoint", "checkpoint", started, time.time())
         self.recorder.append(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from qwen35_trainer.exits import REFUSED, fail
+from qwen35_trainer.exits import CANNOT_RUN, REFUSED, fail
 
 if TYPE_CHECKING:
     from qwen35_trainer.simulate.changes import Change
@@ -204,6 +204,8 @@ def _plan(options: Options, max_lag: int | None, *, as_json: bool) -> None:
     from qwen35_trainer.simulate.options import read
     from qwen35_trainer.simulate.plan import make_plan
     from qwen35_trainer.simulate.table import plan_table
+    from qwen35_trainer.spec import cannot_run
+    from qwen35_trainer.spec.problems import beyond_release
 
     problems: list[str] = []
     asked = read(options, problems)
@@ -219,6 +221,8 @@ def _plan(options: Options, max_lag: int | None, *, as_json: bool) -> None:
         _print_json(plan_document(made, guesses))
     else:
         Console().print(plan_table(made, guesses))
+    if beyond := cannot_run(asked.spec):
+        fail(beyond_release(options.file, beyond), CANNOT_RUN)
 
 
 def _chosen_by_plan(changes: tuple[Change, ...]) -> list[str]:

@@ -14,6 +14,7 @@ from qwen35_trainer.spec.model import Model, ModelSource, RandomModel, RandomVis
 from qwen35_trainer.spec.overrides import apply_overrides
 from qwen35_trainer.spec.parse import parse_manifest, parse_spec
 from qwen35_trainer.spec.problems import ManifestError, Problem
+from qwen35_trainer.spec.release import cannot_run
 from qwen35_trainer.spec.rewards import Reward
 from qwen35_trainer.spec.rollout import Lane, Rollout
 from qwen35_trainer.spec.tracking import Tracking
@@ -61,6 +62,7 @@ __all__ = [
     "TrainingSpec",
     "Weights",
     "apply_overrides",
+    "cannot_run",
     "check",
     "dump_manifest",
     "load_manifest",

@@ -13,7 +13,6 @@ from qwen35_trainer.spec.training import TrainingSpec
 type Check = Callable[[TrainingSpec], Iterable[Problem]]
 
 CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
-    (contents.recipe, ("recipe",)),
     (modes.rollout_section, ("mode", "rollout")),
     (modes.rewards_section, ("mode", "rewards")),
     (modes.group_size, ("mode", "algorithm")),

@@ -5,18 +5,10 @@ from collections import Counter
 from collections.abc import Iterator
 
 from qwen35_trainer.spec.base import Section
-from qwen35_trainer.spec.problems import Problem, did_you_mean, either
+from qwen35_trainer.spec.problems import Problem, either
 from qwen35_trainer.spec.training import TrainingSpec
 
-RECIPES: tuple[str, ...] = ()
 FLOORED = ("IcePop", "SequenceMask")
-
-
-def recipe(spec: TrainingSpec) -> Iterator[Problem]:
-    """A recipe is one that exists."""
-    if spec.recipe is not None and spec.recipe not in RECIPES:
-        fix = did_you_mean(spec.recipe, RECIPES) if RECIPES else "Leave it out: there are no recipes."
-        yield Problem("spec.recipe", f'no recipe is named "{spec.recipe}".', fix)
 
 
 def model_source(spec: TrainingSpec) -> Iterator[Problem]:

@@ -73,6 +73,8 @@ def parse_document(text: str) -> tuple[object, list[Problem]]:
         documents = [document for document in yaml.load_all(text, _Loader) if document is not None]
     except yaml.YAMLError as error:
         return None, [_told(error, text)]
+    except RecursionError:
+        return None, [Problem("", "lists and mappings are nested too deeply.", "Remove levels of nesting.")]
     if not documents:
         return None, [Problem("", "the file is empty.", "Write one Qwen35Training into it.")]
     if len(documents) > 1:

@@ -8,9 +8,9 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from qwen35_trainer.spec import fields
+from qwen35_trainer.spec import fields, foreign
 from qwen35_trainer.spec.fields import Segment
-from qwen35_trainer.spec.problems import Problem, did_you_mean
+from qwen35_trainer.spec.problems import Problem, did_you_mean, near
 
 WANTED = {
     "int_type": "an integer",
@@ -78,17 +78,27 @@ def _told(detail: ErrorDetails, loc: tuple[Segment, ...], model: type[BaseModel]
     if kind == "missing":
         return "is required.", f"Add it: {_what(model, loc)}"
     if kind == "extra_forbidden":
-        parent = fields.section(fields.at(model, loc[:-1]))
-        known = fields.fields(parent) if parent else {}
-        return "there is no such field.", did_you_mean(str(loc[-1]), known)
+        return "there is no such field.", _instead(loc, model)
     if kind == "literal_error":
         return _told_literal(value, get_args(fields.bare(fields.at(model, loc))))
+    if kind == "recursion_loop":
+        return "lists and mappings are nested too deeply.", "Remove levels of nesting."
     if get_origin(fields.bare(fields.at(model, loc))) in (Union, UnionType):
         wrong = "too long" if isinstance(value, str) else _kind(value)
         return f"{show(value)} is {wrong}.", "Give a short text, a number, true or false."
     if kind in WANTED:
         return f"{show(value)} is {_kind(value)}, not {WANTED[kind]}.", _retyped(kind, value)
     return _told_bound(kind, value, bounds) or (f"{show(value)}: {detail['msg']}.", f"It is: {_what(model, loc)}")
+
+
+def _instead(loc: tuple[Segment, ...], model: type[BaseModel]) -> str:
+    """What to write for a field that does not exist: ours for another trainer's name, one of a similar name."""
+    parent, name = fields.section(fields.at(model, loc[:-1])), str(loc[-1])
+    known = fields.fields(parent) if parent else {}
+    theirs = foreign.answer([part for part in loc if isinstance(part, str)], model)
+    if theirs is None:
+        return did_you_mean(name, known)
+    return f"{theirs} {did_you_mean(name, known)}" if near(name, known) else theirs
 
 
 def _told_literal(value: object, known: tuple[Any, ...]) -> tuple[str, str]:

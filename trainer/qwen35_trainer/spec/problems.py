@@ -33,6 +33,12 @@ class ManifestError(ValueError):
         return "\n".join([head, *map(str, self.problems)])
 
 
+def beyond_release(file: Path | None, problems: Sequence[Problem]) -> str:
+    """What commands say of a valid manifest that this release cannot run."""
+    head = f"{file}: valid" if file else "valid"
+    return "\n".join([f"{head}, but this release cannot run it:", *map(str, problems)])
+
+
 def near(name: str, known: Iterable[str]) -> list[str]:
     """The known names that `name` may have meant, likeliest first; case does not count."""
     by_lower = {candidate.lower(): candidate for candidate in known}

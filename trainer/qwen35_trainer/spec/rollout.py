@@ -62,8 +62,8 @@ class Rollout(Section):
     """The engines that answer the prompts."""
 
     engine: RolloutEngine = Field(
-        "VLLM",
-        description="VLLM, or plain Torch for tests and laptops. VLLM is the fast one. "
+        "Torch",
+        description="Torch, which is part of the trainer, or VLLM, which this release cannot run yet. Torch runs everywhere. "
         "verl: actor_rollout_ref.rollout.name.",
     )
     nodes: int = Field(

@@ -29,13 +29,6 @@ class TrainingSpec(Section):
     Parsing checks each field; `qwen35_trainer.spec.checks.check` checks how they fit together.
     """
 
-    recipe: str | None = Field(
-        None,
-        min_length=1,
-        max_length=128,
-        description="Name of a recipe that this spec starts from; every field written here overrides it. None by "
-        "default. verl: none (an example script).",
-    )
     mode: Mode = Field(
         "FullyAsync",
         description="FullyAsync generates while it trains, Colocated takes turns on the same devices, SFT only "

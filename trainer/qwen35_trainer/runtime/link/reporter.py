@@ -5,7 +5,8 @@
         reporter.write(record) …             every EVERY_SECONDS; a checkpoint at once
                                              the history, at checkpoints and evaluations
         reporter.control                     the newest order; an order to stop is acknowledged on arrival
-                                             Succeeded, Stopped or Failed, until delivered or FINAL_SECONDS
+                                             Succeeded, Stopped or Failed, until delivered or FINAL_SECONDS;
+                                             after a signal that leaves no time, INTERRUPTED_SECONDS
 
 The last report leaves when everything else is over, the files of the run included: the operator takes the pods away then.
 """
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 FINAL_SECONDS = 120.0
 """How long an operator may be away at the end before the run says that it could not be told."""
+INTERRUPTED_SECONDS = 3.0
+"""The same after a signal that leaves no time: less than `signals.END_SECONDS`, after which the run is killed."""
 
 
 class OperatorNotTold(RuntimeError):
@@ -122,14 +125,14 @@ class Reporter:
         if self._courier is None:
             return
         ended = self._ended(error)
+        hurried = isinstance(error, Interrupted) and not self.stop_ordered
+        seconds = min(INTERRUPTED_SECONDS, self._final_seconds) if hurried else self._final_seconds
         self._change(lambda standing: replace(standing, ended=ended, phase=""), urgent=True)
         try:
-            self._courier.finish(self._final_seconds)
+            self._courier.finish(seconds)
         except Undelivered as problem:
             said = f"{ended.state}: {ended.message}" if ended.message else ended.state
-            raise OperatorNotTold(
-                f"{said}\nThe operator could not be told within {self._final_seconds:g} s: {problem}"
-            ) from error
+            raise OperatorNotTold(f"{said}\nThe operator could not be told within {seconds:g} s: {problem}") from error
 
     def _ended(self, error: BaseException | None) -> Ended:
         finish = self._finish

@@ -1,0 +1,57 @@
+"""Pytest plugin of `make check`: only tests that start no process and, unless TORCH=1, import no torch.
+
+Whole folders and files are left out here, single tests by the marker `processes`. What is left over and starts a process or
+imports torch all the same fails: otherwise a new import would make `make check` minutes slower, and nobody would notice.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+PROCESSES = (
+    *("cluster", "controlplane", "distributed", "forks", "gpu", "helm", "recipes", "rewards"),
+    *("data/test_imports.py", "mutants/test_runner.py", "progress/test_report.py", "progress/sinks"),
+    *("simulate_cli/test_plot.py", "runtime/link/test_config_maps.py", "runtime/link/test_reporter.py"),
+    *("runtime/test_faults.py", "runtime/test_folder.py", "runtime/test_imports.py", "runtime/test_in_cluster.py"),
+    *("runtime/test_journal_file.py", "runtime/test_memory.py", "runtime/test_modes.py", "runtime/test_signals.py"),
+    *("runtime/test_stop.py", "runtime/link/test_runs.py"),
+)
+"""Whose tests start processes."""
+TORCH = (
+    *("algorithms", "engines", "models", "rollout", "weights", "data/test_picture_reader.py", "data/test_tokenizer.py"),
+    *("runtime/test_engine_thread.py", "runtime/test_every_call.py", "runtime/test_learning.py"),
+    *("runtime/test_assembly.py", "runtime/test_supervised.py"),
+)
+"""Whose tests import torch."""
+STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
+"""Audit events of the standard library: sys.addaudithook."""
+
+with_torch = bool(os.environ.get("TORCH"))
+left_out = {TESTS / name for name in (PROCESSES if with_torch else (*PROCESSES, *TORCH))}
+
+
+class Refused(BaseException):
+    """Not an Exception, so that no code under test handles it."""
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    return True if collection_path in left_out else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    starting = [item for item in items if item.get_closest_marker("processes")]
+    config.hook.pytest_deselected(items=starting)
+    items[:] = [item for item in items if item not in starting]
+
+
+def refuse(event: str, arguments: tuple[object, ...]) -> None:
+    if event in STARTS:
+        raise Refused(f"this test starts a process ({event}): mark it `processes`, and `make check` leaves it out")
+    if event == "import" and arguments[0] == "torch" and not with_torch:
+        raise Refused("this test imports torch: list its file in tests/check.py, and `make check` leaves it out")
+
+
+sys.addaudithook(refuse)

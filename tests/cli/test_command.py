@@ -1,0 +1,71 @@
+"""`qwen35` itself: what everybody tries first."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from qwen35_trainer import __version__
+from qwen35_trainer.commands import app
+from tests.patience import PATIENCE
+from tests.spec.conftest import SMALL
+
+COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
+
+
+def invoke(*arguments: object, **environment: str):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_the_version(arguments):
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (0, f"{__version__}\n")
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_help_is_printed_for_every_command(command, option):
+    result = invoke(*filter(None, [command]), option)
+    assert result.exit_code == 0
+    assert "Usage: " in result.stdout
+
+
+def test_the_list_of_commands_says_of_each_what_it_does_in_a_whole_sentence():
+    listed = invoke("--help", COLUMNS="80").stdout.split("Commands:")[1].strip().splitlines()
+    assert sorted(line.split()[0] for line in listed) == COMMANDS
+    assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
+
+
+def test_a_shell_completes_commands():
+    asked = {"_QWEN35_COMPLETE": "complete_bash", "COMP_WORDS": "qwen35 va", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['qwen35']; from qwen35_trainer.cli import main; main()"],
+        env=os.environ | asked,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.split()) == (0, ["validate"]), done.stderr
+
+
+def test_a_manifest_that_is_nested_beyond_measure_is_refused_in_two_lines(tmp_path):
+    file = tmp_path / "deep.yaml"
+    file.write_text("[" * 2000 + "]" * 2000)
+    result = invoke("validate", file)
+    assert result.exit_code == 2
+    assert "lists and mappings are nested too deeply." in result.stderr
+    assert len(result.stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("namespace", ["Bad NS", "", "a" * 64, "-a", "a.b"])
+def test_a_namespace_that_cannot_be_one_is_refused_by_name(tmp_path, namespace):
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(SMALL))
+    result = invoke("render", file, "--namespace", namespace)
+    assert result.exit_code == 2
+    assert f'--namespace: "{namespace}" is no name of a namespace.' in result.stderr

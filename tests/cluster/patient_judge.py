@@ -1,0 +1,27 @@
+"""A user's reward function, as it lies on a claim beside the data: it knows nothing of the tests, and only the pods import it.
+
+It asks a judge that answers one question at a time, and takes its time. So the training makes an update in about two seconds
+and leaves the cores to what a test waits for.
+"""
+
+import asyncio
+import json
+from pathlib import Path
+
+SECONDS = 0.1
+JUDGED = Path("/var/lib/qwen35/run/judged.jsonl")
+"""In the run's folder, which is on the claim, too: the fields of the row of each response that was judged."""
+TURN = asyncio.Lock()
+
+
+async def digit(prompt: str, response: str, answer: str | None, metadata: dict[str, object]) -> float:
+    """The share of the response's characters that are the answer."""
+    async with TURN:
+        await asyncio.sleep(SECONDS)
+    write_down(metadata)
+    return response.count(str(answer)) / max(1, len(response))
+
+
+def write_down(metadata: dict[str, object]) -> None:
+    with JUDGED.open("a") as file:
+        file.write(json.dumps(metadata) + "\n")

@@ -1,0 +1,15 @@
+"""Which cases of a table are tried on the real API server."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def first_real(cases: Iterable[Any], count: int = 1) -> list[Any]:
+    """All cases in `make soak`, the first ones in `make test`: there the others are proved in memory, in tests/operator."""
+    listed = list(cases)
+    rest = [
+        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.soak) for one in listed[count:]
+    ]
+    return [*listed[:count], *rest]

@@ -1,0 +1,211 @@
+"""The manifests that `make test` tries on the API server, and what they reach.
+
+    python -m tests.controlplane.kept          chooses them again, from 720 + 120 draws of manifests.py
+
+A draw is kept when it reaches something that no draw before it does: a field of the definition, a fragment of a pod template
+in a pool, a check of the models that fails, or that passes by as all do, a kind of problem that the operator reports, a
+refusal of the models. A few are written by hand, for what draws seldom reach. Nothing of it is known from the API server: what that makes of them, the tests ask.
+`make soak` draws new ones.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from copy import deepcopy
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from qwen35_operator.api import crd
+from qwen35_operator.api.training import Training
+from qwen35_operator.reconcile import acceptance
+from qwen35_operator.settings import Settings
+from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.spec.checks import CHECKS
+from tests.controlplane.pod_templates import FRAGMENTS
+from tests.spec.conftest import SMALL
+
+type Document = dict[str, Any]
+
+FILE = Path(__file__).with_name("kept_manifests.json")
+DRAWS = {"sane": 720, "mad": 120}
+POOLS = ("head", "rollout", "train")
+CREATED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+# What draws seldom reach.
+WRITTEN: list[Document] = [
+    {
+        "algorithm": {
+            "loss": {"type": "PPOClip", "aggregation": "TokenMean", "clipLow": 0.1, "clipHigh": 0.3, "dualClip": 4.0},
+            "kl": {"placement": "Loss", "coefficient": 0.01, "estimator": "K1"},
+            "correction": {"type": "IcePop", "cap": 3.0, "floor": 0.25},
+        },
+        "async": {
+            "stalenessThreshold": 1.0,
+            "maxVersionLag": 2,
+            "onMissedDeadline": "Discard",
+            "adaptiveDispatch": True,
+            "partialRollout": True,
+            "requireBatches": 2,
+            "updatesPerSync": 2,
+        },
+        "checkpoint": {"graceSeconds": 60, "storage": {"persistentVolumeClaim": {"claimName": "kept", "path": "a/b"}}},
+        "failurePolicy": {
+            "rules": [
+                {"name": "mine", "action": "Fail", "pool": "train", "exitCodes": [1], "reasons": ["Error"]},
+                {"name": "other", "action": "Restart", "messagePattern": "NCCL"},
+            ]
+        },
+        "pods": {
+            "environment": [{"name": "A", "value": "b"}, {"name": "C", "secret": {"name": "s", "key": "k"}}],
+            "head": FRAGMENTS[4],
+            "train": FRAGMENTS[15],
+        },
+        "train": {"batch": {"dynamic": True, "promptsPerUpdate": 4}, "optimizer": {"beta1": 0.8, "gradientClip": 0.5}},
+    },
+    {
+        "accelerator": {"profile": "cpu", "perNode": 8},
+        "data": {
+            "train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}],
+            "validation": [{"name": "held", "files": {"paths": ["a.jsonl"], "answerField": "answer"}}],
+        },
+        "model": {
+            "name": "tiny",
+            "source": {
+                "random": {
+                    "attentionHeads": 6,
+                    "experts": 8,
+                    "vision": {"depth": 3, "headDim": 8, "heads": 2, "patchSize": 8, "positionGrid": 4},
+                }
+            },
+        },
+        "train": {
+            "parallelism": {"tensor": 1, "pipeline": 1, "context": 1, "replicas": 2, "expertTensor": 1},
+            "batch": {"promptsPerUpdate": 8},
+        },
+    },
+]
+
+
+@cache
+def load() -> dict[str, list[Document]]:
+    """By kind: `sane`, whose pod templates are what people write, and `mad`, with anything that the schema lets through."""
+    chosen: dict[str, list[Document]] = json.loads(FILE.read_text())
+    written = [SMALL | {"metadata": {"name": "demo"}, "spec": SMALL["spec"] | one} for one in WRITTEN]
+    return {"sane": [*chosen["sane"], *written], "mad": chosen["mad"]}
+
+
+def reached(manifest: Document) -> set[str]:
+    """What the manifest reaches, a word for each."""
+    found = {f"field {path}" for path in _fields(manifest["spec"], crd.schema()["properties"]["spec"], "spec")}
+    for pool in POOLS:
+        template = manifest["spec"].get("pods", {}).get(pool)
+        found |= {f"fragment {n}" for n, one in enumerate(FRAGMENTS) if template is not None and _within(one, template)}
+    found |= {f"label {name}" for name in manifest["metadata"].get("labels", {})}
+    found |= {f"mode {manifest['spec'].get('mode', 'FullyAsync')}"}
+    found |= {f"profile {manifest['spec'].get('accelerator', {}).get('profile')}"}
+    found |= set(_judged(manifest))
+    return found
+
+
+def everything() -> set[str]:
+    """What the kept ones must reach: each field that may be written, and each fragment. tests/spec has each check fail."""
+    schema = crd.schema()["properties"]["spec"]
+    return {f"field {path}" for path in _paths(schema, "spec")} | {f"fragment {n}" for n in range(len(FRAGMENTS))}
+
+
+def _judged(manifest: Document) -> Iterator[str]:
+    try:
+        parse_manifest(deepcopy(manifest))
+    except ManifestError as error:
+        yield from (f"refused {_kind(problem.message)}" for problem in error.problems)
+    spec, problems = parse_spec(deepcopy(manifest["spec"]))
+    if spec is None:
+        return
+    for check, _ in CHECKS:
+        if list(check(spec)):
+            yield f"check {check.__name__}"
+    if problems:
+        return
+    metadata = manifest["metadata"]
+    training = Training(metadata["name"], "team", "0" * 36, 1, spec, metadata.get("labels", {}))
+    told = acceptance.refusals(training, Settings())
+    yield from (f"problem {_kind(one.message)}" for one in told)
+    if not told:
+        yield "accepted"
+
+
+def _kind(message: str) -> str:
+    """The message without what is a matter of the value."""
+    return re.sub(r"['\"`].*?['\"`]|\S*[^a-zA-Z ,.:]\S*", "…", message)[:60]
+
+
+def _fields(value: Any, node: Document, path: str) -> Iterator[str]:
+    """Paths of the fields that are written."""
+    if isinstance(value, dict):
+        for name, inside in value.items():
+            if name in node.get("properties", {}):
+                yield f"{path}.{name}"
+                yield from _fields(inside, node["properties"][name], f"{path}.{name}")
+    elif isinstance(value, list):
+        for inside in value:
+            yield from _fields(inside, node.get("items", {}), f"{path}[]")
+
+
+def _paths(node: Document, path: str) -> Iterator[str]:
+    for name, inside in node.get("properties", {}).items():
+        yield f"{path}.{name}"
+        yield from _paths(inside, f"{path}.{name}")
+    if "items" in node:
+        yield from _paths(node["items"], f"{path}[]")
+
+
+def _within(part: Any, whole: Any) -> bool:
+    """Whether the template says all that the fragment says."""
+    if isinstance(part, dict):
+        return isinstance(whole, dict) and all(key in whole and _within(one, whole[key]) for key, one in part.items())
+    return bool(part == whole)
+
+
+def choose(draws: list[Document]) -> list[Document]:
+    """Of equally useful draws the shorter one: always the one that reaches most of what is not reached yet."""
+    left = sorted(((reached(one), one) for one in draws), key=lambda pair: len(json.dumps(pair[1])))
+    missing = set().union(*(words for words, _ in left))
+    chosen = []
+    while missing:
+        words, best = max(left, key=lambda pair: len(pair[0] & missing))
+        missing -= words
+        chosen.append(best)
+    return chosen
+
+
+def _drawn(count: int, *, mad: bool) -> list[Document]:
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    from tests.controlplane.manifests import manifests
+
+    drawn: list[Document] = []
+
+    @settings(
+        derandomize=True,
+        database=None,
+        deadline=None,
+        max_examples=count,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(manifest=manifests(mad=mad))
+    def draw(manifest: Document) -> None:
+        drawn.append(json.loads(json.dumps(manifest)))
+
+    draw()
+    return drawn
+
+
+if __name__ == "__main__":
+    kept = {kind: choose(_drawn(count, mad=kind == "mad")) for kind, count in DRAWS.items()}
+    FILE.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+    print({kind: len(chosen) for kind, chosen in kept.items()}, file=sys.stderr)

@@ -1,0 +1,55 @@
+"""What an optimizer step does to the weights: by clipped gradients, with the spec's decay, in float32."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+from qwen35_trainer.engines.fsdp.loading import Origin
+
+pytestmark = pytest.mark.usefixtures("alone")
+CPU = torch.device("cpu")
+SUPERVISED = {"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchPerDevice": 3}
+DECAY, CLIP = 0.5, 2.0
+
+
+def supervised(batch):
+    return dataclasses.replace(batch, log_probs=None, rewards=None, group=None)
+
+
+def test_two_steps_are_those_of_clipped_adamw_with_its_decay(make_model, make_spec, make_batch, log_probs_of) -> None:
+    batches, rates = [supervised(make_batch(seed=seed)) for seed in (0, 1)], [2e-3, 1e-3]
+    model, norms = make_model().train(), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=DECAY)
+    for batch, rate in zip(batches, rates, strict=True):
+        chosen = torch.cat(log_probs_of(model, batch))[torch.from_numpy(batch.trainable)]
+        (-chosen.mean()).backward()
+        norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.step()
+        optimizer.zero_grad()
+    settings = {"train.optimizer.weightDecay": DECAY, "train.optimizer.gradientClip": CLIP}
+    engine = FSDPEngine(Origin(make_model), make_spec(SUPERVISED | settings), CPU)
+    metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
+    assert [step.gradient_norm for step in metrics] == pytest.approx(norms, rel=1e-3)
+    trained = engine.weights()
+    for name, expected in model.state_dict().items():
+        # Adam divides by the gradient's size: where that is near zero, rounding decides the sign of a step.
+        near = (trained[name] - expected).abs() <= 1e-5
+        assert near.float().mean() > 0.98, name
+
+
+def test_steps_too_small_for_bfloat16_add_up_in_a_bfloat16_model(make_model, make_spec, make_batch) -> None:
+    """Neighbours of a weight of 0.2 are 1e-3 apart in bfloat16: it would never move by steps of 1e-6."""
+    engine = FSDPEngine(Origin(make_model), make_spec(SUPERVISED | {"model.precision": "BF16"}), CPU)
+    batch, rate = supervised(make_batch()), 1e-6
+    before = {name: tensor.clone() for name, tensor in engine.weights().items()}
+    for _ in range(4):
+        engine.train(batch, [rate])
+    for name, tensor in engine.weights().items():
+        moved = (tensor - before[name]).abs()
+        assert moved.max() <= 4.2 * rate, name
+        # Of the embeddings only those of tokens in the batch have a gradient.
+        assert (moved > rate).float().mean() > 0.7, name

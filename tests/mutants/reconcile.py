@@ -1,0 +1,80 @@
+"""Mistakes in what the operator decides about a training, and in how it writes that to the cluster."""
+
+from functools import partial
+
+from tests.mutants.mutant import Mutant
+
+mutant = partial(Mutant, folders=("tests/operator/reconcile", "tests/operator", "tests/controlplane"))
+
+RECONCILE = (
+    mutant(
+        name="A deletion names no uid, so that it deletes a later object of the same name.",
+        file="operator/qwen35_operator/reconcile/act.py",
+        old='{"propagationPolicy": "Background", "preconditions": {"uid": action.uid}}',
+        new='{"propagationPolicy": "Background"}',
+        killer="tests/operator/reconcile/test_act.py::test_a_later_object_of_the_name_is_not_deleted",
+    ),
+    mutant(
+        name="The status is written over one that has changed since it was read.",
+        file="operator/qwen35_operator/reconcile/reconciler.py",
+        old='            {"op": "replace", "path": "/metadata/resourceVersion", "value": seen.version},\n',
+        new="",
+        killer="tests/operator/reconcile/test_reconciler.py::test_the_status_is_written_only_over_the_one_that_was_read",
+    ),
+    mutant(
+        name="An object that another training owns is taken for this training's child.",
+        file="operator/qwen35_operator/reconcile/observe.py",
+        old="for child in found if isinstance(child, Child) and child.owner == uid}",
+        new="for child in found if isinstance(child, Child)}",
+        killer="tests/operator/reconcile/test_observe.py::test_what_has_another_owner_is_not_its_child",
+    ),
+    mutant(
+        name="Every attempt that ends counts as a restart, preempted and suspended ones too.",
+        file="operator/qwen35_operator/reconcile/attempts.py",
+        old='"restarts": seen.status.restarts + counted,',
+        new='"restarts": seen.status.restarts + 1,',
+        killer="tests/operator/reconcile/test_failure.py::test_a_preemption_does_not_use_up_restarts",
+    ),
+    mutant(
+        name="A training gets one restart more than maxRestarts.",
+        file="operator/qwen35_operator/reconcile/completion.py",
+        old="if counted and seen.status.restarts >= policy.maxRestarts:",
+        new="if counted and seen.status.restarts > policy.maxRestarts:",
+        killer="tests/operator/reconcile/test_completion.py::test_a_job_whose_restarts_are_used_up_has_failed",
+    ),
+    mutant(
+        name="The backoff is doubled once too often.",
+        file="operator/qwen35_operator/reconcile/failure.py",
+        old="min(max(restarts - 1, 0), 32)",
+        new="min(max(restarts, 0), 32)",
+        killer="tests/operator/reconcile/test_failure.py::test_the_backoff_doubles_up_to_an_hour",
+    ),
+    mutant(
+        name="The next attempt starts while a pod of the earlier one runs that nobody has deleted yet.",
+        file="operator/qwen35_operator/reconcile/start.py",
+        old="and (pod.deleting is None or (now - pod.deleting).total_seconds() < FENCE)",
+        new="and pod.deleting is not None and (now - pod.deleting).total_seconds() < FENCE",
+        killer="tests/operator/reconcile/test_start.py::test_a_pod_that_nobody_deletes_holds_up_the_next_attempt",
+    ),
+    mutant(
+        name="The deadline counts the present attempt only.",
+        file="operator/qwen35_operator/reconcile/stopping.py",
+        old="return deadline - status.activeSeconds - (0 if attempt is None",
+        new="return deadline - (0 if attempt is None",
+        killer="tests/operator/reconcile/test_stopping.py::test_the_deadline_counts_all_attempts_and_stops_the_last_one",
+    ),
+    mutant(
+        name="The rollout pool is resized again before its last change has settled.",
+        file="operator/qwen35_operator/reconcile/elasticity.py",
+        old="quiet = min(seconds_since(time, now) for time in times if time)",
+        new="quiet = max(seconds_since(time, now) for time in times if time)",
+        killer="tests/operator/reconcile/test_elasticity.py::test_after_a_change_it_waits_before_the_next",
+    ),
+    mutant(
+        name="A trainer whose clock is off is corrected in the wrong direction, and taken for stalled.",
+        file="operator/qwen35_operator/reconcile/stall.py",
+        old="(now - at(progress.versionTime) - shift).total_seconds()",
+        new="(now - at(progress.versionTime) + shift).total_seconds()",
+        killer="tests/operator/reconcile/test_completion.py::test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled",
+    ),
+)

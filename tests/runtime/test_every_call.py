@@ -1,0 +1,192 @@
+"""Each call that the driver, and the command, make to another process: what happens when that process dies of it, or hangs.
+
+A rollout replica that is lost is replaced, and the run goes on; so is one that does not take a publication. A train worker or
+driver that is lost, or hangs, ends the run by name, and the run can go on: every prompt is trained exactly once all the same.
+"""
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, surviving_updates
+from qwen35_trainer.runtime import run
+from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime.driver import START_SECONDS
+from tests.patience import PATIENCE
+
+from .conftest import Ended
+from .threads import Fault
+
+UPDATES, PER_UPDATE = 2, 4
+PUBLISH_SECONDS = 100.0
+CHANGES = {
+    "train.updates": UPDATES,
+    "checkpoint": {"everyUpdates": 1},
+    "weights": {"timeoutSeconds": PUBLISH_SECONDS},
+    "data.shuffle": False,
+    "async.stalenessThreshold": 0.5,  # the second batch is handed out in two parts
+}
+TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2}
+ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
+"""How often a run calls each method. `ready` is called twice: by the driver, and when the replica joins."""
+REPEATED = {
+    ("TrainWorker", "saved"): ("TrainWorker", "save", UPDATES),
+    ("RolloutWorker", "collect"): ("TrainWorker", "train", 1),
+    ("Driver", "follow"): ("TrainWorker", "train", 1),
+}
+"""Methods that are polled, so their number of calls depends on time. Tests use the first call, and the first after the call given here."""
+LIMITS = {"listen": START_SECONDS, "join": START_SECONDS, "ready": START_SECONDS, "load": PUBLISH_SECONDS}
+"""Deadlines in seconds; of all others it is `stallSeconds`."""
+
+
+type Call = tuple[str, int, tuple[str, str, int] | None]
+"""A method, the number of the call (from 1), and the call after which counting starts; None: the start of the run."""
+
+
+def _each(kind: str, once: dict[str, int]) -> list[Call]:
+    calls: list[Call] = [(method, at, None) for method, count in once.items() for at in range(1, count + 1)]
+    return calls + [
+        (method, 1, after) for (of, method), later in REPEATED.items() if of == kind for after in (None, later)
+    ]
+
+
+@pytest.fixture(scope="module")
+def calm(local, write, tmp_path_factory) -> SimpleNamespace:
+    folder = tmp_path_factory.mktemp("calm")
+    running = local.start("run", write(folder, CHANGES), output=folder / "out")
+    return SimpleNamespace(ended=running.end(), counts=running.threads.counts)
+
+
+def test_the_calls_below_are_all_that_a_run_makes(calm):
+    assert calm.ended.code == 0, calm.ended.err
+    once = {("Driver", "run"): 1}
+    once |= {("TrainWorker", method): count for method, count in TRAIN.items()}
+    once |= {("RolloutWorker", method): count for method, count in ROLLOUT.items()}
+    assert {call: count for call, count in calm.counts.items() if call not in REPEATED} == once
+    assert all(calm.counts[call] > 0 for call in REPEATED)
+
+
+def _complete(ended: Ended) -> None:
+    assert ended.code == 0, ended.err
+    updates = surviving_updates(ended.records)
+    assert [record.update for record in updates] == list(range(1, UPDATES + 1))
+    assert max(record.lag_max for record in updates) <= 2
+    progress = ended.progress(UPDATES)
+    assert (progress["position"], progress["pending"]) == (UPDATES * PER_UPDATE, [])
+
+
+def _failed(ended: Ended, reason: str) -> None:
+    """It says so, and what it has saved is whole."""
+    assert ended.code == 1
+    assert "Traceback" not in ended.err
+    finish = ended.of(FinishRecord)[-1]
+    assert (finish.outcome, finish.reason) == ("Failed", reason)
+    saved = CheckpointStore(ended.folder / "checkpoints", 3).latest()
+    assert (saved.progress.update if saved else 0) >= max((r.update for r in ended.of(CheckpointRecord)), default=0)
+
+
+def _goes_on(local, file: Path) -> None:
+    _complete(local.run(file, "--resume", "auto"))
+
+
+def _losing(local, file: Path, fault: Fault) -> Ended:
+    """A run in which an actor is lost, to its end."""
+    updates = itertools.count(1)
+
+    def hold(kind: str, method: str, _: object) -> None:
+        """The last update waits for a fault of `follow`: all news of a run may fit into one answer."""
+        if (kind, method) == ("TrainWorker", "train") and next(updates) == UPDATES and fault.method == "follow":
+            assert fault.fired.wait(PATIENCE)
+
+    ended = local.start("run", file, output=file.parent / "out", faults=(fault,), look=hold).end()
+    assert fault.fired.is_set()
+    return ended
+
+
+def _hanging(local, file: Path, fault: Fault, seconds: float) -> Ended:
+    """A run in which a call hangs until `seconds` have passed, to its end."""
+    running = local.start("run", file, output=file.parent / "out", faults=(fault,))
+    running.wait_until(fault.fired.is_set, "call that hangs")
+    running.let_pass(seconds + 1)
+    return running.end()
+
+
+@pytest.mark.parametrize(("method", "at", "after"), _each("TrainWorker", TRAIN))
+def test_a_train_worker_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, method, at, after):
+    file = write(tmp_path, CHANGES)
+    ended = _losing(local, file, Fault.lose("TrainWorker", method, at, after))
+    who = "train-0" if method == "listen" else "the train pool"
+    assert ended.err.startswith(f"{who} was lost during ")
+    _failed(ended, "WorkerLost")
+    _goes_on(local, file)
+
+
+@pytest.mark.parametrize(("method", "at", "after"), _each("TrainWorker", TRAIN))
+def test_a_train_worker_that_hangs_ends_the_run_with_its_name(local, write, tmp_path, method, at, after):
+    seconds = LIMITS.get(method, PATIENCE)
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("TrainWorker", method, at, after), seconds)
+    who = "train-0" if method == "listen" else "the train pool (train-0)"
+    assert ended.err.startswith(f"{who} did not answer to ")
+    assert f"within {seconds:g} s" in ended.err
+    _failed(ended, "Stalled")
+
+
+@pytest.mark.parametrize(("method", "at", "after"), _each("Driver", {"run": 1}))
+def test_a_driver_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, method, at, after):
+    file = write(tmp_path, CHANGES)
+    ended = _losing(local, file, Fault.lose("Driver", method, at, after))
+    assert ended.err.startswith("the driver was lost: ")
+    _failed(ended, "DriverLost")
+    _goes_on(local, file)
+
+
+@pytest.mark.parametrize("after", [None, REPEATED["Driver", "follow"]])
+def test_a_driver_that_hangs_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, monkeypatch, after):
+    file = write(tmp_path, CHANGES)
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "SILENT_SECONDS", 5.0)
+        ended = _losing(local, file, Fault.hang("Driver", "follow", after=after))
+    assert ended.err.startswith("the driver did not answer within 5 s; ")
+    _failed(ended, "Stalled")
+    _goes_on(local, file)
+
+
+def test_a_replica_that_is_lost_before_the_model_has_loaded_ends_the_run_by_name(local, write, tmp_path):
+    ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", "ready"))
+    assert ended.err.startswith("the rollout pool was lost during loading the model")
+    _failed(ended, "WorkerLost")
+
+
+@pytest.mark.parametrize(("method", "at", "after"), _each("RolloutWorker", ROLLOUT)[1:])
+def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, after):
+    ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", method, at, after))
+    assert "its sequences go on elsewhere" in (ended.folder / "logs" / "driver.log").read_text()
+    _complete(ended)
+
+
+@pytest.mark.parametrize("at", range(1, ROLLOUT["load"] + 1))
+def test_a_replica_that_never_loads_a_publication_is_replaced(local, write, tmp_path, at):
+    fault = Fault.hang("RolloutWorker", "load", at)
+    ended = _hanging(local, write(tmp_path, CHANGES), fault, PUBLISH_SECONDS)
+    log = (ended.folder / "logs" / "driver.log").read_text()
+    assert f"rollout-0 did not answer to loading version {at - 1} within {PUBLISH_SECONDS:g} s" in log
+    _complete(ended)
+
+
+def test_a_replica_whose_model_never_loads_ends_the_run_with_its_name(local, write, tmp_path):
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "ready"), START_SECONDS)
+    assert ended.err.startswith("the rollout pool (rollout-0) did not answer to loading the model")
+    _failed(ended, "Stalled")
+
+
+@pytest.mark.parametrize(
+    ("method", "at"),
+    [("ready", 2), ("submit", 1), ("submit", 2), ("collect", 1)],  # a later `collect` may have nothing left to return
+)
+def test_the_only_replica_that_hangs_ends_the_run_as_nothing_is_generated(local, write, tmp_path, method, at):
+    file = write(tmp_path, CHANGES | {"checkpoint": {"everyUpdates": 1000}})  # nothing else is under way
+    ended = _hanging(local, file, Fault.hang("RolloutWorker", method, at), PATIENCE)
+    assert ended.err.startswith("no group finished within spec.async.stallSeconds")
+    _failed(ended, "Stalled")

@@ -1,0 +1,43 @@
+"""A run learns its task, on the CPU of any machine."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.progress.records import EvaluationRecord
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PARTS = ("train", "validation")
+
+
+def test_a_task_that_is_easier_than_the_examples_is_learned_within_forty_updates(local, tmp_path):
+    """The answer is the last digit, not one that is looked for."""
+    draw = random.Random(0)
+    numbers = draw.sample(["".join(digits) for digits in itertools.product("123", repeat=6)], 576)
+    for part, chosen in zip(PARTS, (numbers[:512], numbers[512:]), strict=True):
+        rows = ({"prompt": f"{number}=", "answer": number[-1]} for number in chosen)
+        (tmp_path / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    changes = [f"data.{part}[0].files.paths[0]={tmp_path}/{part}.jsonl" for part in PARTS]
+    _learns(
+        local, tmp_path, updates=40, changes=[*changes, "data.maxResponseTokens=1", "train.optimizer.learningRate=4e-3"]
+    )
+
+
+@pytest.mark.soak
+def test_the_first_example_learns_to_answer_nine_in_ten_held_out_prompts(local, tmp_path):
+    """As it does in pods: tests/cluster/test_training.py."""
+    _learns(local, tmp_path, updates=300)
+
+
+def _learns(local, folder: Path, *, updates: int, changes: list[str] | None = None) -> None:
+    changes = [f"train.updates={updates}", f"evaluation.everyUpdates={updates}", *(changes or [])]
+    settings = [word for change in changes for word in ("--set", change)]
+    ended = local.run(EXAMPLES / "tiny-grpo.yaml", *settings, output=folder / "out")
+    assert ended.code == 0, ended.err
+    before, after = ended.of(EvaluationRecord)
+    assert (before.update, after.update) == (0, updates)
+    assert before.accuracy < 0.2
+    assert after.accuracy >= 0.9

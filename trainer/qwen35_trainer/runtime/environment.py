@@ -1,0 +1,44 @@
+"""The environment variables of a run, which all of its processes inherit.
+
+They are set before the process has threads that read them. A new variable moves the list of all of them, and a thread that reads
+one meanwhile crashes with a segmentation fault: glibc's setenv frees the list that a getenv goes through, and tokenizers calls
+getenv for each text. Those that Ray would add in `ray.init`, beside which the data are read, are set here for the same reason.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from qwen35_trainer.spec import TrainingSpec
+
+
+def set_environment(*, in_cluster: bool) -> None:
+    """What does not depend on the manifest. Call it before Ray is imported, which reads RAY_AUTH_MODE then.
+
+    Ray would let a runtime environment start each worker anew, so that the variables are inherited. In a cluster the workers
+    have them from their image (images/).
+    """
+    # Ray would handle SIGTERM in C++, beside Python: it prints a trace and lets SIGALRM abort the process three seconds later.
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # a training tells nobody that it runs
+        "PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace",  # Ray sets it to this in any case
+    }
+    if not in_cluster:
+        # Ray's 15 would let everything else on a shared machine go first.
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray spells it so
+        defaults |= {"RAY_AUTH_MODE": "token"}  # Ray's own default for a Ray of the run's own
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def share_cores(spec: TrainingSpec) -> None:
+    """Divide this machine's cores among the workers of a run, which all compute on it."""
+    from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
+
+    os.environ["OMP_NUM_THREADS"] = str(threads(spec))
+    if workers_at_a_time(spec) > 1:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another's core

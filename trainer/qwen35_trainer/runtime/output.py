@@ -1,0 +1,48 @@
+"""stdout and stderr of a run, which keeps training when nobody reads them any more.
+
+`qwen35 run … | tee log` and Ctrl-C: tee ends at once, the run finishes its update and saves, and prints into a pipe without a reader.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import sys
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+_NOBODY_READS = (errno.EPIPE, errno.EIO)
+"""The reader of a pipe has ended; the terminal is closed."""
+
+
+def survive_readers() -> None:
+    """From here on, what this process prints is lost once its reader is gone, and no error is raised for it."""
+    sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
+
+
+class _File(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NOBODY_READS:
+                raise
+            return memoryview(data).nbytes
+
+
+def _surviving(stream: IO[str] | None) -> IO[str]:
+    if stream is None:  # closed by who started this process
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # pathlib takes long to import
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_File(stream.fileno(), "w", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
