@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -23,17 +25,53 @@ DEVICE = {"nvidia": "GPU", "ascend": "NPU"}
 """What a worker takes of Ray, by spec.accelerator.profile."""
 
 
+STARTS = 3
+"""How often Ray's start is tried on this machine."""
+END_SECONDS = 10.0
+"""How long a killed process may take to end."""
+
+logger = logging.getLogger(__name__)
+
+
 @contextmanager
 def connected(*, in_cluster: bool) -> Iterator[None]:
     """With Ray, in this thread until its end: see signals.py."""
     if in_cluster:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     else:
-        ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        _start()
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start() -> None:
+    """Start a Ray, again when its node did not come up in time.
+
+    Ray gives a node 30 seconds (ray/_private/node.py, 2.60.0) and the node's agents less. They import much, and on a machine that
+    is busy, or has just installed Ray, that takes longer once. By the next start most of it has been read and compiled.
+    """
+    for left in reversed(range(STARTS)):
+        try:
+            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except Exception as error:  # Ray has no class for it
+            if "timed out during startup" not in str(error) or not left:
+                raise
+            logger.warning("Ray did not start within its own time limit. It is started again.")
+            _end_what_started()
+        else:
+            return
+
+
+def _end_what_started() -> None:
+    """End the processes of a Ray that did not start, which Ray itself leaves until this process ends."""
+    ours = str(Path(ray.__file__).parent)
+    children = psutil.Process().children()
+    started = [child for child in children if ours in " ".join(child.as_dict(["cmdline"])["cmdline"] or ())]
+    for process in started:
+        process.kill()
+    psutil.wait_procs(started, timeout=END_SECONDS)
 
 
 def driver_options() -> dict[str, Any]:

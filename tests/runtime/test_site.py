@@ -1,0 +1,70 @@
+"""Ray's start on this machine, which may take longer than Ray allows."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from qwen35_trainer.runtime import site
+
+TIMED_OUT = "The current node timed out during startup. This could happen because some of the raylet failed to startup"
+SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
+
+
+class Starts:
+    """Plays `ray.init`: leaves a process behind and fails as often as it is told, then succeeds."""
+
+    def __init__(self, *failures: str) -> None:
+        self.failures = list(failures)
+        self.left: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, **options: object) -> None:
+        self.left.append(subprocess.Popen([*SLEEP, f"{Path(ray.__file__).parent}/gcs_server"]))
+        if self.failures:
+            raise Exception(self.failures.pop(0))  # noqa: TRY002  # as Ray does
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    made: list[Starts] = []
+
+    def fails(*failures: str) -> Starts:
+        made.append(Starts(*failures))
+        monkeypatch.setattr(ray, "init", made[0])
+        monkeypatch.setattr(ray, "shutdown", lambda: None)
+        return made[0]
+
+    yield fails
+    for process in made[0].left:
+        process.kill()
+        process.wait()
+
+
+def test_a_ray_that_is_not_up_in_time_is_ended_and_started_again(starts):
+    tried = starts(TIMED_OUT)
+    bystander = subprocess.Popen(SLEEP)
+    try:
+        with site.connected(in_cluster=False):
+            first, second = tried.left
+            assert not Path(f"/proc/{first.pid}").exists()
+            assert second.poll() is None
+            assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_it_is_not_tried_for_ever(starts):
+    tried = starts(*[TIMED_OUT] * site.STARTS)
+    with pytest.raises(Exception, match="timed out during startup"), site.connected(in_cluster=False):
+        pass
+    assert len(tried.left) == site.STARTS
+
+
+def test_another_failure_is_not_tried_again(starts):
+    tried = starts("no space left on device")
+    with pytest.raises(Exception, match="no space left"), site.connected(in_cluster=False):
+        pass
+    assert len(tried.left) == 1
