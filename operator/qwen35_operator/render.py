@@ -34,7 +34,7 @@ def objects(
     """
     if namespace is not None and not NAMESPACE.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
-        raise ManifestError(file, [Problem("--namespace", f'"{namespace}" is no name of a namespace.', fix)])
+        raise ManifestError(file, [Problem("--namespace", f'"{namespace}" is not a valid namespace name.', fix)])
     known = manifest.metadata
     training = Training(
         name=known.name,

@@ -68,4 +68,4 @@ def test_a_namespace_that_cannot_be_one_is_refused_by_name(tmp_path, namespace):
     file.write_text(yaml.safe_dump(SMALL))
     result = invoke("render", file, "--namespace", namespace)
     assert result.exit_code == 2
-    assert f'--namespace: "{namespace}" is no name of a namespace.' in result.stderr
+    assert f'--namespace: "{namespace}" is not a valid namespace name.' in result.stderr

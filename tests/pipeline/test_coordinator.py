@@ -80,7 +80,7 @@ def test_a_worker_that_leaves_gets_nothing_and_finishes_what_it_has():
     assert len(played.workers[0].running) == 2
 
 
-def with_a_late_worker() -> tuple[World, int]:
+def with_a_worker_behind() -> tuple[World, int]:
     """What took the place of the only worker has joined after a version was published that nobody was there to load."""
     played = world(4)
     for name in played.running:
@@ -94,12 +94,12 @@ def with_a_late_worker() -> tuple[World, int]:
 
 
 def test_a_worker_with_older_weights_than_the_published_gets_nothing_before_it_has_loaded_those():
-    played, late = with_a_late_worker()
+    played, slow = with_a_worker_behind()
     assert not played.running
-    played.leave(late, True)
-    played.load(late)
+    played.leave(slow, True)
+    played.load(slow)
     assert not played.running
-    played.leave(late, False)
+    played.leave(slow, False)
     assert len(played.running) == 4
     played.play()
 
@@ -114,38 +114,38 @@ def until_version_2_travels(played: World) -> None:
             played.train()
 
 
-def test_a_version_that_travels_does_not_wait_for_a_late_worker():
-    played, late = with_a_late_worker()
+def test_a_version_that_travels_does_not_wait_for_a_worker_that_is_behind():
+    played, slow = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
     assert played.travelling == 2
     played.load(quick)
     assert played.coordinator.version == 2
-    assert played.workers[late].late
-    played.load(late)
+    assert played.workers[slow].is_behind
+    played.load(slow)
     played.play()
 
 
-def test_a_version_that_travels_does_not_count_a_late_worker_that_is_lost():
-    played, late = with_a_late_worker()
+def test_a_version_that_travels_does_not_count_a_lost_worker_that_was_behind():
+    played, slow = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
-    played.lose(late, keep=0)
+    played.lose(slow, keep=0)
     assert played.coordinator.version == 1
     played.load(quick)
     assert played.coordinator.version == 2
     played.play()
 
 
-def test_a_late_worker_that_has_caught_up_is_waited_for_as_any_other():
-    played, late = with_a_late_worker()
+def test_a_worker_that_has_caught_up_is_waited_for_as_any_other():
+    played, slow = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
-    played.load(late, next_only=True)
-    assert not played.workers[late].late
+    played.load(slow, next_only=True)
+    assert not played.workers[slow].is_behind
     played.load(quick)
     assert played.coordinator.version == 1
-    played.load(late)
+    played.load(slow)
     assert played.coordinator.version == 2
     played.play()
 

@@ -26,7 +26,7 @@ class Worker:
     version: int
     lane: bool = False
     leaving: bool = False
-    late: bool = False
+    is_behind: bool = False
     """It joined with older weights than the published ones, and has not loaded those."""
     running: dict[SequenceId, list[int]] = field(default_factory=dict)
 
@@ -72,7 +72,7 @@ class World:
             case do.Left(group, position, reason):
                 self._leaves(group, position, reason)
             case do.Start(worker, sequences):
-                assert not self.workers[worker].late
+                assert not self.workers[worker].is_behind
                 for name, keep in sequences:
                     tokens = self.kept.pop(name, [])
                     assert keep <= len(tokens), "only tokens that there are can be kept"
@@ -97,7 +97,7 @@ class World:
                 assert not self.evaluating, "an evaluation is of one version"
                 self.copied, self.travelling = None, version
             case do.Published(version):
-                assert all(worker.version >= version for worker in self.workers.values() if not worker.late)
+                assert all(worker.version >= version for worker in self.workers.values() if not worker.is_behind)
                 self.travelling = None
             case do.Evaluated():
                 assert not self.evaluating
@@ -150,7 +150,7 @@ class World:
         version = self.travelling if newest and self.travelling is not None else self.coordinator.version
         version = max(0, self.coordinator.version - behind) if behind else version
         number, self.joined = self.joined, self.joined + 1
-        self.workers[number] = Worker(slots, version, lane, late=version < self.coordinator.version)
+        self.workers[number] = Worker(slots, version, lane, is_behind=version < self.coordinator.version)
         self.send(on.WorkerJoined(number, slots, version, lane))
         return number
 
@@ -194,12 +194,12 @@ class World:
         self.send(on.Scored(group, signal))
 
     def load(self, number: int, *, next_only: bool = False) -> None:
-        """The newest version, or with `next_only` the next one: a late worker may have several to load."""
+        """The newest version, or with `next_only` the next one: a worker that is behind may have several to load."""
         worker = self.workers[number]
         newest = self.coordinator.version if self.travelling is None else self.travelling
         if worker.version < newest:
             worker.version = worker.version + 1 if next_only else newest
-            worker.late &= worker.version < self.coordinator.version
+            worker.is_behind &= worker.version < self.coordinator.version
             self.send(on.Loaded(number, worker.version))
 
     def train(self) -> None:

@@ -96,7 +96,7 @@ async def test_rewards_that_fail_after_the_trial_only_count() -> None:
 async def test_what_is_not_tried_neither_passes_nor_fails_the_trial() -> None:
     scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
     for text in ("bad", "good"):
-        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False), tried=False)
+        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False), in_trial=False)
     with pytest.raises(RewardFailed, match="every reward of the first 1 responses failed"):
         await scored(scorer, "bad")
 

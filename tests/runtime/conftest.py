@@ -6,10 +6,10 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -138,6 +138,22 @@ class Running:
         self.process.wait(PATIENCE)
 
 
+def start_python(
+    arguments: Sequence[str], *, cwd: Path, stdout: IO[bytes] | int, stderr: IO[bytes] | int, forked: bool = FORKED
+) -> Process:
+    """`python ARGUMENTS` in a session of its own, in the environment of the tests' runs."""
+    return start(
+        arguments,
+        stdout=stdout,
+        stderr=stderr,
+        stdin=subprocess.DEVNULL,
+        cwd=cwd,
+        env=os.environ | ENVIRONMENT,
+        start_new_session=True,
+        forked=forked,
+    )
+
+
 @dataclass
 class Command:
     """Starts `qwen35 …`; without a fork server (tests/forks) where a test is about the start itself."""
@@ -148,17 +164,9 @@ class Command:
     def start(self, *arguments: object, output: Path, forked: bool = FORKED) -> Running:
         running = Running(home=self.room / str(len(self.started)), folder=output)
         running.home.mkdir()
+        command = ["-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)]
         with running.out.open("wb") as out, running.err.open("wb") as err:
-            running.process = start(
-                ["-m", "qwen35_trainer.cli", *map(str, arguments), "--output", str(output)],
-                stdout=out,
-                stderr=err,
-                stdin=subprocess.DEVNULL,
-                cwd=running.home,
-                env=os.environ | ENVIRONMENT,
-                start_new_session=True,
-                forked=forked,
-            )
+            running.process = start_python(command, cwd=running.home, stdout=out, stderr=err, forked=forked)
         self.started.append(running)
         return running
 

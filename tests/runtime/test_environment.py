@@ -1,12 +1,8 @@
-"""The environment of a run: no variable is added once another thread can read one, which would crash the process."""
+"""The environment of a run. To add a variable while another thread reads one can crash the process."""
 
-import os
-import subprocess
-
-from tests.forks.start import start
 from tests.patience import PATIENCE
 
-from .conftest import ENVIRONMENT
+from .conftest import start_python
 
 WATCHED = """
 import os, sys
@@ -30,19 +26,14 @@ main()
 
 
 def test_no_variable_is_added_while_the_data_are_read_beside_rays_start(write, tmp_path):
-    """With TOKENIZERS_PARALLELISM and others added there, tokenizers has crashed in getenv."""
+    """When TOKENIZERS_PARALLELISM and others were added at that time, tokenizers crashed in getenv."""
     (tmp_path / "watched.py").write_text(WATCHED)
     with (tmp_path / "log").open("wb") as log:
-        running = start(
-            [str(tmp_path / "watched.py"), "run", str(write(tmp_path, {"train.updates": 1})), "--output", "out"],
-            stdout=log,
-            stderr=log,
-            stdin=subprocess.DEVNULL,
-            cwd=tmp_path,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-        )
+        run = ["run", str(write(tmp_path, {"train.updates": 1})), "--output", "out"]
+        running = start_python([str(tmp_path / "watched.py"), *run], cwd=tmp_path, stdout=log, stderr=log)
     assert running.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     seen = (tmp_path / "set").read_text().splitlines()
-    assert "old RAY_USAGE_STATS_ENABLED" in seen, "Ray sets it in ray.init, beside which the data are read"
+    assert "old RAY_USAGE_STATS_ENABLED" in seen, (
+        "the hook did not see ray.init set its variable while the data were read"
+    )
     assert [line for line in seen if line.startswith("new ")] == []

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, read_records
-from tests.forks.start import start
 from tests.patience import PATIENCE
 
-from .conftest import ENVIRONMENT
+from .conftest import start_python
 
 PRINTING = """
 import sys
@@ -63,15 +62,8 @@ def test_a_run_whose_reader_ends_with_the_same_ctrl_c_saves(write, tmp_path):
     """As `qwen35 run … 2>&1 | tee log`."""
     file = write(tmp_path, {"train.updates": 500}, prompts=2100)
     reading, writing = os.pipe()
-    running = start(
-        ["-m", "qwen35_trainer.cli", "run", str(file), "--output", str(tmp_path / "out")],
-        stdout=writing,
-        stderr=writing,
-        stdin=subprocess.DEVNULL,
-        cwd=tmp_path,
-        env=os.environ | ENVIRONMENT,
-        start_new_session=True,
-    )
+    run = ["-m", "qwen35_trainer.cli", "run", str(file), "--output", str(tmp_path / "out")]
+    running = start_python(run, cwd=tmp_path, stdout=writing, stderr=writing)
     os.close(writing)
     with os.fdopen(reading) as lines:
         assert any("update=1/" in line for line in lines)

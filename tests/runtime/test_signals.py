@@ -53,7 +53,7 @@ from qwen35_trainer.runtime.signals import (
 from qwen35_trainer.spec import load_manifest
 from tests.patience import PATIENCE
 
-from .conftest import ENVIRONMENT, Running
+from .conftest import Running, start_python
 
 SECONDS, LOADED_SECONDS = 10.0, 20.0
 """What is promised of an end before the first update; the latter beside two processes that take all of two cores."""
@@ -293,15 +293,7 @@ def attended(tmp_path):
 def _started(home: Path, arguments: list[str], *, folder: Path) -> Running:
     running = Running(home=home, folder=folder)
     with running.out.open("wb") as out, running.err.open("wb") as err:
-        running.process = subprocess.Popen(
-            [sys.executable, *arguments],
-            stdout=out,
-            stderr=err,
-            stdin=subprocess.DEVNULL,
-            cwd=home,
-            env=os.environ | ENVIRONMENT,
-            start_new_session=True,
-        )
+        running.process = start_python(arguments, cwd=home, stdout=out, stderr=err, forked=False)
     return running
 
 

@@ -189,7 +189,7 @@ def test_every_problem_is_told_at_once(said, tmp_path):
         (("--set", "pools[2].count=1"), "pools has 1 item, counted from 0"),
         (("--set", "trainer=8"), "trainer: '8': "),
         (("--set", "seed.x=8"), "seed has nothing inside; set it whole"),
-        (("--set", "pools.engine=[1"), "is no YAML"),
+        (("--set", "pools.engine=[1"), "is not valid YAML"),
         (("--sweep", "cv=1,2", "--sweep", "lengths.cv=1"), "is swept twice"),
         (("--sweep", f"seed={','.join(map(str, range(2000)))}"), "2000 rows, more than 1000"),
         (("--pareto", "1.2", "--mean", "5"), "each says what the lengths are; use one"),

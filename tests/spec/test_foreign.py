@@ -1,4 +1,4 @@
-"""Who writes verl's or TRL's name of a field is told ours."""
+"""A manifest with verl's or TRL's name for a field: the error gives the name of the field here."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from qwen35_trainer.spec.foreign import TRL, answer
 COMMAND_LINE = {"model_name_or_path", "dtype", "max_prompt_length", "reward_funcs"} | {
     f"lora_{part}" for part in ("r", "alpha", "target_modules")
 }
-"""Options of TRL's scripts, and of its older releases, that are no fields of GRPOConfig."""
+"""Options of TRL's scripts and of its older releases. The current GRPOConfig has no fields of these names."""
 
 
 def segments(path: str) -> list[str | int]:
@@ -47,7 +47,7 @@ def test_trls_names_are_those_of_trl():
 def test_a_name_of_another_trainer_is_answered_with_ours(document, written, ours):
     _, problems = parse_spec(document({written: 1})["spec"])
     (problem,) = [one for one in problems if one.path == f"spec.{written}"]
-    assert problem.message == "there is no such field."
+    assert problem.message == "this is not a known field."
     assert f"is spec.{ours} here." in problem.fix
     assert fields.at(TrainingSpec, segments(ours)) is not None
 

@@ -45,7 +45,7 @@ def test_later_overrides_win_and_the_document_stays_as_it_was(document):
 
 # An override that does not fit, and how it is told.
 WRONG = {
-    "train.update=5": ("spec.train.update", "there is no such field.", "Did you mean updates?"),
+    "train.update=5": ("spec.train.update", "this is not a known field.", "Did you mean updates?"),
     "train.updates": ("train.updates", "has no value.", "Write train.updates=VALUE."),
     "train.updates.x=1": (
         "spec.train.updates",
@@ -64,7 +64,7 @@ WRONG = {
         "Set it whole: spec.data.validation=[...].",
     ),
     "train..x=1": ("train..x", "is no path.", "Write it like train.updates or rewards[0].weight."),
-    "seed=[1": ("spec.seed", "[1 is no YAML.", "Quote the value, for the shell too."),
+    "seed=[1": ("spec.seed", "[1 is not valid YAML.", "Quote the value, for the shell too."),
 }
 
 

@@ -9,17 +9,17 @@ def told(document, changes):
 
 # A wrong value, and how it is told.
 CASES = {
-    "unknown key": ({"train.update": 3}, "spec.train.update", "there is no such field.", "Did you mean updates?"),
+    "unknown key": ({"train.update": 3}, "spec.train.update", "this is not a known field.", "Did you mean updates?"),
     "unknown key, nothing near": (
         {"tracking.zzz": 3},
         "spec.tracking.zzz",
-        "there is no such field.",
+        "this is not a known field.",
         "Known here: mlflow, tensorboard, wandb.",
     ),
     "the keyword's own spelling": (
         {"async_": {}},
         "spec.async_",
-        "there is no such field.",
+        "this is not a known field.",
         "Did you mean async?",
     ),
     "quoted integer": ({"seed": "3"}, "spec.seed", '"3" is a text, not an integer.', "Write it without quotes: 3."),
@@ -45,7 +45,7 @@ CASES = {
     "item of a list": (
         {"rewards": [{"type": "Gym", "wieght": 1}]},
         "spec.rewards[0].wieght",
-        "there is no such field.",
+        "this is not a known field.",
         "Did you mean weight?",
     ),
     "empty list": ({"data.train": []}, "spec.data.train", "has 0 items.", "Give at least 1."),

@@ -110,7 +110,7 @@ def run(
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests.")],
 ) -> None:
-    """Check manifests, all problems of all files at once. Exit code 2 if one is wrong; 3 if one is valid, but not for this release."""
+    """Check manifests and report all problems at once. Exit code 2: one is invalid; 3: this release cannot run one."""
     from qwen35_trainer.spec import ManifestError, cannot_run, load_manifest
     from qwen35_trainer.spec.problems import beyond_release
 

@@ -33,7 +33,7 @@ def configured(kubeconfig: str | None, context: str | None) -> None:
     found = files(kubeconfig)
     if not any(file.is_file() for file in found):
         shown = ", ".join(map(str, found)) or "KUBECONFIG"
-        raise NotShown(f"no kubeconfig: {shown} is no file. Name one by --kubeconfig, or set KUBECONFIG")
+        raise NotShown(f"no kubeconfig: the file {shown} does not exist. Name one with --kubeconfig, or set KUBECONFIG")
     if (wrong := problem(kubeconfig)) is not None:
         raise NotShown(wrong)
 

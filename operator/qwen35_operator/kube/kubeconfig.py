@@ -1,4 +1,4 @@
-"""The files that name a cluster and its credentials, checked before a library reads them that expects them to be right."""
+"""Kubeconfig files, which name a cluster and its credentials: checked before a library reads them, which expects valid ones."""
 
 import os
 from pathlib import Path
@@ -15,10 +15,10 @@ def files(kubeconfig: str | None) -> list[Path]:
 
 
 def problem(kubeconfig: str | None) -> str | None:
-    """What is wrong with the first file that is no kubeconfig; None if all that exist are."""
+    """What is wrong with the first file that is not a valid kubeconfig. None if every file that exists is valid."""
     for file in files(kubeconfig):
         if file.is_file() and (wrong := _wrong(file)) is not None:
-            return f"{file} is no kubeconfig: {wrong}. Name another by --kubeconfig, or set KUBECONFIG"
+            return f"{file} is not a valid kubeconfig: {wrong}. Name another one with --kubeconfig, or set KUBECONFIG"
     return None
 
 
@@ -28,7 +28,7 @@ def _wrong(file: Path) -> str | None:
     except OSError as error:
         return f"it cannot be read ({error.strerror})"
     except (UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
-        return f"it is no YAML ({' '.join(str(error).split())[:200]})"
+        return f"it is not valid YAML ({' '.join(str(error).split())[:200]})"
     if not isinstance(content, dict):
         return "it is empty" if content is None else "it holds no fields"
     for name in LISTS:
@@ -37,5 +37,5 @@ def _wrong(file: Path) -> str | None:
             return f"{name} is not a list of entries with names"
         kind = name.removesuffix("s")
         if nameless := [one["name"] for one in entries if not isinstance(one.get(kind), dict)]:
-            return f"{kind} {nameless[0]} says nothing under {kind}"
+            return f"{kind} {nameless[0]} has no field {kind}"
     return None

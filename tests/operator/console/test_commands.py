@@ -205,7 +205,8 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(person, tmp_path, mo
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "nowhere"))
     person.cluster = Cluster()
     with pytest.raises(
-        NotShown, match=r"no kubeconfig: .*nowhere is no file\. Name one by --kubeconfig, or set KUBECONFIG"
+        NotShown,
+        match=r"no kubeconfig: the file .*nowhere does not exist\. Name one with --kubeconfig, or set KUBECONFIG",
     ):
         await person.status()
 
@@ -214,21 +215,21 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(person, tmp_path, mo
     ("content", "said"),
     [
         (b"", "it is empty"),
-        (b"{", "it is no YAML"),
-        (b"\xff\xfe\x00", "it is no YAML"),
-        (b"[" * 3000, "it is no YAML"),
+        (b"{", "it is not valid YAML"),
+        (b"\xff\xfe\x00", "it is not valid YAML"),
+        (b"[" * 3000, "it is not valid YAML"),
         (b"- a\n", "it holds no fields"),
         (b"7\n", "it holds no fields"),
         (b"contexts: 7\n", "contexts is not a list of entries with names"),
         (b"clusters: [a]\n", "clusters is not a list of entries with names"),
-        (b"users: [{name: me}]\n", "user me says nothing under user"),
+        (b"users: [{name: me}]\n", "user me has no field user"),
     ],
 )
 async def test_a_file_that_is_no_kubeconfig_is_named_with_the_reason(person, tmp_path, content, said) -> None:
     file = tmp_path / "broken"
     file.write_bytes(content)
     person.cluster = Cluster(str(file))
-    with pytest.raises(NotShown, match=rf"^{re.escape(str(file))} is no kubeconfig: {said}"):
+    with pytest.raises(NotShown, match=rf"^{re.escape(str(file))} is not a valid kubeconfig: {said}"):
         await person.status()
     with pytest.raises(SettingsRefused, match=rf"no credentials for the API server: .*{said}"):
         await connect(str(file), lambda verb, resource, code: None)

@@ -91,7 +91,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Every worker has `version`, except those that joined late."""
+    """Every worker has `version`, except those behind."""
 
     version: int
 

@@ -87,7 +87,7 @@ class Buffer:
 
     @property
     def published(self) -> int:
-        """The version that every worker has, except late ones."""
+        """The version that every worker has, except those behind."""
         return self._published
 
     @property

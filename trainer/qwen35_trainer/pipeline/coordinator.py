@@ -99,7 +99,7 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The version that every worker has, except late ones."""
+        """The version that every worker has, except those behind."""
         return self.buffer.published
 
     @property
@@ -123,19 +123,19 @@ class Coordinator:
 
     def _joined(self, event: on.WorkerJoined, actions: list[Action]) -> None:
         # Without a worker to load it, a version is published at once. A worker that joins at that moment, in place of the one that was
-        # lost, has still loaded the version before: it is late, and the pool sends it the published one.
+        # lost, has still loaded the version before: it is behind, and the pool sends it the published one.
         if self._placement.join(event):
             self._publication.joined(event.version)
 
     def _loaded(self, event: on.Loaded, actions: list[Action]) -> None:
-        if event.worker not in self._placement.late:
+        if event.worker not in self._placement.behind:
             self._publication.loaded(event)
         elif self._placement.caught_up(event.worker, event.version):
             self._publication.joined(event.version)
 
     def _lost(self, event: on.WorkerLost, actions: list[Action]) -> None:
-        if event.worker in self._placement.late:
-            self._placement.late.lose(event.worker)
+        if event.worker in self._placement.behind:
+            self._placement.behind.lose(event.worker)
             return
         worker = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.lost(worker.version)

@@ -57,7 +57,7 @@ class Placement:
     def __init__(self, buffer: Buffer, lane_after: int | None) -> None:
         self.groups: dict[int, Group] = {}
         self.pool, self.lane = Workers(), Workers()
-        self.late = Workers()
+        self.behind = Workers()
         """Joined with older weights than the published ones. They get nothing until they have loaded those."""
         self._buffer, self._lane_after = buffer, lane_after
         self._queue: list[tuple[int, int, int]] = []  # (birth, group, index) without a worker
@@ -93,21 +93,21 @@ class Placement:
     # Workers.
 
     def with_worker(self, number: int) -> Workers:
-        """The collection that holds the worker: the lane, the late workers or the pool."""
-        return next((workers for workers in (self.lane, self.late) if number in workers), self.pool)
+        """The collection that holds the worker: the lane, those behind, or the pool."""
+        return next((workers for workers in (self.lane, self.behind) if number in workers), self.pool)
 
     def join(self, event: on.WorkerJoined) -> bool:
-        """True if the worker may work now, False if it is late. Raises ValueError for a worker that is there already."""
-        if any(event.worker in workers for workers in (self.pool, self.lane, self.late)):
+        """True if the worker may work now, False if it is behind. Raises ValueError for a worker that is there already."""
+        if any(event.worker in workers for workers in (self.pool, self.lane, self.behind)):
             raise ValueError(f"worker {event.worker} joins twice")
-        self.late.join(Worker(event.worker, event.slots, event.version, event.lane))
+        self.behind.join(Worker(event.worker, event.slots, event.version, event.lane))
         return self.caught_up(event.worker, event.version)
 
     def caught_up(self, number: int, version: int) -> bool:
-        """A late worker has loaded `version`. True if it may work now."""
+        """A worker that was behind has loaded `version`. True if it may work now."""
         if version < self._buffer.published:
             return False
-        worker = self.late.lose(number)
+        worker = self.behind.lose(number)
         worker.version = version
         (self.lane if worker.lane else self.pool).join(worker)
         return True

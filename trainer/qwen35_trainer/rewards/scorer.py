@@ -70,14 +70,14 @@ class Scorer:
         self._counts = {part.reward.name: _Count() for part in self.parts}
         self._untried = self.trial
 
-    async def score(self, completion: Completion, *, tried: bool = True) -> Scored:
-        """The completion's reward. tried: whether it counts in the trial.
+    async def score(self, completion: Completion, *, in_trial: bool = True) -> Scored:
+        """The completion's reward. in_trial: whether it counts in the trial.
 
         Raises RewardFailed when a reward with `onError: Fail` cannot score, or when none could score any completion of the trial.
         """
         scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
         scored = combine(completion, self.parts, scores)
-        if tried and self._untried:
+        if in_trial and self._untried:
             self._try(completion, scored)
         return scored
 

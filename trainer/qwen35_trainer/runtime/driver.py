@@ -42,6 +42,7 @@ from qwen35_trainer.runtime.rollout_pool import LANE, Limits, Replica, RolloutPo
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
 from qwen35_trainer.runtime.site import Pool, worker_cpus, worker_options
+from qwen35_trainer.runtime.stopping import done_before
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
@@ -193,14 +194,7 @@ class Driver(Process):
         if self._must_save:
             await work
             return True
-        told = asyncio.ensure_future(self._stop.wait())
-        await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if self._stop.is_set():
-            work.cancel()
-            return False
-        await work
-        return True
+        return await done_before(self._stop, work)
 
     @property
     def _must_save(self) -> bool:

@@ -2,7 +2,7 @@
 
 They are set before the process has threads that read them. A new variable moves the list of all of them, and a thread that reads
 one meanwhile crashes with a segmentation fault: glibc's setenv frees the list that a getenv goes through, and tokenizers calls
-getenv for each text. Those that Ray would add in `ray.init`, beside which the data are read, are set here for the same reason.
+getenv for each text. Ray adds variables of its own in `ray.init`, while another thread reads the data, so those are set here too.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def set_environment(*, in_cluster: bool) -> None:
     """What does not depend on the manifest. Call it before Ray is imported, which reads RAY_AUTH_MODE then.
 
-    Ray would let a runtime environment start each worker anew, so that the variables are inherited. In a cluster the workers
-    have them from their image (images/).
+    Workers inherit the variables. Ray could pass them in a runtime environment instead, but it starts a new process for each worker
+    that has one. In a cluster the workers' image sets them (images/).
     """
     # Ray would handle SIGTERM in C++, beside Python: it prints a trace and lets SIGALRM abort the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"

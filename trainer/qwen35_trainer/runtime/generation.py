@@ -146,7 +146,7 @@ class Generation:
 
     async def results(self, groups: Sequence[int]) -> list[tuple[list[Completed], list[Scored]]]:
         """Score an evaluation whose sequences are all there."""
-        scores = await asyncio.gather(*(self._score_all(self._groups[number], tried=False) for number in groups))
+        scores = await asyncio.gather(*(self._score_all(self._groups[number], in_trial=False) for number in groups))
         completed = [list(self._groups[number].completed.values()) for number in groups]
         for number in groups:
             self.forget(number)
@@ -241,13 +241,14 @@ class Generation:
             self.lost_rewards += sum(bool(score.errors) for score in group.scores)
             self.tell(on.Failed(number))
 
-    async def _score_all(self, group: _Group, *, tried: bool = True) -> tuple[Scored, ...]:
+    async def _score_all(self, group: _Group, *, in_trial: bool = True) -> tuple[Scored, ...]:
         sequences = [group.completed[index] for index in range(group.samples)]
-        return tuple(await asyncio.gather(*(self._score(group.prompt, each, tried=tried) for each in sequences)))
+        return tuple(await asyncio.gather(*(self._score(group.prompt, each, in_trial=in_trial) for each in sequences)))
 
-    async def _score(self, prompt: EncodedPrompt, sequence: Completed, *, tried: bool) -> Scored:
+    async def _score(self, prompt: EncodedPrompt, sequence: Completed, *, in_trial: bool) -> Scored:
         text = self._parts.tokenizer.decode(sequence.tokens.ids.tolist(), skip_special_tokens=True)
         assert isinstance(text, str)
         return await self._parts.scorer.score(
-            Completion(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated), tried=tried
+            Completion(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated),
+            in_trial=in_trial,
         )

@@ -1,6 +1,6 @@
-"""stdout and stderr of a run, which keeps training when nobody reads them any more.
+"""Keeps a run training when the reader of its stdout or stderr is gone.
 
-`qwen35 run … | tee log` and Ctrl-C: tee ends at once, the run finishes its update and saves, and prints into a pipe without a reader.
+After Ctrl-C in `qwen35 run … | tee log`, tee ends at once. The run still finishes its update, saves, and prints to the broken pipe.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ END_SECONDS = 7.0
 REAP_SECONDS = 2.0
 """Longest wait for killed processes to be gone. One that waits for a hanging disk cannot be killed."""
 REPEAT_SECONDS = 0.25
-"""Nobody presses Ctrl-C twice within it, and whoever sends one signal twice does so at once."""
+"""Two signals of one kind within this time count as one. Two presses of Ctrl-C are further apart."""
 
 TOO_EARLY = "ended by a signal before the training began; nothing was written"
 SECOND = "ended by a second signal; nothing since the last checkpoint was kept"

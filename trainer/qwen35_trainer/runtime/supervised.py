@@ -18,6 +18,7 @@ from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.records import Outcome
 from qwen35_trainer.runtime.assembly import TokenAge, assemble_supervised
 from qwen35_trainer.runtime.measures import supervised_evaluation_record
+from qwen35_trainer.runtime.stopping import done_before
 from qwen35_trainer.runtime.training import Next, Training
 
 
@@ -63,9 +64,10 @@ class SupervisedLoop:
 
     async def _train(self, tasks: asyncio.TaskGroup) -> Outcome:
         training = self.training
-        at_start = training.update == 0 and training.spec.evaluation.atStart
-        if at_start and not await self._evaluated_at_start() and not self.must_save:
-            return "Stopped"
+        if training.update == 0 and training.spec.evaluation.atStart:
+            evaluated = await done_before(self.stop, asyncio.ensure_future(self._evaluate()))
+            if not evaluated and not self.must_save:  # nothing is trained, so nothing is lost
+                return "Stopped"
         while training.update < training.updates_total:
             if self.stop.is_set():
                 if not training.saved:
@@ -81,17 +83,6 @@ class SupervisedLoop:
             if training.checkpoint_due():
                 await self._save(tasks)
         return "Succeeded"
-
-    async def _evaluated_at_start(self) -> bool:
-        """False when told to stop meanwhile: nothing is trained, so nothing is lost."""
-        evaluating, told = asyncio.ensure_future(self._evaluate()), asyncio.ensure_future(self.stop.wait())
-        await asyncio.wait({evaluating, told}, return_when=asyncio.FIRST_COMPLETED)
-        told.cancel()
-        if self.stop.is_set():
-            evaluating.cancel()
-            return False
-        await evaluating
-        return True
 
     async def _save(self, tasks: asyncio.TaskGroup) -> None:
         if self._saving is not None:

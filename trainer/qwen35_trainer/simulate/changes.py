@@ -146,7 +146,7 @@ class _Draft:
         try:
             return TypeAdapter(self._hint(name)).validate_python(parse_value(value))
         except yaml.YAMLError:
-            raise ValueError(f"{value} is no YAML; quote it, for the shell too") from None
+            raise ValueError(f"{value} is not valid YAML; quote it, for the shell too") from None
         except ValidationError as error:
             found = [each for each in error.errors() if each["type"] != "none_required"]
             # A refusal of our own dataclasses comes as it is.

@@ -92,7 +92,7 @@ def dump_document(document: object) -> str:
 def _told(error: yaml.YAMLError, text: str) -> Problem:
     mark = getattr(error, "problem_mark", None)
     if mark is None:
-        return Problem("", f"this is no YAML: {error}.", "Save the file as UTF-8 text.")
+        return Problem("", f"this is not valid YAML: {error}.", "Save the file as UTF-8 text.")
     lines = text.splitlines()
     line = lines[mark.line].strip() if mark.line < len(lines) else ""
     reason = getattr(error, "problem", None) or "not understood"

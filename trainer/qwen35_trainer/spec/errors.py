@@ -78,7 +78,7 @@ def _told(detail: ErrorDetails, loc: tuple[Segment, ...], model: type[BaseModel]
     if kind == "missing":
         return "is required.", f"Add it: {_what(model, loc)}"
     if kind == "extra_forbidden":
-        return "there is no such field.", _instead(loc, model)
+        return "this is not a known field.", _instead(loc, model)
     if kind == "literal_error":
         return _told_literal(value, get_args(fields.bare(fields.at(model, loc))))
     if kind == "recursion_loop":

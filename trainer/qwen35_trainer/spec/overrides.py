@@ -55,7 +55,7 @@ def _read(text: str) -> tuple[list[Segment], object]:
     try:
         return path, parse_value(written)
     except yaml.YAMLError:
-        raise RefusedError(path, f"{written} is no YAML.", "Quote the value, for the shell too.") from None
+        raise RefusedError(path, f"{written} is not valid YAML.", "Quote the value, for the shell too.") from None
 
 
 def _path(spelled: str) -> list[Segment]:
@@ -85,7 +85,7 @@ def _step(annotation: object, path: list[Segment], segment: Segment) -> object:
     if inside is not None:
         return inside
     if (model := fields.section(annotation)) is not None and isinstance(segment, str):
-        raise RefusedError([*path, segment], "there is no such field.", did_you_mean(segment, fields.fields(model)))
+        raise RefusedError([*path, segment], "this is not a known field.", did_you_mean(segment, fields.fields(model)))
     if fields.item(annotation) is not None:
         raise RefusedError(path, f"is a list and has no {segment}.", f"Name an item: {fields.spell([*path, 0])}.")
     raise RefusedError(path, f"has nothing inside, so no {segment}.", f"Set it whole: {fields.spell(path)}=VALUE.")
