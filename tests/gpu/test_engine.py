@@ -23,8 +23,10 @@ from tests.models.scenes import vision_language
 SHAPE = {"hiddenSize": 64, "intermediateSize": 128, "headDim": 32, "linearHeadDim": 32}
 RATE = 1e-4
 FLOAT32 = {"cuda": (1e-3, 1e-2), "cpu": (1e-5, 1e-4)}
-BFLOAT16 = {"cuda": (1e-2, 5e-2), "cpu": (5e-3, 1e-2)}
-"""Allowed of loss and of gradient norm, relative."""
+BFLOAT16 = {"cuda": {0: (1e-2, 5e-2), 4: (1e-2, 5e-2)}, "cpu": {0: (2e-3, 1e-2), 4: (7e-3, 3e-2)}}
+"""Allowed of loss and of gradient norm, relative; for bfloat16 by the number of experts. Over eight models and batches rounding on the
+CPU moved the loss by 4e-4 (dense) and 2e-3 (MoE, whose routing it changes) and the norm by 3e-3 and 8e-3, root mean square: these
+are at least 3.5 times as much."""
 type Totals = tuple[list[float], list[float]]
 ON_THE_HOST: dict[str, Totals] = {}
 PACKED = {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 40}}
@@ -108,7 +110,9 @@ def test_float32_updates_with_pictures_are_those_of_the_library(
 def test_bfloat16_updates_are_near_those_of_float32(device: torch.device, train: dict[str, Any], experts: int) -> None:
     # Under the larger weights of the other cases rounding to bfloat16 alone moves the norm by a tenth and more.
     shape = {"experts": experts, "initializerRange": 0.05}
-    assert_near(updates(engine_on(device, "BF16", shape, **train)), on_the_host(train, shape), BFLOAT16[device.type])
+    assert_near(
+        updates(engine_on(device, "BF16", shape, **train)), on_the_host(train, shape), BFLOAT16[device.type][experts]
+    )
 
 
 @pytest.mark.parametrize("kind", ["dense", "MoE"])
