@@ -58,7 +58,7 @@ def test_a_manifest_that_is_missing_is_answered_with_near_names(run, manifest):
     refused = run(file=manifest.with_name("tiny-grop.yaml"))
     assert refused.code == 2
     assert "tiny-grop.yaml: 1 problem" in refused.text
-    assert "there is no such file." in refused.text
+    assert "the file does not exist." in refused.text
     assert "Did you mean " in refused.text
     assert "tiny-grpo.yaml" in refused.text
 
@@ -115,7 +115,7 @@ def test_an_output_with_other_files_is_left_alone(run, tmp_path):
     for arguments in ((), ("--resume", "auto")):
         refused = run(*arguments)
         assert refused.code == 2
-        assert "holds files that are no run's; name a new or empty folder" in refused.text
+        assert "holds files that do not belong to a run; name a new or empty folder" in refused.text
 
 
 def test_a_checkpoint_that_does_not_exist_is_named(run, tmp_path):

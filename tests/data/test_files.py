@@ -93,7 +93,7 @@ def test_all_problems_of_all_files_are_reported_at_once(tmp_path: Path) -> None:
         "a.jsonl, line 7: prompt[0]: a message with the texts role and content is expected, found a mapping with role",
         "a.jsonl, line 8: promptField 'prompt': a text or a list of chat messages is expected, found an empty one",
         "latin.jsonl, line 1: not UTF-8",
-        "broken.parquet is no readable Parquet file: Parquet magic bytes not found",
+        "broken.parquet is not a readable Parquet file: Parquet magic bytes not found",
         "folder is a folder. Name the files in it.",
         "absent.jsonl does not exist.",
         "holds a.jsonl, broken.parquet, latin.jsonl.",

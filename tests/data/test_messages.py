@@ -153,7 +153,7 @@ def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_
         ({"prompt": "none", "images": ["a"]}, "1 images and 0 placeholders"),
         ({"prompt": user([{"type": "video"}])}, "more than 0 video placeholders for 0 videos"),
         ({"prompt": "<image>", "images": ["ftp://a/b.png"]}, "images[0]: ftp://a/b.png is not fetched. Save it beside"),
-        ({"prompt": "<image>", "images": ["data:image/png;base64,?"]}, "images[0]: the data URI is no base64"),
+        ({"prompt": "<image>", "images": ["data:image/png;base64,?"]}, "images[0]: the data URI is not base64"),
         (
             {"prompt": "<image>", "images": [3]},
             "images[0]: a path, a data URI or bytes are expected, found the number 3",

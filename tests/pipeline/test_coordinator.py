@@ -81,7 +81,7 @@ def test_a_worker_that_leaves_gets_nothing_and_finishes_what_it_has():
 
 
 def with_a_worker_behind() -> tuple[World, int]:
-    """What took the place of the only worker has joined after a version was published that nobody was there to load."""
+    """The only worker was lost and a version was published without it. Its replacement joined with the version before."""
     played = world(4)
     for name in played.running:
         played.finish(name)
@@ -94,12 +94,12 @@ def with_a_worker_behind() -> tuple[World, int]:
 
 
 def test_a_worker_with_older_weights_than_the_published_gets_nothing_before_it_has_loaded_those():
-    played, slow = with_a_worker_behind()
+    played, behind = with_a_worker_behind()
     assert not played.running
-    played.leave(slow, True)
-    played.load(slow)
+    played.leave(behind, True)
+    played.load(behind)
     assert not played.running
-    played.leave(slow, False)
+    played.leave(behind, False)
     assert len(played.running) == 4
     played.play()
 
@@ -115,22 +115,22 @@ def until_version_2_travels(played: World) -> None:
 
 
 def test_a_version_that_travels_does_not_wait_for_a_worker_that_is_behind():
-    played, slow = with_a_worker_behind()
+    played, behind = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
     assert played.travelling == 2
     played.load(quick)
     assert played.coordinator.version == 2
-    assert played.workers[slow].is_behind
-    played.load(slow)
+    assert played.workers[behind].is_behind
+    played.load(behind)
     played.play()
 
 
 def test_a_version_that_travels_does_not_count_a_lost_worker_that_was_behind():
-    played, slow = with_a_worker_behind()
+    played, behind = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
-    played.lose(slow, keep=0)
+    played.lose(behind, keep=0)
     assert played.coordinator.version == 1
     played.load(quick)
     assert played.coordinator.version == 2
@@ -138,14 +138,14 @@ def test_a_version_that_travels_does_not_count_a_lost_worker_that_was_behind():
 
 
 def test_a_worker_that_has_caught_up_is_waited_for_as_any_other():
-    played, slow = with_a_worker_behind()
+    played, behind = with_a_worker_behind()
     quick = played.join(8)
     until_version_2_travels(played)
-    played.load(slow, next_only=True)
-    assert not played.workers[slow].is_behind
+    played.load(behind, next_only=True)
+    assert not played.workers[behind].is_behind
     played.load(quick)
     assert played.coordinator.version == 1
-    played.load(slow)
+    played.load(behind)
     assert played.coordinator.version == 2
     played.play()
 

@@ -39,7 +39,7 @@ def test_only_what_is_extracted_counts() -> None:
 
 
 def test_an_answer_that_is_no_expression_is_an_error_of_the_data() -> None:
-    with pytest.raises(RewardError, match="the answer '' is no mathematical expression"):
+    with pytest.raises(RewardError, match="the answer '' is not a mathematical expression"):
         grader(None)("42", "")
 
 

@@ -93,7 +93,7 @@ async def test_rewards_that_fail_after_the_trial_only_count() -> None:
     assert scorer.counts() == {"sometimes": {"calls": 4, "errors": 3, "timeouts": 0}}
 
 
-async def test_what_is_not_tried_neither_passes_nor_fails_the_trial() -> None:
+async def test_a_completion_outside_the_trial_neither_passes_nor_fails_it() -> None:
     scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
     for text in ("bad", "good"):
         await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False), in_trial=False)

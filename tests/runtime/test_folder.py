@@ -50,7 +50,7 @@ def test_a_file_is_no_folder(folder, manifest):
 def test_a_folder_with_other_files_is_left_alone(folder, manifest, resume):
     folder.root.mkdir()
     (folder.root / "thesis.tex").touch()
-    with pytest.raises(FolderRefused, match="holds files that are no run's; name a new or empty folder"):
+    with pytest.raises(FolderRefused, match="holds files that do not belong to a run; name a new or empty folder"):
         folder.check(manifest, resume=resume)
     assert [path.name for path in folder.root.iterdir()] == ["thesis.tex"]
 

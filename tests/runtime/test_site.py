@@ -1,9 +1,12 @@
 """Ray's start on this machine, which may take longer than Ray allows."""
 
+import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
 
@@ -19,9 +22,16 @@ class Starts:
     def __init__(self, *failures: str) -> None:
         self.failures = list(failures)
         self.left: list[subprocess.Popen[bytes]] = []
+        self.agents: list[psutil.Process] = []
 
     def __call__(self, **options: object) -> None:
-        self.left.append(subprocess.Popen([*SLEEP, f"{Path(ray.__file__).parent}/gcs_server"]))
+        self.left.append(subprocess.Popen([*SLEEP, f"{Path(ray.__file__).parent}/raylet"]))
+        # Not a child of this process, as an agent whose raylet has ended.
+        raylet = os.environ | {"RAY_RAYLET_PID": str(self.left[-1].pid)}
+        agent = subprocess.run(
+            ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *SLEEP], env=raylet, capture_output=True, check=True
+        )
+        self.agents.append(psutil.Process(int(agent.stdout)))
         if self.failures:
             raise Exception(self.failures.pop(0))  # noqa: TRY002  # as Ray does
 
@@ -40,6 +50,9 @@ def starts(monkeypatch):
     for process in made[0].left:
         process.kill()
         process.wait()
+    for agent in made[0].agents:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            agent.kill()
 
 
 def test_a_ray_that_is_not_up_in_time_is_ended_and_started_again(starts):
@@ -47,9 +60,10 @@ def test_a_ray_that_is_not_up_in_time_is_ended_and_started_again(starts):
     bystander = subprocess.Popen(SLEEP)
     try:
         with site.connected(in_cluster=False):
-            first, second = tried.left
-            assert not Path(f"/proc/{first.pid}").exists()
-            assert second.poll() is None
+            (first, second), agents = tried.left, tried.agents
+            assert (_runs(psutil.Process(second.pid)), _runs(agents[1])) == (True, True)
+            assert not psutil.pid_exists(first.pid)
+            assert not _runs(agents[0])
             assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -68,3 +82,7 @@ def test_another_failure_is_not_tried_again(starts):
     with pytest.raises(Exception, match="no space left"), site.connected(in_cluster=False):
         pass
     assert len(tried.left) == 1
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE

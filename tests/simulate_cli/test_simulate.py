@@ -197,7 +197,7 @@ def test_every_problem_is_told_at_once(said, tmp_path):
         (("--lengths", "/nowhere.jsonl"), "/nowhere.jsonl: cannot be read: No such file"),
         (("--decode", "0,0", "--train-seconds-per-token", "1"), "a step takes no time"),
         (("--train-seconds-per-token", "-1", "--decode", "1,1"), "--train-seconds-per-token -1.0 <= 0"),
-        (("nowhere.yaml",), "nowhere.yaml: there is no such file."),
+        (("nowhere.yaml",), "nowhere.yaml: the file does not exist."),
         (("--set", "signal=0.001", "--set", "dynamic_sampling=true"), "too rare for dynamic_sampling"),
     ],
 )

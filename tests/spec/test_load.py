@@ -104,12 +104,12 @@ def told(path):
 
 def test_a_missing_file_is_told_with_near_names(written):
     path = written()
-    assert told(path.with_name("smal.yaml")) == ("there is no such file.", f"Did you mean {path}?")
+    assert told(path.with_name("smal.yaml")) == ("the file does not exist.", f"Did you mean {path}?")
 
 
 def test_a_missing_file_is_told_with_what_is_there(written):
     path = written()
-    assert told(path.with_name("zzz.yaml")) == ("there is no such file.", f"In {path.parent}: small.yaml.")
+    assert told(path.with_name("zzz.yaml")) == ("the file does not exist.", f"In {path.parent}: small.yaml.")
 
 
 def test_a_missing_folder_is_told(tmp_path):
@@ -126,7 +126,7 @@ def test_a_folder_is_no_manifest(tmp_path):
 
 def test_bytes_that_are_no_text_are_told(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"kind: \xff\xfe")
-    assert told(tmp_path / "a.yaml") == ("byte 6 is no UTF-8.", "Save the file as UTF-8 text.")
+    assert told(tmp_path / "a.yaml") == ("byte 6 is not UTF-8.", "Save the file as UTF-8 text.")
 
 
 def test_broken_yaml_is_told(tmp_path):

@@ -63,7 +63,7 @@ WRONG = {
         "spec.data.validation has 0 items, counted from 0.",
         "Set it whole: spec.data.validation=[...].",
     ),
-    "train..x=1": ("train..x", "is no path.", "Write it like train.updates or rewards[0].weight."),
+    "train..x=1": ("train..x", "is not a path.", "Write it like train.updates or rewards[0].weight."),
     "seed=[1": ("spec.seed", "[1 is not valid YAML.", "Quote the value, for the shell too."),
 }
 

@@ -141,7 +141,7 @@ def test_another_kind_of_object_gets_one_problem_not_one_per_field():
 
 @pytest.mark.parametrize("document", [None, [], "text", 3])
 def test_what_is_no_mapping_is_refused(document):
-    with pytest.raises(ManifestError, match="no mapping"):
+    with pytest.raises(ManifestError, match="not a mapping"):
         parse_manifest(document)
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from os import environ, pathsep
 from pathlib import Path
 
+from qwen35_trainer.runtime.site import STARTS, TIMED_OUT
 from tests.patience import PATIENCE
 from tests.testbed.processes import NotReady, Processes, answers, claim, free_ports
 
 NAME = "ray"
 # The operator's manifests name it, so it is the one port that cannot be chosen.
 PORT = 8265
-STARTS = 3
 
 
 class PortTaken(Exception):
@@ -56,14 +56,15 @@ def ray_head(folder: Path) -> Iterator[RayHead]:
     # Ray's sockets lie in its folder, and a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
         try:
-            for left in reversed(range(STARTS)):
+            for start in range(1, STARTS + 1):
                 try:
                     _bring_up(processes, commands, own)
                     break
                 except NotReady as problem:
-                    if "timed out during startup" not in str(problem) or not left:
+                    if TIMED_OUT not in str(problem) or start == STARTS:
                         raise
                     processes.stop(NAME)
+                    processes.log(NAME).unlink()  # what the next start says is judged alone
             claimed.close()
             yield RayHead(f"http://127.0.0.1:{PORT}", commands)
         finally:

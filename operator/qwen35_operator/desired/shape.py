@@ -34,7 +34,7 @@ def problems(change: object, place: str) -> Iterator[Problem]:
 def _any(value: object, path: tuple[str, ...], place: str) -> Iterator[Problem]:
     if path in MAPPINGS or (path in REMOVABLE and value is not None):
         if not isinstance(value, Mapping):
-            yield Problem(place, f"{_shown(value)} is no mapping.", "Write key: value pairs here, or leave it out.")
+            yield Problem(place, f"{_shown(value)} is not a mapping.", "Write key: value pairs here, or leave it out.")
             return
     elif path in KEYS or (path == ("spec", "tolerations") and value is not None):
         if not isinstance(value, list):
@@ -65,7 +65,7 @@ def _list(items: list[Any], path: tuple[str, ...], place: str) -> Iterator[Probl
     for index, item in enumerate(items):
         here = f"{place}[{index}]"
         if not isinstance(item, Mapping):
-            yield Problem(here, f"{_shown(item)} is no mapping.", "Write key: value pairs here.")
+            yield Problem(here, f"{_shown(item)} is not a mapping.", "Write key: value pairs here.")
             continue
         wrong = [key for key in keys[:1] if type(item.get(key)) is not (int if key == "containerPort" else str)]
         for key in wrong:

@@ -159,7 +159,7 @@ class RestClient:
         try:
             answer: Json = json.loads(raw)
         except ValueError as problem:
-            raise Unavailable(response.status, f"{verb} {path}: the answer is no JSON") from problem
+            raise Unavailable(response.status, f"{verb} {path}: the answer is not JSON") from problem
         return answer
 
     async def _send(

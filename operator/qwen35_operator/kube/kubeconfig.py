@@ -1,4 +1,4 @@
-"""Kubeconfig files, which name a cluster and its credentials: checked before a library reads them, which expects valid ones."""
+"""Checks kubeconfig files before the client library reads them, whose errors do not say what is wrong with an invalid one."""
 
 import os
 from pathlib import Path
@@ -37,5 +37,5 @@ def _wrong(file: Path) -> str | None:
             return f"{name} is not a list of entries with names"
         kind = name.removesuffix("s")
         if nameless := [one["name"] for one in entries if not isinstance(one.get(kind), dict)]:
-            return f"{kind} {nameless[0]} has no field {kind}"
+            return f"{nameless[0]!r} of {name} has no field {kind}"
     return None

@@ -52,7 +52,7 @@ def next_number(seen: Observed) -> int:
 
 
 def report_of(seen: Observed, attempt: Attempt) -> Progress | None:
-    """What the attempt has reported; an earlier attempt's last words are no news of this one."""
+    """What the attempt has reported; a report of an earlier attempt does not count."""
     progress = None if seen.reported is None else seen.reported.progress
     return progress if progress is not None and progress.attempt == attempt.number else None
 

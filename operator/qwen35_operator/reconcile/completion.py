@@ -59,12 +59,20 @@ def _failure(seen: Observed, attempt: Attempt, now: datetime) -> list[Evidence]:
         if job.deployment == "ValidationFailed":
             return [Evidence("ValidationFailed", job.message), *found]
         return [said, *found] if job.status == "SUCCEEDED" or not found else found
+    # Without a cluster of its own its pods are those of the one that its queue has taken away.
+    return [] if job.held or not job.cluster else _lost_or_stalled(seen, attempt, report, now)
+
+
+def _lost_or_stalled(seen: Observed, attempt: Attempt, report: Progress | None, now: datetime) -> list[Evidence]:
+    """Why an attempt whose cluster runs does not: its head has failed or was replaced, or its driver is silent."""
     if any(pod.pool == "head" and pod.reason in failure.FAULTS for pod in failure.faulty(seen, attempt)):
         return failure.evidence(seen, attempt, now)
-    if report is not None and (head := _another_head(seen, attempt, report)) is not None:
+    if report is None:
+        return []
+    if (head := _another_head(seen, attempt, report)) is not None:
         lost = Evidence("HeadLost", f"pod {head.name} has come in the place of the one that reported", "head")
         return failure.evidence(seen, attempt, now, lost)
-    if report is not None and (pace := stall.pace(seen, report, now)) is not None and pace.stalled:
+    if (pace := stall.pace(seen, report, now)) is not None and pace.stalled:
         message = f"no new version for {pace.age:.0f} s; more than {pace.limit:.0f} s is a stall"
         return failure.evidence(seen, attempt, now, Evidence("Stalled", message))
     return []

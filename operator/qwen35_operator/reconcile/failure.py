@@ -105,8 +105,10 @@ def evidence(seen: Observed, attempt: Attempt, now: datetime, first: Evidence | 
 
 
 def faulty(seen: Observed, attempt: Attempt) -> list[Pod]:
-    """The attempt's pods that say why they do not work, those among them that are being removed for it."""
-    return [pod for pod in seen.pods if pod.attempt == attempt.number and pod.reason]
+    """The pods of the attempt's present cluster that say why they do not work, those among them that are being removed for it."""
+    cluster = attempts.cluster_of(seen, attempt.number)
+    pods = [pod for pod in seen.pods if pod.attempt == attempt.number and pod.reason]
+    return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]
 
 
 def backoff(seconds: float, restarts: int) -> float:

@@ -54,7 +54,7 @@ class RayJob(Child):
 
     @property
     def held(self) -> bool:
-        """Whether it waits for its queue: KubeRay has suspended it, or is about to."""
+        """Whether its queue holds it: spec.suspend is set, or KubeRay has not yet taken it back."""
         return self.suspended or self.deployment in ("Suspending", "Suspended")
 
 

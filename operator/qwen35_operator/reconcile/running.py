@@ -50,7 +50,7 @@ def _state(seen: Observed, attempt: Attempt) -> tuple[State, str, str]:
     job = attempts.job_of(seen, attempt.number)
     report = attempts.report_of(seen, attempt)
     if job is not None and job.held:
-        # Before the report: what an evicted attempt said last is no news.
+        # Before the report, which is from before the eviction.
         return "Queued", "QuotaPending", f"RayJob {job.name} waits for its queue"
     if report is not None and report.state == "Running":
         return "Running", "Running", report.phase or f"attempt {attempt.number} runs"

@@ -1,4 +1,4 @@
-"""An attempt that goes on without getting on: no new version for failurePolicy.stallFactor × the median time between
+"""An attempt that runs but makes no progress: no new version for failurePolicy.stallFactor × the median time between
 versions.
 
 Both times are the trainer's own; the API server's note of when the report was written corrects its clock.
@@ -31,10 +31,10 @@ class Pace:
 
 
 def pace(seen: Observed, progress: Progress, now: datetime) -> Pace | None:
-    """None while too few versions are known, while a queue holds the job, and while the present head's driver has not spoken.
+    """None while fewer than two versions are known, while a queue holds the job, and until the present head has reported.
 
-    An attempt that its queue has evicted and let in again starts anew, in another cluster: what it said before is old, and
-    the pods of the cluster before may take long to go.
+    After an eviction the attempt goes on in a new cluster. Reports from the old one do not count, and its pods may stay for a
+    while.
     """
     if seen.training is None or progress.versionTime is None or progress.versionSeconds is None:
         return None

@@ -45,7 +45,7 @@ REASONS: Final[Mapping[str, str]] = {
     "Unavailable": "A kind that is needed cannot be watched; nothing is done until it can.",
     "Waiting": "Nothing to say yet.",
     "NoAttempt": "There is no attempt at the moment.",
-    "QuotaPending": "The queue has not let the attempt in yet.",
+    "QuotaPending": "The queue has not let the attempt in yet, or has evicted it.",
     "QuotaReserved": "The queue has let the attempt in.",
     "Starting": "Pods are being started.",
     "Running": "The trainer reports that it runs.",

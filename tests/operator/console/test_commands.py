@@ -222,10 +222,10 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(person, tmp_path, mo
         (b"7\n", "it holds no fields"),
         (b"contexts: 7\n", "contexts is not a list of entries with names"),
         (b"clusters: [a]\n", "clusters is not a list of entries with names"),
-        (b"users: [{name: me}]\n", "user me has no field user"),
+        (b"users: [{name: me}]\n", "'me' of users has no field user"),
     ],
 )
-async def test_a_file_that_is_no_kubeconfig_is_named_with_the_reason(person, tmp_path, content, said) -> None:
+async def test_an_invalid_kubeconfig_is_named_with_the_reason(person, tmp_path, content, said) -> None:
     file = tmp_path / "broken"
     file.write_bytes(content)
     person.cluster = Cluster(str(file))

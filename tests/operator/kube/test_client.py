@@ -155,7 +155,7 @@ async def test_nobody_there_is_unavailable(server, client) -> None:
 
 async def test_an_answer_that_is_no_json_is_unavailable(server, client) -> None:
     server.script = [says("<html>")]
-    with pytest.raises(Unavailable, match="no JSON"):
+    with pytest.raises(Unavailable, match="not JSON"):
         await client.post(PODS, {})
 
 

@@ -60,7 +60,7 @@ def test_pods_that_do_not_work_go_before_idle_ones(world):
 
 
 def test_the_nodes_of_one_replica_go_together(monkeypatch):
-    """With an engine whose replicas span nodes, which this release has not: it would not accept the training."""
+    """This release has no engine whose replicas span nodes, and would refuse the training."""
     monkeypatch.setattr(acceptance, "cannot_run", lambda spec: [])
     world = World()
     world.edit(rollout={"nodes": 4, "tensorParallel": 16, "minNodes": 2})
@@ -126,7 +126,7 @@ def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
 
 
 def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
-    """As on a node that is lost: the pod stays until the node is, with a report that gets older and older."""
+    """As on a node that is lost: the pod object stays until the node is removed, and its last report gets older."""
     world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
     world.settle(2)
     world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
@@ -135,23 +135,29 @@ def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
     world.reconcile()
     running = world.jobs["demo-1"]
     (old,) = world.clusters.values()
+    (head,) = [name for name, pod in world.pods.items() if pod.pool == "head"]
     evicted = replace(running, suspended=True)
     let_in = replace(running, deployment="", cluster="")
     leaving = replace(old, deleting=world.now)
-    for job, clusters in (
-        (evicted, [old]),
-        (replace(evicted, deployment="Suspending"), [leaving]),
-        (replace(evicted, deployment="Suspended", cluster=""), [leaving]),
-        (replace(let_in, deployment="Suspended"), [leaving]),
-        (let_in, [leaving]),
-        (let_in, []),
-        (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving]),
+    for job, clusters, state in (
+        (evicted, [old], "Queued"),
+        (replace(evicted, deployment="Suspending"), [leaving], "Queued"),
+        (replace(evicted, deployment="Suspended", cluster=""), [leaving], "Queued"),
+        (replace(running, deployment="Suspending"), [old], "Queued"),
+        (replace(let_in, deployment="Suspended"), [old], "Queued"),
+        (let_in, [leaving], "Running"),
+        (let_in, [], "Running"),
+        (replace(let_in, cluster="new"), [replace(old, name="new", uid="new", created=world.now), leaving], "Running"),
     ):
         world.jobs["demo-1"] = job
         world.clusters = {cluster.name: cluster for cluster in clusters}
-        world.wait(100)
-        world.reconcile()
-        assert world.status.attempts[-1].outcome == "Running", f"{job} in {clusters}"
+        for reason in ("", "NodeLost"):
+            world.pods[head] = replace(world.pods[head], deleting=world.now if reason else None, reason=reason)
+            world.wait(100)
+            world.reconcile()
+            assert world.status.attempts[-1].outcome == "Running", f"{reason} of {job} in {clusters}"
+            assert world.status.state == state
+            assert world.is_true("QuotaReserved") == (state == "Running")
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
             # Images stay the bytes that they are in the file, until a batch needs their pixels.
             table = table.cast(datasets.Features(_encoded(dict(table.features))))
         except (ValueError, TypeError, datasets.exceptions.DatasetGenerationError) as error:
-            problems.add(f"{path} is no readable Parquet file: {error.__cause__ or error}")
+            problems.add(f"{path} is not a readable Parquet file: {error.__cause__ or error}")
             return
     for number, row in enumerate(table):
         yield _Located(f"row {number}", row)

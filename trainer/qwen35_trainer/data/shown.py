@@ -104,7 +104,7 @@ def image_of(value: object, folder: Path, name: str) -> Image:
             try:
                 return base64.b64decode(value[found.end() :], validate=True)
             except binascii.Error as error:
-                raise RowError(f"{name}: the data URI is no base64 ({error})") from error
+                raise RowError(f"{name}: the data URI is not base64 ({error})") from error
         case str() if _REMOTE.match(value) and not value.startswith("file://"):
             raise RowError(f"{name}: {value[:60]} is not fetched. Save it beside the data and write its path")
         case str() if value:

@@ -83,7 +83,7 @@ def _number(text: str) -> Json:
     if _INTEGER.fullmatch(text):
         return int(text)
     if not _DECIMAL.fullmatch(text) or not math.isfinite(number := float(text)):
-        raise ValueError(f"{_shown(text)} is no number")
+        raise ValueError(f"{_shown(text)} is not a number")
     return int(number) if number.is_integer() else number
 
 

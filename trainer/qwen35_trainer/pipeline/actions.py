@@ -91,7 +91,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Every worker has `version`, except those behind."""
+    """Every worker has `version`, except workers that joined with older weights and have not caught up."""
 
     version: int
 

@@ -87,7 +87,7 @@ class Buffer:
 
     @property
     def published(self) -> int:
-        """The version that every worker has, except those behind."""
+        """The version that every worker has, except workers that joined with older weights and have not caught up."""
         return self._published
 
     @property

@@ -99,7 +99,7 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The version that every worker has, except those behind."""
+        """The version that every worker has, except workers that joined with older weights and have not caught up."""
         return self.buffer.published
 
     @property
@@ -140,7 +140,7 @@ class Coordinator:
         worker = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.lost(worker.version)
 
-    # Groups, from dispatch to their end. News of what has left already is no news.
+    # Groups, from dispatch to their end. An event about a group that has left already is ignored.
 
     def _dispatch(self, actions: list[Action]) -> bool:
         """A new group, if there may be one."""

@@ -5,7 +5,7 @@
              └── lost ◄────────┤        └── past afterTokens: hand_over ─► worker of the lane ──Finished──► done
                                └── drop: its group left
 
-The queue gives the earliest birth first, the lane takes the earliest deadline first. News of what has left is no news.
+The queue gives the earliest birth first, the lane takes the earliest deadline first. An event about a group that has left is ignored.
 """
 
 from __future__ import annotations

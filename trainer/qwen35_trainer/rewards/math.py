@@ -42,7 +42,7 @@ def grader(extract: str | None) -> Callable[[str, str], float]:
         # In a box, since math-verify reads bare LaTeX as text: x^2+1 would be no expression, and 5\% would be 5.
         gold = math_verify.parse(rf"\boxed{{{answer}}}", parsing_timeout=None)
         if not gold:
-            raise RewardError(f"the answer {answer[:200]!r} is no mathematical expression", kind="UnreadableAnswer")
+            raise RewardError(f"the answer {answer[:200]!r} is not a mathematical expression", kind="UnreadableAnswer")
         found = extracted(response)
         if found is None:
             return 0.0

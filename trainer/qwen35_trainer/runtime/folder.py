@@ -68,7 +68,9 @@ class RunFolder:
         if self.manifest.exists():
             self._check_owner(manifest, resume=resume)
         elif self.root.exists() and any(path != _aside(self.manifest) for path in self.root.iterdir()):
-            raise FolderRefused(f"--output {self.root} holds files that are no run's; name a new or empty folder")
+            raise FolderRefused(
+                f"--output {self.root} holds files that do not belong to a run; name a new or empty folder"
+            )
         existing = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
         if not os.access(existing, os.W_OK):
             raise FolderRefused(f"--output {self.root}: {existing} cannot be written; name another folder")

@@ -6,6 +6,7 @@ in a cluster      the Ray of the pods: the driver beside `qwen35 run` on the hea
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,9 +27,11 @@ DEVICE = {"nvidia": "GPU", "ascend": "NPU"}
 
 
 STARTS = 3
-"""How often Ray's start is tried on this machine."""
-END_SECONDS = 10.0
-"""How long a killed process may take to end."""
+"""Maximum number of times that Ray is started on this machine."""
+TIMED_OUT = "timed out during startup"
+"""In the message of Ray's exception when its node did not come up in time."""
+KILL_WAIT_SECONDS = 10.0
+"""Longest wait for killed processes to be gone."""
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +50,16 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start a Ray, again when its node did not come up in time.
+    """Start Ray. If its node times out, end what was started and try again, at most STARTS times.
 
-    Ray gives a node 30 seconds (ray/_private/node.py, 2.60.0) and the node's agents less. They import much, and on a machine that
-    is busy, or has just installed Ray, that takes longer once. By the next start most of it has been read and compiled.
+    Ray gives a node 30 seconds (ray/_private/node.py, 2.60.0), and the node's agents less. The agents import many modules, which
+    takes longer on a busy machine or right after Ray was installed. A second start finds those compiled and cached.
     """
-    for left in reversed(range(STARTS)):
+    for start in range(1, STARTS + 1):
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except Exception as error:  # Ray has no class for it
-            if "timed out during startup" not in str(error) or not left:
+        except Exception as error:  # Ray raises a bare Exception here
+            if TIMED_OUT not in str(error) or start == STARTS:
                 raise
             logger.warning("Ray did not start within its own time limit. It is started again.")
             _end_what_started()
@@ -66,12 +69,21 @@ def _start() -> None:
 
 def _end_what_started() -> None:
     """End the processes of a Ray that did not start, which Ray itself leaves until this process ends."""
-    ours = str(Path(ray.__file__).parent)
+    ray_folder = str(Path(ray.__file__).parent)
     children = psutil.Process().children()
-    started = [child for child in children if ours in " ".join(child.as_dict(["cmdline"])["cmdline"] or ())]
-    for process in started:
-        process.kill()
-    psutil.wait_procs(started, timeout=END_SECONDS)
+    parents = {
+        str(child.pid) for child in children
+    }  # a raylet that has ended is still one of them: it is not waited for
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            agent = (
+                process.environ().get("RAY_RAYLET_PID") in parents
+            )  # not our child any more when its raylet has ended
+            if agent or (process in children and ray_folder in " ".join(process.cmdline())):
+                process.kill()
+                found.append(process)
+    psutil.wait_procs(found, timeout=KILL_WAIT_SECONDS)
 
 
 def driver_options() -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Work that a run's stop may end before it is done."""
+"""Waiting for work that a stop request may cancel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 
 async def done_before(stop: asyncio.Event, work: asyncio.Future[Any]) -> bool:
-    """Wait until `work` is done, and raise what it raised. False when `stop` is set before: then the work is cancelled."""
-    told = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({work, told}, return_when=asyncio.FIRST_COMPLETED)
-    told.cancel()
+    """Wait for `work` or `stop`. If `stop` is set, cancel the work and return False, even if the work has just finished.
+
+    Otherwise return True, or raise what the work raised.
+    """
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
     if stop.is_set():
         work.cancel()
         return False

@@ -133,7 +133,7 @@ def _replayed(file: Path, cap: int | None) -> Replayed:
     except OSError as error:
         raise LoadRefused([f"--lengths {file}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
-        raise LoadRefused([f"--lengths {file}: byte {error.start} is no UTF-8"]) from error
+        raise LoadRefused([f"--lengths {file}: byte {error.start} is not UTF-8"]) from error
     except ValueError as error:
         raise LoadRefused([f"--lengths {problem}" for problem in str(error).split("; ")]) from error
     if cap is None or cap < 1:

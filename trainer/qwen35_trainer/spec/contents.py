@@ -25,7 +25,7 @@ def random_model(spec: TrainingSpec) -> Iterator[Problem]:
         part, whole = getattr(shape, few), getattr(shape, many)
         if whole % part:
             yield Problem(
-                f"{path}.{many}", f"{whole} is no multiple of {few} {part}.", f"Use {-(-whole // part) * part}."
+                f"{path}.{many}", f"{whole} is not a multiple of {few} {part}.", f"Use {-(-whole // part) * part}."
             )
     if 0 < shape.experts < shape.expertsPerToken:
         fix = f"Use at most {shape.experts}, or 0 experts."
@@ -179,5 +179,5 @@ def _compiles(path: str, pattern: str | None) -> Iterator[Problem]:
     except re.error as error:
         place = f" at character {error.pos + 1}" if error.pos is not None else ""
         yield Problem(
-            path, f"{pattern} is no regular expression: {error.msg}{place}.", "Correct it; a literal sign needs \\."
+            path, f"{pattern} is not a regular expression: {error.msg}{place}.", "Correct it; a literal sign needs \\."
         )

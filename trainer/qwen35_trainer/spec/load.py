@@ -49,9 +49,9 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ManifestError(path, [Problem("", "there is no such file.", _beside(path))]) from None
+        raise ManifestError(path, [Problem("", "the file does not exist.", _beside(path))]) from None
     except UnicodeDecodeError as error:
-        problem = Problem("", f"byte {error.start} is no UTF-8.", "Save the file as UTF-8 text.")
+        problem = Problem("", f"byte {error.start} is not UTF-8.", "Save the file as UTF-8 text.")
         raise ManifestError(path, [problem]) from None
     except OSError as error:
         problem = Problem("", f"cannot be read: {error.strerror}.", "Give a file that you may read.")

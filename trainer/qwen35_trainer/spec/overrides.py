@@ -69,13 +69,13 @@ def _path(spelled: str) -> list[Segment]:
             return [*path, rest]
         match = SEGMENT.match(rest)
         if match is None:
-            raise RefusedError([spelled], "is no path.", "Write it like train.updates or rewards[0].weight.")
+            raise RefusedError([spelled], "is not a path.", "Write it like train.updates or rewards[0].weight.")
         for segment in (match[1], *map(int, re.findall(r"\d+", match[2]))):
             annotation = _step(annotation, path, segment)
             path.append(segment)
         rest = rest[match.end() :]
         if rest and not rest.startswith("."):
-            raise RefusedError([spelled], "is no path.", "Write it like train.updates or rewards[0].weight.")
+            raise RefusedError([spelled], "is not a path.", "Write it like train.updates or rewards[0].weight.")
         rest = rest[1:]
     return path
 
@@ -104,7 +104,7 @@ def _put(document: dict[str, Any], path: list[Segment], value: object) -> None:
                 f"Set it whole: {name}=[...].",
             )
         if isinstance(segment, str) and not isinstance(here, dict):
-            raise RefusedError(path[:depth], "is no mapping in this manifest.", "Correct it there, or set it whole.")
+            raise RefusedError(path[:depth], "is not a mapping in this manifest.", "Correct it there, or set it whole.")
         if following is None:
             here[segment] = value
             return

@@ -63,7 +63,7 @@ def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
 def _wrong_kind(document: object) -> list[Problem]:
     """A document that is no Qwen35Training at all gets this one problem, not one for each of its fields."""
     if not isinstance(document, Mapping):
-        return [Problem("", "this is no mapping.", f"Start with apiVersion: {API_VERSION} and kind: {KIND}.")]
+        return [Problem("", "this is not a mapping.", f"Start with apiVersion: {API_VERSION} and kind: {KIND}.")]
     wrong = []
     for key, right in (("apiVersion", API_VERSION), ("kind", KIND)):
         found = document.get(key)
