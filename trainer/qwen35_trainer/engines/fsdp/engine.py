@@ -36,7 +36,7 @@ from qwen35_trainer.engines.fsdp.loading import Origin, fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
 from qwen35_trainer.engines.fsdp.signal import Signal, counts, objective, rows
-from qwen35_trainer.engines.fsdp.trained import freeze
+from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen
 from qwen35_trainer.engines.micro_batches import plan
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.adapter import adapt
@@ -148,8 +148,7 @@ class FSDPEngine:
             freeze(model, train.freeze)
         else:
             model.requires_grad_(False)
-            for parameter in model.parameters():  # never updated: no more precision than it computes in
-                parameter.data = parameter.data.to(precision)
+        rest_frozen(model, precision)
         shard(model, self._ranks.mesh, precision, train)
         if origin.files is not None:
             fill(model, origin.files, self._device, offloaded=train.offload.parameters)

@@ -4,7 +4,7 @@
     B (out, rank)  zero: the first forward pass is the model's own
 
 They are parameters of the linear layer itself, beside its weight: modules and names stay the library's, and FSDP shards
-them with their layer. A checkpoint holds A and B, and so does a publication: W never changes, and whoever loads them has it.
+them with their layer. They are float32, whatever type the weight rests in. A checkpoint holds A and B, and so does a publication: W never changes, and whoever loads them has it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def merged(weights: Mapping[str, Tensor], settings: LoRA) -> dict[str, Tensor]:
 def _adapt(module: nn.Linear, settings: LoRA) -> None:
     weight = module.weight
     for name, shape in ((DOWN, (settings.rank, weight.shape[1])), (UP, (weight.shape[0], settings.rank))):
-        module.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=weight.dtype, device=weight.device)))
+        module.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=torch.float32, device=weight.device)))
     module.adapter_scale = settings.alpha / settings.rank  # type: ignore[assignment]
     module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
 

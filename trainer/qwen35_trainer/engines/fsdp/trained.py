@@ -1,8 +1,10 @@
-"""Which parameters train."""
+"""Which parameters train, and the type that each rests in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+import torch
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
@@ -20,6 +22,21 @@ def freeze(model: HFModule, parts: Iterable[Part]) -> None:
             module.requires_grad_(False)
     if missing:
         raise ValueError(f"spec.train.freeze: {type(model).__name__} has no {' and no '.join(missing)}; remove it")
+
+
+def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
+    """Give frozen parameters the type that they compute in. They never change, so that more precision is of no use.
+
+    What trains is float32: steps smaller than bfloat16's spacing would be lost. Raises TypeError naming what is not.
+    """
+    wrong = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(precision)
+        elif parameter.dtype != torch.float32:
+            wrong.append(f"{name} is {str(parameter.dtype).removeprefix('torch.')}")
+    if wrong:
+        raise TypeError(f"what trains must be float32 when it is loaded: {', '.join(wrong)}")
 
 
 def _modules(model: HFModule, part: Part) -> list[HFModule]:

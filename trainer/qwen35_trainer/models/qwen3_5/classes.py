@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,16 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def construct(config: HFConfig) -> HFModule:
-    """The model of a configuration, with fresh weights."""
+    """The model of a configuration, with fresh weights in float32, whatever types the configuration names.
+
+    The library builds each half of a vision-language model in the type that its part of the configuration names. Published
+    ones name bfloat16 for the text, and nothing for the vision tower.
+    """
     import transformers
 
+    config = copy.deepcopy(config)
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        part.dtype = torch.float32
     return getattr(transformers, CLASSES[config.model_type])(config)
 
 
