@@ -107,6 +107,38 @@ def run(
 
 
 @app.command()
+def export(
+    what: Annotated[
+        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run's folder, for its newest checkpoint, or one.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write. It must not exist, or be empty.")],
+    source: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="The folder that the run started from. [default: the manifest's]", show_default=False
+        ),
+    ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write LoRA's adapters alone, as PEFT loads them.")
+    ] = False,
+) -> None:
+    """Write the trained model as a Hugging Face folder."""
+    from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
+    from qwen35_trainer.runtime.checkpoint import CheckpointError
+    from qwen35_trainer.runtime.export import ExportRefused
+    from qwen35_trainer.runtime.export import export as export_model
+    from qwen35_trainer.spec import ManifestError
+
+    try:
+        done = export_model(what, output, source=source, adapter=adapter)
+    except (ExportRefused, CheckpointError, CheckpointUnusable, ManifestError) as error:
+        fail(str(error), REFUSED)
+    except OSError as error:
+        fail(f"{output} was not written: {error}", FAILED)
+    sys.stdout.write(f"{done.folder}: update {done.update} of {done.checkpoint}, {done.size / 1e6:.1f} MB\n")
+
+
+@app.command()
 def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests.")],
 ) -> None:

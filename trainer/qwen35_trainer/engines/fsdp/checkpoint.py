@@ -8,6 +8,7 @@ Frozen parameters are left out; they come from where the model came from.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -15,11 +16,15 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 
+_MODEL = "model."
+"""Before the names of parameters in a checkpoint, whose names may begin with the same word."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
@@ -82,3 +87,32 @@ def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["host"])
     if state["device"] is not None and torch.accelerator.is_available():
         torch.get_device_module().set_rng_state(state["device"])
+
+
+class SavedWeights:
+    """What trained, as it lies in a checkpoint; tensors are read one by one, whole, without a process group."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: what `begin` wrote into. Raises OSError or CheckpointException when it cannot be read."""
+        self._reader = dcp.FileSystemReader(folder / "state")
+        entries = self._reader.read_metadata().state_dict_metadata
+        self._stored = {
+            name.removeprefix(_MODEL): entry
+            for name, entry in entries.items()
+            if name.startswith(_MODEL) and isinstance(entry, TensorStorageMetadata)
+        }
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._stored)
+
+    def read(self, name: str) -> Tensor:
+        """The whole tensor, in the type that it was trained in."""
+        entry = self._stored[name]
+        found = {_MODEL + name: torch.empty(entry.size, dtype=entry.properties.dtype)}
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled"
+            )  # it says so of what was asked for
+            dcp.load(found, storage_reader=self._reader, no_dist=True)
+        return found[_MODEL + name]

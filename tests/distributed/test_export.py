@@ -1,0 +1,193 @@
+"""What leaves a run: a Hugging Face folder with the trained values, and all else as the source has it."""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from torch import Tensor
+from typer.testing import CliRunner
+
+from qwen35_trainer.commands import app
+from qwen35_trainer.exits import FAILED, REFUSED
+from qwen35_trainer.models.qwen3_5 import classes
+from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+from qwen35_trainer.runtime.export import export
+from tests.distributed.samples import batch_of, scenes_of, spec_of
+from tests.models import published
+
+API = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "tiny"}}
+LORA = {"lora": {"rank": 4, "alpha": 8.0}}
+
+
+def run_of(
+    groups, room: Path, batches: list[Any], *, source: Path | None, ranks: int = 2, precision: str = "BF16", **train
+):
+    """A run's folder with a checkpoint after the batches, and what its ranks said."""
+    spec = spec_of(ranks, **train)
+    spec["model"]["precision"] = precision
+    if source is not None:
+        spec["model"]["source"] = {"path": str(source)}
+    run = room / "run"
+    run.mkdir(parents=True)
+    (run / "run.yaml").write_text(yaml.safe_dump(API | {"spec": spec}))
+    said = []
+
+    async def write(folder: Path) -> None:
+        said.extend(
+            groups(ranks).run(
+                "train",
+                spec=spec,
+                batches=batches,
+                rates=[1e-2] * len(batches),
+                folder=None if source is None else Path(),
+                save=folder,
+            )
+        )
+
+    progress = Progress(update=len(batches), batch=0, position=0, pending=(), elapsed=0.0)
+    asyncio.run(CheckpointStore(run / "checkpoints", 3).save(progress, write))
+    return run, said[0]
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    return found
+
+
+@pytest.mark.parametrize(
+    ("shape", "per_expert"),
+    [("0.8B, tied", False), ("35B-A3B", True), ("35B-A3B, vision dtype named", False), ("text only", False)],
+)
+def test_what_was_not_trained_leaves_as_it_came(groups, tmp_path: Path, shape: str, per_expert: bool) -> None:
+    source = tmp_path / "source"
+    published.write(source, shape, per_expert=per_expert)
+    run, _ = run_of(groups, tmp_path, [], source=source)
+    done = export(run, tmp_path / "out")
+    assert (done.update, done.folder) == (0, tmp_path / "out")
+    assert {path.name for path in done.folder.iterdir()} == {path.name for path in source.iterdir()} | {"SHA256SUMS"}
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            assert (done.folder / path.name).read_bytes() == path.read_bytes()
+    before, after = tensors_of(source), tensors_of(done.folder)
+    assert list(after) == list(before)
+    for name, tensor in before.items():
+        assert (after[name].dtype, after[name].shape) == (tensor.dtype, tensor.shape), name
+        assert torch.equal(after[name], tensor), name
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=done.folder, check=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "train"),
+    [("0.8B, tied", {"freeze": ["Vision"]}), ("35B-A3B", {}), ("27B, untied", LORA)],
+    ids=["tied, frozen vision", "experts", "LoRA"],
+)
+def test_the_library_loads_the_trained_weights(groups, tmp_path: Path, shape: str, train: dict[str, Any]) -> None:
+    source = tmp_path / "source"
+    original = published.write(source, shape, per_expert=True)
+    run, said = run_of(groups, tmp_path, [scenes_of(0), scenes_of(1)], source=source, **train)
+    folder = export(run, tmp_path / "out").folder
+    loaded = type(original).from_pretrained(folder, dtype=torch.float32)
+    stored = tensors_of(folder)
+    assert stored.keys() == tensors_of(source).keys()
+    assert {stored[name].dtype for name in stored if name.endswith(published.FLOAT32)} == {torch.float32}
+    changed = 0
+    for name, parameter in loaded.named_parameters():
+        trained = said["weights"][name]
+        if not name.endswith(published.FLOAT32):
+            trained = trained.bfloat16().float()
+        assert torch.equal(parameter, trained.float()), name
+        changed += not torch.equal(parameter, dict(original.named_parameters())[name])
+    assert changed > 5
+    mtp = [name for name in stored if name.startswith("mtp.")]
+    assert len(mtp) == 2
+    assert all(torch.equal(stored[name], tensors_of(source)[name]) for name in mtp)
+
+
+def test_adapters_leave_under_the_names_that_peft_has(groups, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    published.write(source, "text only")
+    run, said = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=source, **LORA)
+    folder = export(run, tmp_path / "out", adapter=True).folder
+    found = tensors_of(folder)
+    assert found.keys() == {f"base_model.model.{name}.weight" for name in said["trained adapters"]}
+    for name, tensor in said["trained adapters"].items():
+        assert torch.equal(found[f"base_model.model.{name}.weight"], tensor), name
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8.0)
+    assert config["base_model_name_or_path"] == str(source)
+    assert len(config["target_modules"]) * 2 == len(found)
+
+
+def test_a_model_of_random_weights_leaves_with_its_tokenizer(groups, tmp_path: Path) -> None:
+    run, said = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=None, precision="FP32")
+    manifest = yaml.safe_load((run / "run.yaml").read_text())
+    # 23 tokens, as the ranks of these tests have.
+    manifest["spec"]["model"]["source"]["random"]["characters"] = "abcdefghijklmnopqrst"
+    (run / "run.yaml").write_text(yaml.safe_dump(manifest))
+    result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"{tmp_path / 'out'}: update 1 of {run / 'checkpoints' / 'update-000001'}, ")
+    from transformers import AutoTokenizer
+
+    loaded = getattr(__import__("transformers"), classes.CLASSES["qwen3_5_text"]).from_pretrained(tmp_path / "out")
+    for name, parameter in loaded.named_parameters():
+        assert torch.equal(parameter, said["weights"][name]), name
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 5]) == "abc"
+
+
+@pytest.fixture
+def run(groups, tmp_path: Path) -> Path:
+    published.write(tmp_path / "source", "text only")
+    return run_of(groups, tmp_path, [], source=tmp_path / "source", ranks=1)[0]
+
+
+def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Path) -> None:
+    def refused(*words: object) -> str:
+        result = CliRunner().invoke(app, ["export", *map(str, words)])
+        assert result.exit_code == REFUSED, result.output
+        return result.stderr
+
+    out, checkpoint = tmp_path / "out", run / "checkpoints" / "update-000000"
+    assert "--adapter: " in refused(run, "--output", out, "--adapter")
+    assert f"--output {run} exists and is not an empty folder" in refused(run, "--output", run)
+    assert "there is no such folder" in refused(tmp_path / "nowhere", "--output", out)
+    assert f"the run's source {tmp_path / 'gone'} is not a folder here; name it with --source" in refused(
+        run, "--output", out, "--source", tmp_path / "gone"
+    )
+    (tmp_path / "source" / "config.json").rename(tmp_path / "config.json")
+    assert "no config.json" in refused(run, "--output", out)
+    (tmp_path / "elsewhere").mkdir()
+    checkpoint.rename(tmp_path / "elsewhere" / "update-000000")
+    assert f"{run}: no checkpoint in {run / 'checkpoints'}" in refused(run, "--output", out)
+    assert "is missing, which names its model" in refused(tmp_path / "elsewhere" / "update-000000", "--output", out)
+    assert not out.exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_an_empty_folder_and_a_moved_source_are_fine(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "source").rename(tmp_path / "moved")
+    (tmp_path / "out").mkdir()
+    checkpoint = run / "checkpoints" / "update-000000"
+    assert export(checkpoint, tmp_path / "out", source=tmp_path / "moved").checkpoint == checkpoint
+    assert tensors_of(tmp_path / "out").keys() == tensors_of(tmp_path / "moved").keys()
+
+
+def test_a_failure_leaves_nothing(run: Path, tmp_path: Path, monkeypatch) -> None:
+    def full(folder: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("qwen35_trainer.models.qwen3_5.hub_folder.seal", full)
+    result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+    assert result.exit_code == FAILED
+    assert "No space left on device" in result.stderr
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
