@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, REFUSED
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
-from qwen35_trainer.runtime.export import export
+from qwen35_trainer.runtime.export import ExportRefused, export
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.models import published
 
@@ -159,7 +160,8 @@ def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Pa
     out, checkpoint = tmp_path / "out", run / "checkpoints" / "update-000000"
     assert "--adapter: " in refused(run, "--output", out, "--adapter")
     assert f"--output {run} exists and is not an empty folder" in refused(run, "--output", run)
-    assert "there is no such folder" in refused(tmp_path / "nowhere", "--output", out)
+    for wrong in (tmp_path / "nowhere", run / "checkpoints", tmp_path / "source"):
+        assert f"{wrong} is neither a run's folder" in refused(wrong, "--output", out)
     assert f"the run's source {tmp_path / 'gone'} is not a folder here; name it with --source" in refused(
         run, "--output", out, "--source", tmp_path / "gone"
     )
@@ -173,6 +175,19 @@ def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Pa
     assert not list(tmp_path.glob(".out*"))
 
 
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])
+def test_a_damaged_checkpoint_is_named(run: Path, tmp_path: Path, file: str) -> None:
+    damaged = run / "checkpoints" / "update-000000" / "state" / file
+    content = bytearray(damaged.read_bytes())
+    content[: len(content) // 2] = bytes(len(content) // 2)  # of the same size, as a disk may return it
+    damaged.write_bytes(content)
+    result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+    assert result.exit_code == REFUSED
+    assert result.stderr.startswith(f"checkpoint {damaged.parent.parent} cannot be read (")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
 def test_an_empty_folder_and_a_moved_source_are_fine(run: Path, tmp_path: Path) -> None:
     (tmp_path / "source").rename(tmp_path / "moved")
     (tmp_path / "out").mkdir()
@@ -181,13 +196,53 @@ def test_an_empty_folder_and_a_moved_source_are_fine(run: Path, tmp_path: Path) 
     assert tensors_of(tmp_path / "out").keys() == tensors_of(tmp_path / "moved").keys()
 
 
-def test_a_failure_leaves_nothing(run: Path, tmp_path: Path, monkeypatch) -> None:
-    def full(folder: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("qwen35_trainer.models.qwen3_5.hub_folder.seal", full)
-    result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+def test_a_full_disk_is_said_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+    largest = max(path.stat().st_size for path in (tmp_path / "source").iterdir() if path.suffix != ".safetensors")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))
+    try:
+        result = CliRunner().invoke(app, ["export", str(run), "--output", str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert result.exit_code == FAILED
-    assert "No space left on device" in result.stderr
+    assert f"{tmp_path / 'out'} was not written: " in result.stderr
+    assert "File too large" in result.stderr
     assert not (tmp_path / "out").exists()
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_checkpoint_of_another_model_is_refused(groups, run: Path, tmp_path: Path) -> None:
+    published.write(tmp_path / "other", "0.8B, tied")
+    with pytest.raises(
+        ExportRefused,
+        match=r"is not of the model in .*other: it holds model\.embed_tokens\.weight, the source does not",
+    ):
+        export(run, tmp_path / "out", source=tmp_path / "other")
+    manifest = yaml.safe_load((run / "run.yaml").read_text())
+    manifest["spec"]["train"] |= LORA
+    (run / "run.yaml").write_text(yaml.safe_dump(manifest))
+    with pytest.raises(ExportRefused, match="which is not an adapter"):
+        export(run, tmp_path / "out")
+    with pytest.raises(ExportRefused, match="holds no adapters"):
+        export(run, tmp_path / "out", adapter=True)
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.glob(".out*"))
+
+
+def test_adapters_of_another_rank_are_refused(groups, tmp_path: Path) -> None:
+    published.write(tmp_path / "source", "text only")
+    run, _ = run_of(groups, tmp_path, [], source=tmp_path / "source", ranks=1, **LORA)
+    manifest = yaml.safe_load((run / "run.yaml").read_text())
+    manifest["spec"]["train"]["lora"]["rank"] = 8
+    (run / "run.yaml").write_text(yaml.safe_dump(manifest))
+    with pytest.raises(ExportRefused, match=r"the adapter of model\.layers\.0\..* is \(4, 32\) and "):
+        export(run, tmp_path / "out")
+
+
+def test_others_may_read_the_folder_and_two_exports_do_not_meet(run: Path, tmp_path: Path) -> None:
+    for other in (".out.partial", ".out.other.partial"):
+        (tmp_path / other).mkdir()
+    folder = export(run, tmp_path / "out").folder
+    assert {oct(path.stat().st_mode & 0o777) for path in folder.iterdir()} == {"0o644"}
+    assert folder.stat().st_mode & 0o777 == 0o755
+    assert sorted(path.name for path in tmp_path.glob(".out*")) == [".out.other.partial", ".out.partial"]

@@ -49,9 +49,8 @@ ENGINES = (
     mutant(
         name="The weights that the optimizer steps are kept in bfloat16.",
         file="trainer/qwen35_trainer/engines/fsdp/engine.py",
-        old="            for parameter in model.parameters():  # never updated: no more precision than it computes in\n"
-        "                parameter.data = parameter.data.to(precision)\n",
-        new="        for parameter in model.parameters():\n            parameter.data = parameter.data.to(precision)\n",
+        old="        rest_frozen(model, precision)\n",
+        new="        rest_frozen(model, precision)\n        model.to(precision)\n",
         killer="tests/engines/fsdp/test_step.py::test_steps_too_small_for_bfloat16_add_up_in_a_bfloat16_model",
     ),
     mutant(

@@ -123,6 +123,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder."""
+    from qwen35_trainer.engines.fsdp.checkpoint import WeightsUnreadable
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
     from qwen35_trainer.runtime.checkpoint import CheckpointError
     from qwen35_trainer.runtime.export import ExportRefused
@@ -131,7 +132,7 @@ def export(
 
     try:
         done = export_model(what, output, source=source, adapter=adapter)
-    except (ExportRefused, CheckpointError, CheckpointUnusable, ManifestError) as error:
+    except (ExportRefused, CheckpointError, CheckpointUnusable, ManifestError, WeightsUnreadable) as error:
         fail(str(error), REFUSED)
     except OSError as error:
         fail(f"{output} was not written: {error}", FAILED)

@@ -12,7 +12,7 @@ from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.engines.fsdp.muon import Muon
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import layers
-from qwen35_trainer.engines.fsdp.trained import freeze
+from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.spec import LoRA, Optimizer
 from qwen35_trainer.weights.snapshot import pack, unpack
@@ -28,6 +28,18 @@ def changed(engine: FSDPEngine, batch) -> set[str]:
     before = {name: tensor.clone() for name, tensor in before.items()}
     engine.train(batch, [1e-2])
     return {name for name, tensor in engine.merged_weights().items() if not torch.equal(tensor, before[name])}
+
+
+def test_what_trains_must_be_float32_and_what_does_not_rests_in_the_precision(make_model) -> None:
+    model = make_model()
+    freeze(model, ["Embeddings"])
+    rest_frozen(model, torch.bfloat16)
+    types = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    assert {name for name, dtype in types.items() if dtype == torch.bfloat16} == {
+        name for name in types if name.endswith(("embed_tokens.weight", "lm_head.weight"))
+    }
+    with pytest.raises(TypeError, match=r"must be float32 when it is loaded: model\.layers\.0\..* is bfloat16, "):
+        rest_frozen(model.bfloat16(), torch.bfloat16)
 
 
 @pytest.mark.usefixtures("alone")

@@ -12,17 +12,19 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore, load
+from qwen35_trainer.models.qwen3_5.export import HEAD
+from qwen35_trainer.runtime.checkpoint import CONTENTS, Checkpoint, CheckpointStore, load
 from qwen35_trainer.runtime.disk import sync
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
-from qwen35_trainer.spec import LoRA, Manifest, TrainingSpec, load_manifest
+from qwen35_trainer.spec import LoRA, Manifest, Train, TrainingSpec, load_manifest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,21 +53,26 @@ class Exported:
 def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
     """Write the model of `what`, a checkpoint or the newest one of a run's folder, to the folder `output`.
 
-    source: the folder that the run started from, where it is not where the manifest says; a relative path in the manifest starts
-    at the current folder. adapter: LoRA's A and B alone, as PEFT loads them, not added to the weights.
-    Raises ExportRefused, CheckpointError, CheckpointUnusable, ManifestError, and OSError when writing fails.
+    source: the folder that the run started from, where it is not where the manifest says; a relative path in the manifest
+    is refused without it. adapter: LoRA's A and B alone, as PEFT loads them, not added to the weights.
+    Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, and OSError when writing fails.
     """
     manifest, checkpoint = _find(what)
     lora = manifest.spec.train.lora
     if adapter and lora is None:
         raise ExportRefused(f"--adapter: {what} trained all weights, not adapters; leave it out")
+    output = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ExportRefused(f"--output {output} exists and is not an empty folder; name a new one")
-    from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights
+    if output == Path.cwd() or output.is_mount():
+        raise ExportRefused(
+            f"--output {output} cannot be replaced, as a mount or the current folder; name a folder inside it"
+        )
+    from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights, WeightsUnreadable
 
     saved = SavedWeights(checkpoint.path)
-    aside = output.resolve().with_name(f".{output.resolve().name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     try:
         if adapter:
             assert lora is not None
@@ -74,9 +81,14 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
             with ExitStack() as stack:
                 _write_model(saved, manifest, source, aside, stack)
         size = _finish(aside, output)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
+    except WeightsUnreadable as error:
+        if not checkpoint.path.is_dir():  # of a run that goes on and keeps the newest ones
+            raise ExportRefused(
+                f"{checkpoint.path} was deleted meanwhile; export again, or raise checkpoint.keep"
+            ) from error
         raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
     return Exported(checkpoint.path, checkpoint.progress.update, output, size)
 
 
@@ -91,8 +103,12 @@ def _find(what: Path) -> tuple[Manifest, Checkpoint]:
                 f"{what}: no checkpoint in {place}. A run saves one at its end, and by checkpoint.everyUpdates"
             )
         return manifest, newest
-    checkpoint = load(what)  # says what a checkpoint is, where `what` is none
-    run = RunFolder(what.resolve().parents[1])
+    if not (what / CONTENTS).is_file():
+        raise ExportRefused(
+            f"{what} is neither a run's folder, which has a run.yaml, nor a checkpoint like update-000020 in one"
+        )
+    checkpoint = load(what)
+    run = RunFolder(what.resolve().parent.parent)
     if not run.manifest.is_file():
         raise ExportRefused(f"{what}: {run.manifest} is missing, which names its model; name the run's folder instead")
     return load_manifest(run.manifest), checkpoint
@@ -108,10 +124,50 @@ def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, o
         _write_random(manifest.spec, folder)
     else:
         folder = source or Path(model.source.path or "")
+        if source is None and not folder.is_absolute():
+            raise ExportRefused(
+                f"spec.model.source.path {folder} is relative to a manifest elsewhere; name the folder with --source"
+            )
         if not folder.is_dir():
             raise ExportRefused(f"the run's source {folder} is not a folder here; name it with --source")
     files = CheckpointFiles.open(folder)
+    if problems := _misfits(saved, files, manifest.spec.train):
+        raise ExportRefused(
+            f"the checkpoint is not of the model in {folder}: {'; '.join(problems[:5])}. Name the right --source"
+        )
     write_hub_folder(files, _values(saved, files, manifest.spec.train.lora), output)
+
+
+def _misfits(saved: SavedWeights, files: CheckpointFiles, train: Train) -> list[str]:
+    """What of a checkpoint does not belong to this source, or to this way to train it."""
+    wanted = {name: stored.shape for name, stored in files.tensors.items()}
+    found = dict(saved.shapes)
+    if files.config.tie_word_embeddings:
+        found.pop(HEAD, None)
+    if train.lora is not None:
+        return _adapter_misfits(found, wanted, train.lora.rank)
+    problems = [f"it holds {name}, the source does not" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {shape}, not {wanted[name]}" for name, shape in found.items() if wanted.get(name, shape) != shape
+    ]
+    missing = [name for name in wanted if name not in found]
+    if missing and (not train.freeze or not found):
+        problems.append(f"it lacks {len(missing)} parameters, {missing[0]} among them")
+    return problems
+
+
+def _adapter_misfits(
+    found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], rank: int
+) -> list[str]:
+    from qwen35_trainer.weights.adapters import DOWN, UP
+
+    layers = {name.removesuffix(part) for name in found for part in (DOWN, UP) if name.endswith(part)}
+    problems = [f"it holds {name}, which is not an adapter" for name in found if not name.endswith((DOWN, UP))]
+    for layer in sorted(layers):
+        rows, columns = wanted.get(f"{layer}weight", (0, 0))
+        if (found.get(layer + DOWN), found.get(layer + UP)) != ((rank, columns), (rows, rank)):
+            problems.append(f"the adapter of {layer}weight is {found.get(layer + DOWN)} and {found.get(layer + UP)}")
+    return problems if layers else [*problems, "it holds no adapters"]
 
 
 def _write_random(spec: TrainingSpec, folder: Path) -> None:
@@ -125,6 +181,8 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
     longest = spec.data.maxPromptTokens + spec.data.maxResponseTokens
     model = build(spec.model, seed=spec.seed, vocabulary=len(tokenizer), max_length=longest, base=Path())
     if spec.model.precision == "BF16":
+        for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+            part.dtype = torch.bfloat16
         for name, parameter in model.named_parameters():
             if not name.endswith(FLOAT32):
                 parameter.data = parameter.data.to(torch.bfloat16)
@@ -136,12 +194,12 @@ def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRA | None) -> V
     """Values of what trained. The last two stay in memory: experts stored one by one ask for the same two in turn."""
     read = lru_cache(maxsize=2)(saved.read)
     if lora is None:
-        return lambda name: read(name) if name in saved.names else None
+        return lambda name: read(name) if name in saved.shapes else None
     from qwen35_trainer.weights.adapters import DOWN, UP
 
     def merged(name: str) -> Tensor | None:
         layer = name.removesuffix("weight")
-        if layer + DOWN not in saved.names:
+        if layer + DOWN not in saved.shapes:
             return None
         change: Tensor = read(layer + UP) @ read(layer + DOWN)
         return files.read(name).float() + lora.alpha / lora.rank * change
@@ -151,19 +209,20 @@ def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRA | None) -> V
 
 def _write_adapter(saved: SavedWeights, lora: LoRA, manifest: Manifest, output: Path) -> None:
     """As the PEFT library names and stores them."""
-    from safetensors.torch import save_file
-
+    from qwen35_trainer.models.qwen3_5.hub_folder import save
     from qwen35_trainer.weights.adapters import DOWN, UP
 
-    output.mkdir(parents=True)
     # With tied embeddings a checkpoint may hold the output layer too.
-    names = sorted(name for name in saved.names if name.endswith((DOWN, UP)))
+    names = sorted(name for name in saved.shapes if name.endswith((DOWN, UP)))
     tensors = {f"base_model.model.{name}.weight": saved.read(name) for name in names}
-    save_file(tensors, output / "adapter_model.safetensors", metadata={"format": "pt"})
+    if not tensors:
+        raise ExportRefused("the checkpoint holds no adapters: it was trained without train.lora")
+    save(tensors, output / "adapter_model.safetensors", {"format": "pt"})
     layers = {name.rpartition(".")[0] for name in names}
     config = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        # Of the text class alone: in a vision-language model the same layers have other names.
+        "task_type": None if any(".language_model." in name for name in names) else "CAUSAL_LM",
         "base_model_name_or_path": manifest.spec.model.source.path or manifest.spec.model.name,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -180,8 +239,8 @@ def _finish(aside: Path, output: Path) -> int:
     from qwen35_trainer.models.qwen3_5.hub_folder import seal
 
     seal(aside)
-    size = sum(path.stat().st_size for path in aside.iterdir())
+    size = sum(path.stat().st_size for path in aside.rglob("*"))
     sync(aside)
     aside.rename(output)  # which may be an empty folder
-    sync(output.resolve().parent)
+    sync(output.parent)
     return size

@@ -18,6 +18,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
@@ -89,30 +90,47 @@ def _set_random_state(state: dict[str, Any]) -> None:
         torch.get_device_module().set_rng_state(state["device"])
 
 
+class WeightsUnreadable(RuntimeError):
+    """The files of a checkpoint are damaged."""
+
+
 class SavedWeights:
     """What trained, as it lies in a checkpoint; tensors are read one by one, whole, without a process group."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: what `begin` wrote into. Raises OSError or CheckpointException when it cannot be read."""
-        self._reader = dcp.FileSystemReader(folder / "state")
-        entries = self._reader.read_metadata().state_dict_metadata
+        """folder: what `begin` wrote into. Raises WeightsUnreadable."""
+        self._folder, self._reader = folder, dcp.FileSystemReader(folder / "state")
+        try:
+            metadata = self._reader.read_metadata()
+        except Exception as error:  # a damaged pickle raises anything
+            raise self._unreadable(error) from error
+        # PyTorch asks again for each tensor; of a large model they are seconds to read.
+        self._reader.read_metadata = lambda *_, **__: metadata  # type: ignore[method-assign]
         self._stored = {
             name.removeprefix(_MODEL): entry
-            for name, entry in entries.items()
+            for name, entry in metadata.state_dict_metadata.items()
             if name.startswith(_MODEL) and isinstance(entry, TensorStorageMetadata)
         }
 
     @property
-    def names(self) -> frozenset[str]:
-        return frozenset(self._stored)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """By name."""
+        return {name: tuple(entry.size) for name, entry in self._stored.items()}
 
     def read(self, name: str) -> Tensor:
-        """The whole tensor, in the type that it was trained in."""
+        """The whole tensor, in the type that it was trained in. Raises WeightsUnreadable."""
         entry = self._stored[name]
         found = {_MODEL + name: torch.empty(entry.size, dtype=entry.properties.dtype)}
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="torch.distributed is disabled"
             )  # it says so of what was asked for
-            dcp.load(found, storage_reader=self._reader, no_dist=True)
+            try:
+                dcp.load(found, storage_reader=self._reader, no_dist=True)
+            except CheckpointException as error:  # which is no Exception
+                raise self._unreadable(next(iter(error.failures.values()))[0]) from error
         return found[_MODEL + name]
+
+    def _unreadable(self, error: BaseException) -> WeightsUnreadable:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        return WeightsUnreadable(f"checkpoint {self._folder} cannot be read ({reason}). Name an earlier one")

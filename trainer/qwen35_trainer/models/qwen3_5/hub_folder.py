@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -44,8 +44,7 @@ class _Place:
 
 
 def write_hub_folder(files: CheckpointFiles, values: Values, output: Path) -> None:
-    """Write `output`, which does not exist. A crash leaves it incomplete: write aside and rename. Raises OSError."""
-    output.mkdir(parents=True)
+    """Write into `output`, an empty folder. A crash leaves it incomplete: write aside and rename. Raises OSError."""
     copy_the_rest(files.folder, output)
     places = _places(files)
     for name in _shards(files.folder):
@@ -57,15 +56,32 @@ def copy_the_rest(source: Path, output: Path) -> None:
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.startswith(".") and path.suffix not in _WEIGHTS and path.name != CHECKSUMS:
             shutil.copyfile(path, output / path.name)
+    if (templates := source / "additional_chat_templates").is_dir():
+        shutil.copytree(templates, output / templates.name)
+
+
+def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None) -> None:
+    """Write a file of safetensors. Raises OSError, for a full disk too."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        save_file(tensors, file, metadata=metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def seal(folder: Path) -> None:
-    """Write the checksums of all files, and flush everything to disk. Raises OSError."""
+    """Write the checksums of all files, and flush everything to disk. Others may read the files, as the umask allows: those of
+    safetensors are private at first. Raises OSError.
+    """
     lines = []
-    for path in sorted(folder.iterdir()):
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb") as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.relative_to(folder)}\n")
             os.fsync(file.fileno())
+        path.chmod(0o666 & ~mask)
+    folder.chmod(0o777 & ~mask)
     with (folder / CHECKSUMS).open("w") as sums:
         sums.writelines(lines)
         sums.flush()
@@ -102,6 +118,7 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
             if place is not None and new is not None:
                 if place.expert is not None:
                     new = new[place.expert, place.start : place.start + tensor.shape[0]]
+                assert new.shape == tensor.shape, f"{name}: {tuple(new.shape)} for {tuple(tensor.shape)}"
                 tensor = new.to(tensor.dtype, copy=True).contiguous()
             tensors[name] = tensor
-        save_file(tensors, target, metadata=opened.metadata())
+        save(tensors, target, opened.metadata())
