@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
@@ -112,6 +113,8 @@ class Story:
         (process,) = psutil.Process(self.plane.processes.running[kwok.NAME].pid).children()
         process.suspend()
         try:
+            # The thread that takes the signal may have to wait for a core, and the others go on until then.
+            self.until(lambda: _is_stopped(process), "kwok has stopped")
             yield
         finally:
             process.resume()
@@ -263,3 +266,9 @@ class Story:
 
 CHILDREN = ("configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "rayjobs")
 """Kinds that a training has children of."""
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Whether none of its threads runs."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
