@@ -17,7 +17,7 @@ SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 
 
 class Starts:
-    """Plays `ray.init`: leaves a process behind and fails as often as it is told, then succeeds."""
+    """Stands in for `ray.init`. Each call starts a process and an agent, and raises the next failure until none is left."""
 
     def __init__(self, *failures: str) -> None:
         self.failures = list(failures)

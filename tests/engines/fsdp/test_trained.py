@@ -38,7 +38,7 @@ def test_what_trains_must_be_float32_and_what_does_not_rests_in_the_precision(ma
     assert {name for name, dtype in types.items() if dtype == torch.bfloat16} == {
         name for name in types if name.endswith(("embed_tokens.weight", "lm_head.weight"))
     }
-    with pytest.raises(TypeError, match=r"must be float32 when it is loaded: model\.layers\.0\..* is bfloat16, "):
+    with pytest.raises(TypeError, match=r"must be float32 when they are loaded: model\.layers\.0\..* is bfloat16, "):
         rest_frozen(model.bfloat16(), torch.bfloat16)
 
 

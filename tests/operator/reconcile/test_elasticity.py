@@ -101,13 +101,19 @@ def test_a_queued_attempt_says_so():
     assert not world.is_true("QuotaReserved")
 
 
-def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
+def let_in_by_its_queue() -> World:
+    """Attempt 1 runs and has reported a version."""
     world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
     world.settle(2)
     world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
     world.settle(3)
     world.report(update=1, versionTime=world.now.timestamp(), versionSeconds=1.0)
     world.reconcile()
+    return world
+
+
+def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
+    world = let_in_by_its_queue()
     assert world.status.state == "Running"
 
     world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=True, deployment="Suspended", cluster="")
@@ -127,12 +133,7 @@ def test_an_attempt_that_its_queue_evicts_waits_and_is_not_taken_for_stalled():
 
 def test_the_head_of_an_evicted_attempt_may_take_long_to_go():
     """As on a node that is lost: the pod object stays until the node is removed, and its last report gets older."""
-    world = World(labels={"kueue.x-k8s.io/queue-name": "rl"})
-    world.settle(2)
-    world.jobs["demo-1"] = replace(world.jobs["demo-1"], suspended=False)
-    world.settle(3)
-    world.report(update=1, versionTime=world.now.timestamp(), versionSeconds=1.0)
-    world.reconcile()
+    world = let_in_by_its_queue()
     running = world.jobs["demo-1"]
     (old,) = world.clusters.values()
     (head,) = [name for name, pod in world.pods.items() if pod.pool == "head"]

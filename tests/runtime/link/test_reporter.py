@@ -57,7 +57,7 @@ def manifest() -> Manifest:
 
 
 class Watched(FileLink):
-    """A folder as the operator; `taken` are the orders that whoever asked for them is done with."""
+    """A folder that plays the operator. `taken` holds the orders that the reporter has handled."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)

@@ -170,7 +170,7 @@ def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(lo
 
 
 def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_can_go_on(local, write, tmp_path):
-    """The driver still waits for a worker when it is told to stop."""
+    """The stop order arrives while the driver is waiting for a worker."""
     link, file = tmp_path / "link", write(tmp_path)
     running = local.start(
         "run", file, "--link", link, output=tmp_path / "out", faults=(Fault.hang("TrainWorker", "join"),)

@@ -4,7 +4,8 @@
     B (out, rank)  zero: the first forward pass is the model's own
 
 They are parameters of the linear layer itself, beside its weight: modules and names stay the library's, and FSDP shards
-them with their layer. They are float32, whatever type the weight rests in. A checkpoint holds A and B, and so does a publication: W never changes, and whoever loads them has it.
+them with their layer. They are always float32; the weight W may be stored in bfloat16. Checkpoints and publications contain
+only A and B, because W never changes and every process that loads them already has W.
 """
 
 from __future__ import annotations

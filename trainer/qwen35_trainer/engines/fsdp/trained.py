@@ -1,4 +1,4 @@
-"""Which parameters train, and the type that each rests in."""
+"""Which parameters train, and the type that each is stored in."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def freeze(model: HFModule, parts: Iterable[Part]) -> None:
 
 
 def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
-    """Give frozen parameters the type that they compute in. They never change, so that more precision is of no use.
+    """Store frozen parameters in `precision`, the type that they compute in: they are never updated.
 
-    What trains is float32: steps smaller than bfloat16's spacing would be lost. Raises TypeError naming what is not.
+    Trainable parameters must be float32, because bfloat16 cannot represent small updates. Raises TypeError naming the
+    parameters that are not.
     """
     wrong = []
     for name, parameter in model.named_parameters():
@@ -36,7 +37,7 @@ def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
         elif parameter.dtype != torch.float32:
             wrong.append(f"{name} is {str(parameter.dtype).removeprefix('torch.')}")
     if wrong:
-        raise TypeError(f"what trains must be float32 when it is loaded: {', '.join(wrong)}")
+        raise TypeError(f"trainable parameters must be float32 when they are loaded: {', '.join(wrong)}")
 
 
 def _modules(model: HFModule, part: Part) -> list[HFModule]:

@@ -70,8 +70,9 @@ def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None
 
 
 def seal(folder: Path) -> None:
-    """Write the checksums of all files, and flush everything to disk. Others may read the files, as the umask allows: those of
-    safetensors are private at first. Raises OSError.
+    """Write the checksums of all files, set their modes by the umask, and flush them to disk. Raises OSError.
+
+    safetensors creates files that only their owner may read.
     """
     lines = []
     mask = os.umask(0)
