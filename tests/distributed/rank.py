@@ -27,6 +27,7 @@ from qwen35_trainer.models.qwen3_5.build import build
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress, load
 from qwen35_trainer.spec import TrainingSpec, parse_spec
+from tests.distributed.masters import masters
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
 
@@ -71,15 +72,15 @@ def train(
     if restore is not None:
         engine.restore(restore)
     adapters = adapters_of(engine)
-    gradients, first = gradients_of(engine), {name: each.clone() for name, each in engine.merged_weights().items()}
+    gradients, first = gradients_of(engine), {name: each.clone() for name, each in masters(engine).items()}
     scores = [engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0) for batch in batches[:1]]
     metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
     if save is not None:
         engine.save(save)
         assert engine.saved(wait=True)
     held = sum(p.to_local().numel() for p in engine._model.parameters())
-    found = {"metrics": metrics, "weights": engine.merged_weights(), "adapters": adapters, "held": held}
-    found |= {"first weights": first}
+    found = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
+    found |= {"first weights": first, "published": dict(engine.weights())}
     return found | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
 
 

@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
+from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.spec import Model
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.distributed.test_parity import Differences, Training, plain_loop
 from tests.models import published
@@ -79,6 +83,23 @@ def test_weights_that_train_move(groups, tmp_path: Path, shape: str, held: str, 
         frozen = {name: tensor for name, tensor in found["weights"].items() if "visual" in name}
         assert {tensor.dtype for tensor in frozen.values()} == {torch.bfloat16}
         assert all(torch.equal(tensor, found["first weights"][name]) for name, tensor in frozen.items())
+    assert not any(other["published"] for other in results[1:])
+    if held != "LoRA":
+        assert_published(found, spec, tmp_path)
+
+
+def assert_published(found: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
+    """Every parameter once, in the type of published files, and the rollout model of the same folder has its types and takes it."""
+    weights, model = found["published"], Model.model_validate(spec["model"])
+    precision = PRECISIONS[model.precision]
+    rollout = build(model, seed=1, vocabulary=23, max_length=64, base=folder, precision=precision)
+    assert weights.keys() == dict(rollout.named_parameters()).keys()
+    for name, parameter in rollout.named_parameters():
+        kept = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
+        assert weights[name].dtype == parameter.dtype == (torch.float32 if kept else precision), name
+        assert torch.equal(weights[name], found["weights"][name].to(parameter.dtype)), name
+    TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0).load(weights, 1)
+    assert all(torch.equal(parameter, weights[name]) for name, parameter in rollout.named_parameters())
 
 
 @pytest.mark.parametrize("shape", ["0.8B, tied", "35B-A3B"])

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ END = 2
 NEVER = 10_000
 """A token that the vocabulary does not have: sequences end at their limit."""
 AS_THE_MODEL_SAYS, GREEDY = Sampling(), Sampling(0.0)
+ADAPTED = "model.layers.3.self_attn.q_proj"
 
 
 def engine_of(model, *, slots: int = 8, end_token: int = END) -> TorchEngine:
@@ -272,29 +274,59 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_
 
 def adapters_of(model, scale: float, *, seed: int = 0) -> dict[str, torch.Tensor]:
     chance = torch.Generator().manual_seed(seed)
-    layer = "model.layers.3.self_attn.q_proj"
-    rows, columns = model.state_dict()[f"{layer}.weight"].shape
+    rows, columns = model.get_submodule(ADAPTED).weight.shape
     return {
-        f"{layer}.lora_A": torch.randn(2, columns, generator=chance),
-        f"{layer}.lora_B": torch.randn(rows, 2, generator=chance),
+        f"{ADAPTED}.lora_A": torch.randn(2, columns, generator=chance),
+        f"{ADAPTED}.lora_B": torch.randn(rows, 2, generator=chance),
         "lora_scale": torch.tensor(scale),
     }
 
 
-def test_adapters_take_the_place_of_those_before_them_and_whole_weights_are_a_new_base(make_model) -> None:
-    model, other, name = make_model(), make_model(seed=1), "model.layers.3.self_attn.q_proj.weight"
-    base, engine = model.state_dict()[name].clone(), engine_of(model)
+def with_adapters(model, adapters: dict[str, torch.Tensor]) -> Any:
+    """The library's model with the product of the adapters added to its weights."""
+    layer = model.get_submodule(ADAPTED)
+    product = adapters[f"{ADAPTED}.lora_B"] @ adapters[f"{ADAPTED}.lora_A"]
+    layer.weight.data += adapters["lora_scale"] * product
+    return model
+
+
+def test_adapters_take_the_place_of_those_before_them_and_whole_weights_are_a_new_base(make_model, tokens) -> None:
+    model, prompt = make_model(), tuple(tokens(7).tolist())
+    engine = engine_of(model, end_token=NEVER)
     first, second = adapters_of(model, 0.5), adapters_of(model, 2.0, seed=1)
-    for version, adapters in enumerate([first, second, first], 1):
-        engine.load(adapters, version)
+    other = dict(make_model(seed=1).named_parameters())
+    versions = [
+        (first, with_adapters(make_model(), first)),
+        (second, with_adapters(make_model(), second)),
+        (first, with_adapters(make_model(), first)),
+        (other, make_model(seed=1)),
+        (second, with_adapters(make_model(seed=1), second)),
+        (adapters_of(model, 0.0), make_model(seed=1)),
+    ]
+    for version, (weights, expected) in enumerate(versions, 1):
+        engine.load(weights, version)
         assert engine.version == version
-        layer = name.removesuffix("weight")
-        product = adapters[f"{layer}lora_B"] @ adapters[f"{layer}lora_A"]
-        assert torch.equal(model.state_dict()[name], base + adapters["lora_scale"] * product)
-    engine.load(other.state_dict(), 4)
-    assert torch.equal(model.state_dict()[name], other.state_dict()[name])
-    engine.load(adapters_of(model, 0.0), 5)
-    assert torch.equal(model.state_dict()[name], other.state_dict()[name])
+        engine.submit(samples_of(version, prompt, 1, 12))
+        [completed] = run(engine).values()
+        by_hand = teacher_forced(expected, prompt, completed.tokens.ids)
+        np.testing.assert_allclose(completed.tokens.log_probs, by_hand, atol=1e-4)
+
+
+def test_adapters_change_what_a_bfloat16_model_computes_however_small_they_are(make_model) -> None:
+    """Added to the weights, such a change would be lost: half of the spacing of their neighbours is above it."""
+    model = make_model().bfloat16()
+    adapters = adapters_of(model, 2.0**-11)
+    weight = model.get_submodule(ADAPTED).weight
+    product = adapters["lora_scale"] * adapters[f"{ADAPTED}.lora_B"] @ adapters[f"{ADAPTED}.lora_A"]
+    lost = (weight.float() + product).to(torch.bfloat16) == weight
+    assert lost.float().mean() > 0.5
+    engine_of(model).load(adapters, 1)
+    layer = model.get_submodule(ADAPTED)
+    x = torch.randn(64, layer.in_features, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        plain = torch.nn.functional.linear(x, layer.weight)
+        change, expected = (layer(x) - plain).float(), x.float() @ product.T
+    assert (change.flatten() @ expected.flatten() / expected.square().sum()).item() == pytest.approx(1, abs=0.1)
 
 
 def test_adapters_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_model) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 import qwen35_trainer
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.weights.publication import Publication, TensorEntry, WeightManifest
+from qwen35_trainer.weights.manifest import TensorEntry, WeightManifest
+from qwen35_trainer.weights.publication import Publication
 from tests.patience import PATIENCE
 
 PACKAGES = Path(qwen35_trainer.__file__).parent

@@ -17,7 +17,8 @@ from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.rollout.base import NO_TOKENS, Completed, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.runtime.rollout_pool import MOST_LOSSES, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
-from qwen35_trainer.weights.publication import Publication, WeightManifest
+from qwen35_trainer.weights.manifest import WeightManifest
+from qwen35_trainer.weights.publication import Publication
 from tests.operator.kube import virtual
 from tests.patience import PATIENCE
 

@@ -17,7 +17,7 @@ def test_every_bucket_is_put_once_and_in_order(monkeypatch) -> None:
     monkeypatch.setattr(ray, "put", put)
     monkeypatch.setattr(snapshot, "BUCKET_BYTES", 16)
     weights = {name: torch.full((4,), float(number)) for number, name in enumerate("abc")}
-    publication = object_store.put(weights, version=4)
+    publication = object_store.put(weights.items(), version=4)
     assert publication.buckets == ("bucket 1", "bucket 2", "bucket 3")
     assert publication.manifest.version == 4
     read = unpack(publication.manifest, stored)

@@ -13,6 +13,7 @@ from torch import Tensor
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
+from tests.distributed.masters import masters
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -43,7 +44,7 @@ def clipped(ratio: Tensor, advantage: float) -> Tensor:
 def moved(make_model, engine: FSDPEngine) -> Any:
     """The library's model with the engine's weights."""
     model = make_model()
-    model.load_state_dict(engine.weights())
+    model.load_state_dict(dict(engine.weights()))
     return model
 
 
@@ -92,7 +93,7 @@ def test_with_adapters_the_initial_model_is_the_one_without_them(
     for seed in range(2):  # the first update moves one of each adapter's two factors only
         engine.train(make_batch(seed=seed), [1e-2])
     batch, current = make_batch(seed=2), make_model()
-    current.load_state_dict(engine.merged_weights())
+    current.load_state_dict(masters(engine))
     [metrics] = engine.train(batch, [1e-3])
     expected = pulled_back(batch, log_probs_of(current, batch), log_probs_of(make_model(), batch))
     assert metrics.loss == pytest.approx(expected.item(), rel=1e-4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -41,18 +41,15 @@ class TrainEngine(Protocol):
         """Mean over the batch's trainable tokens, in nats, without training."""
         ...
 
-    def weights(self) -> dict[str, Tensor]:
-        """What a publication carries: all weights, whole, under the names that the rollout engine loads.
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What a publication carries: every parameter once, whole, under the name that the rollout engine loads it by.
 
-        With adapters only these (`weights/adapters.py` has their names): a rollout engine builds the same base as this one
-        did, and adds them. Collective; on the host of rank 0, and empty elsewhere.
-        """
-        ...
+        Tensors are in `model.precision`, except those that published checkpoints keep in float32. With adapters there are
+        only these (`weights/adapters.py` has their names): a rollout engine builds the same base as this one did.
 
-    def merged_weights(self) -> dict[str, Tensor]:
-        """All weights, whole, with adapters added to what they adapt: for an engine without adapters, and to keep.
-
-        Collective; on the host of rank 0, and empty elsewhere.
+        Collective: all ranks go through the iterator to its end, before the next call. Rank 0 gets the tensors, on the host,
+        one at a time; the others get none, and hold at most one. A tensor may share memory with the live weights: copy it
+        before the next step.
         """
         ...
 

@@ -121,7 +121,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace all weights; adapters (`weights/adapters.py`) are added to the model's own, in place of those before.
+        """Replace all weights; adapters (`weights/adapters.py`) compute beside the model's own, in place of those before.
 
         Running sequences go on with the state that they have.
         """

@@ -16,14 +16,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qwen35_trainer.models.adapted_linear import attach, detach
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.rollout.base import Completed, SequenceId, SequenceRequest, StepOutput, Tokens
 from qwen35_trainer.rollout.sampling import sample
-from qwen35_trainer.weights.adapters import adapted, are_adapters, merged, misfits
+from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
+from qwen35_trainer.weights.snapshot import shapes
 
 
 class TorchEngine:
@@ -37,7 +39,8 @@ class TorchEngine:
         self._end_token, self._slots, self._max_length = end_token, slots, max_length
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
-        self._base: dict[str, Tensor] = {}  # of weights that adapters have changed: their values without
+        self._parameters = dict(model.named_parameters())  # a tied one once, as a publication has it
+        self._adapted: list[nn.Linear] = []
         self._waiting: deque[SequenceRequest] = deque()
         self._running: list[SequenceRequest] = []  # by slot
         # Of the token that each slot is about to get, and the version that computed its distribution.
@@ -89,32 +92,42 @@ class TorchEngine:
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Copy `weights` over the model's. Raises ValueError naming missing, unexpected and misshapen tensors."""
-        own = self._model.state_dict()
         if are_adapters(weights):
-            self._adapt(own, weights, version)
+            self._adapt(weights, version)
         else:
-            self._replace(own, weights, version)
+            self._replace(weights, version)
         self._version = version
 
-    def _adapt(self, own: Mapping[str, Tensor], adapters: Mapping[str, Tensor], version: int) -> None:
-        if wrong := misfits(own, adapters):
+    def _adapt(self, adapters: Mapping[str, Tensor], version: int) -> None:
+        if wrong := misfits(self._parameters, adapters):
             raise ValueError(f"adapters of version {version} do not fit the rollout model: {'; '.join(wrong)}")
+        self._detach()
+        scale = adapters[SCALE].item()
         for name in adapted(adapters):
-            self._base.setdefault(name, own[name].clone())
-        for name, tensor in (self._base | merged(self._base, adapters)).items():
-            own[name].copy_(tensor)
+            path = name.removesuffix(".weight")
+            layer = self._model.get_submodule(path)
+            # In the type of the layer, as the trainer computes with them.
+            down, up = (adapters[f"{path}.{part}"].to(layer.weight) for part in (DOWN, UP))
+            attach(layer, down, up, scale)
+            self._adapted.append(layer)
 
-    def _replace(self, own: Mapping[str, Tensor], weights: Mapping[str, Tensor], version: int) -> None:
+    def _replace(self, weights: Mapping[str, Tensor], version: int) -> None:
         # Compared, because a copy would stretch a smaller tensor over a larger one.
-        misshapen = sorted(name for name in own.keys() & weights.keys() if own[name].shape != weights[name].shape)
-        if misshapen or own.keys() != weights.keys():
+        own, given = shapes(self._parameters), shapes(weights)
+        misshapen = sorted(name for name in own.keys() & given.keys() if own[name] != given[name])
+        if misshapen or own.keys() != given.keys():
             raise ValueError(
-                f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - weights.keys())}, "
-                f"unexpected {sorted(weights.keys() - own.keys())}, of another shape {misshapen}"
+                f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - given.keys())}, "
+                f"unexpected {sorted(given.keys() - own.keys())}, of another shape {misshapen}"
             )
-        for name, tensor in own.items():
-            tensor.copy_(weights[name])
-        self._base.clear()
+        self._detach()
+        for name, parameter in self._parameters.items():
+            parameter.copy_(weights[name])
+
+    def _detach(self) -> None:
+        for layer in self._adapted:
+            detach(layer)
+        self._adapted.clear()
 
     @torch.inference_mode()
     def step(self) -> StepOutput:

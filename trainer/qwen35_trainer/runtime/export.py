@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
     from qwen35_trainer.models.qwen3_5.hub_folder import Values
 
-FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
-"""Ends of the names of what published checkpoints keep in float32 whatever the rest is stored in."""
-
 
 class ExportRefused(ValueError):
     """There is nothing to export, or nowhere to write it; says why and what to do."""
@@ -172,20 +169,23 @@ def _adapter_misfits(
 
 def _write_random(spec: TrainingSpec, folder: Path) -> None:
     """The model that a run with random weights started from: such models are small."""
-    import torch
-
     from qwen35_trainer.data.tokenizer import load_tokenizer
     from qwen35_trainer.models.qwen3_5.build import build
+    from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 
     tokenizer = load_tokenizer(spec.model, Path())
     longest = spec.data.maxPromptTokens + spec.data.maxResponseTokens
-    model = build(spec.model, seed=spec.seed, vocabulary=len(tokenizer), max_length=longest, base=Path())
-    if spec.model.precision == "BF16":
-        for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
-            part.dtype = torch.bfloat16
-        for name, parameter in model.named_parameters():
-            if not name.endswith(FLOAT32):
-                parameter.data = parameter.data.to(torch.bfloat16)
+    precision = PRECISIONS[spec.model.precision]
+    model = build(
+        spec.model,
+        seed=spec.seed,
+        vocabulary=len(tokenizer),
+        max_length=longest,
+        base=Path(),
+        precision=precision,
+    )
+    for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        part.dtype = precision
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

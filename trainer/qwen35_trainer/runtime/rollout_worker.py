@@ -22,9 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceId, SequenceRequest, Tokens
+from qwen35_trainer.runtime.device import device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.spec import TrainingSpec
-from qwen35_trainer.weights.publication import WeightManifest
+from qwen35_trainer.weights.manifest import WeightManifest
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it looks whether it should end."""
@@ -168,12 +169,21 @@ class RolloutWorker(Process):
         super().__init__(name, logs, threads)
         # The driver imports this module to name the class; torch comes in the worker's own process.
         from qwen35_trainer.models.qwen3_5.build import build
+        from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.torch import TorchEngine
 
         assert spec.rollout is not None
         length = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+        model = build(
+            spec.model,
+            seed=spec.seed,
+            vocabulary=vocabulary,
+            max_length=length,
+            base=base,
+            precision=PRECISIONS[spec.model.precision],
+        )
         engine = TorchEngine(
-            build(spec.model, seed=spec.seed, vocabulary=vocabulary, max_length=length, base=base),
+            model.to(device(spec.accelerator.profile)),
             end_token=end_token,
             slots=spec.rollout.maxSequences,
             max_length=length,

@@ -13,6 +13,7 @@ import ray
 
 from qwen35_trainer.engines.base import TrainEngine, UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.runtime.device import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.spec import TrainingSpec
 from qwen35_trainer.weights.publication import Publication
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = timedelta(seconds=300)
 """Deadline of joining the process group, and of each collective call."""
-
-DEVICES = {"cpu": ("cpu", "gloo"), "nvidia": ("cuda", "cpu:gloo,cuda:nccl"), "ascend": ("npu", "cpu:gloo,npu:hccl")}
-"""By accelerator profile: what tensors are on, and what carries them. Parked parameters are reduced on the host."""
 
 
 SAVING = "saving"
@@ -62,16 +60,16 @@ class TrainWorker(Process):
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine
         from qwen35_trainer.engines.fsdp.loading import origin
 
-        kind, backend = DEVICES[self._spec.accelerator.profile]
+        profile = self._spec.accelerator.profile
+        own = device(profile)  # before the group: its backend may come with the device
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=RENDEZVOUS)
-        dist.init_process_group(backend, store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
+        dist.init_process_group(BACKENDS[profile], store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
         torch.manual_seed(self._spec.seed + self._rank)
         length = self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
         source = origin(
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
         )
-        # Ray shows each worker its own accelerator alone.
-        self._engine = FSDPEngine(source, self._spec, torch.device(kind, 0) if kind != "cpu" else torch.device(kind))
+        self._engine = FSDPEngine(source, self._spec, own)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)
@@ -79,15 +77,14 @@ class TrainWorker(Process):
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)
 
-    def publication(self, version: int) -> Publication | None:
-        """A copy of the weights as `version`, in the object store. Collective; rank 0 has the result.
+    def publication(self, version: int) -> Publication:
+        """A copy of the weights as `version`, in the object store. Collective; that of other ranks than 0 is empty.
 
         Copied before the optimizer may step again: replicas read the copy while the next step changes the weights.
         """
         from qwen35_trainer.weights.object_store import put  # as above
 
-        weights = self._ready_engine.weights()
-        return put(weights, version) if self._rank == 0 else None
+        return put(self._ready_engine.weights(), version)
 
     def save(self, folder: Path) -> None:
         """Begin to write a checkpoint; `saved` says when it is written, and raises what went wrong."""

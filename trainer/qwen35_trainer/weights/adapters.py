@@ -3,7 +3,7 @@
     LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each linear layer that is adapted
     lora_scale    ()            the same for all of them
 
-The version's weights are W + scale · B·A for LAYER.weight, and the base's for everything else.
+The version's layers compute W·x + scale · B·A·x, and everything else is the base's.
 """
 
 from __future__ import annotations
@@ -38,14 +38,3 @@ def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[
                 continue
         found.append(f"{name} {shapes[0]} with {DOWN} {shapes[1]} and {UP} {shapes[2]}")
     return found
-
-
-def merged(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights that change, added up in float32: in the base's type and on its device, new tensors."""
-    scale = adapters[SCALE].item()
-    result = {}
-    for name in adapted(adapters):
-        layer, weight = name.removesuffix("weight"), base[name]
-        down, up = (adapters[layer + part].to(weight.device).float() for part in (DOWN, UP))
-        result[name] = (weight.float() + scale * (up @ down)).to(weight.dtype)
-    return result

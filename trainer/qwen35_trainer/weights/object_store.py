@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 import ray
 from torch import Tensor
@@ -11,7 +11,6 @@ from qwen35_trainer.weights.publication import Publication
 from qwen35_trainer.weights.snapshot import pack
 
 
-def put(weights: Mapping[str, Tensor], version: int) -> Publication:
-    """Copy `weights` into the object store as `version`."""
-    manifest, buckets = pack(weights, version)
-    return Publication(manifest, tuple(ray.put(bucket) for bucket in buckets))
+def put(weights: Iterable[tuple[str, Tensor]], version: int) -> Publication:
+    """Copy `weights` into the object store as `version`, one bucket after another."""
+    return Publication(*pack(weights, version, store=ray.put))

@@ -1,4 +1,4 @@
-"""What is known of a version of the weights without touching a byte of it. Imports without torch, as the driver does."""
+"""A version of the weights in Ray's object store. Imports without torch, as the driver does."""
 
 from __future__ import annotations
 
@@ -7,28 +7,7 @@ from typing import Any
 
 import ray
 
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """Where one tensor lies, and what it must look like."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bucket: int
-    offset: int
-    size: int
-    checksum: int
-    """CRC-32 of its bytes."""
-
-
-@dataclass(frozen=True)
-class WeightManifest:
-    """All tensors of one version."""
-
-    version: int
-    tensors: tuple[TensorEntry, ...]
-    bucket_sizes: tuple[int, ...]
+from qwen35_trainer.weights.manifest import WeightManifest
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,25 @@
 """A version of the weights as bytes: a manifest, and buckets that hold the tensors one after another.
 
-    trainer ─► pack ─► buckets (shared memory, or the wire) + manifest ─► unpack: names, sizes, checksums ─► engine.load
+    trainer ─► tensors, one at a time ─► a bucket ─► stored (shared memory, or the wire) ─► the next bucket …   + manifest
+    replica ─► sizes and checksums of all buckets ─► engine.load: each tensor is copied when its turn comes
 
-The trainer packs a *copy*: replicas may still read it while the optimizer already changes the live weights.
+The trainer packs a *copy*: replicas may still read it while the optimizer already changes the live weights. Neither side holds
+a second copy of all weights.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen35_trainer.weights.publication import TensorEntry, WeightManifest
+from qwen35_trainer.weights.manifest import TensorEntry, WeightManifest
+
+type Bucket = NDArray[np.uint8]
 
 BUCKET_BYTES = 512 * 2**20
 """A bucket is closed when the next tensor would pass this size; a larger tensor has a bucket of its own."""
@@ -25,34 +29,53 @@ class WeightsDamaged(RuntimeError):
     """A bucket does not hold what the manifest says."""
 
 
-def pack(weights: Mapping[str, Tensor], version: int) -> tuple[WeightManifest, list[NDArray[np.uint8]]]:
-    """Copy `weights` (any device) into host buckets. Returns the manifest and the buckets, in order."""
-    entries: list[TensorEntry] = []
-    buckets: list[NDArray[np.uint8]] = []
-    for members in _bucketed(weights):
-        bucket = np.empty(sum(tensor.numel() * tensor.element_size() for _, tensor in members), dtype=np.uint8)
-        offset = 0
-        for name, tensor in members:
-            data = _bytes(tensor)
-            bucket[offset : offset + data.size] = data
-            entries.append(
-                TensorEntry(
-                    name=name,
-                    shape=tuple(tensor.shape),
-                    dtype=str(tensor.dtype).removeprefix("torch."),
-                    bucket=len(buckets),
-                    offset=offset,
-                    size=data.size,
-                    checksum=zlib.crc32(data),
-                )
-            )
-            offset += data.size
-        buckets.append(bucket)
-    return WeightManifest(version, tuple(entries), tuple(b.size for b in buckets)), buckets
+def pack[Stored](
+    weights: Iterable[tuple[str, Tensor]], version: int, store: Callable[[Bucket], Stored]
+) -> tuple[WeightManifest, tuple[Stored, ...]]:
+    """Copy `weights`, on any device, into buckets, and each full bucket to where `store` puts it.
+
+    store: copies a bucket, because its memory is used again, and returns where the copy is.
+    Returns the manifest and what `store` returned, in order. At most one bucket and one tensor are in memory.
+    """
+    tensors: list[TensorEntry] = []
+    stored: list[Stored] = []
+    sizes: list[int] = []
+    for bucket, entries in _buckets(weights):
+        tensors += entries
+        stored.append(store(bucket))
+        sizes.append(bucket.size)
+    return WeightManifest(version, tuple(tensors), tuple(sizes)), tuple(stored)
 
 
-def unpack(manifest: WeightManifest, buckets: Sequence[NDArray[np.uint8]]) -> dict[str, Tensor]:
-    """The tensors of a version, verified, on the host.
+class Unpacked(Mapping[str, Tensor]):
+    """The tensors of a version, on the host. Each is copied out of its bucket whenever it is asked for.
+
+    Copied, because buckets are shared by all replicas of a node, and torch knows no read-only tensors.
+    """
+
+    def __init__(self, manifest: WeightManifest, buckets: Sequence[Bucket]) -> None:
+        self._entries = {entry.name: entry for entry in manifest.tensors}
+        self._buckets = buckets
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
+        np.copyto(_bytes(tensor), _part(entry, self._buckets))
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: entry.shape for name, entry in self._entries.items()}
+
+
+def unpack(manifest: WeightManifest, buckets: Sequence[Bucket]) -> Unpacked:
+    """The tensors of a version, verified.
 
     Raises WeightsDamaged naming the first bucket or tensor that is not what the manifest says.
     """
@@ -61,35 +84,55 @@ def unpack(manifest: WeightManifest, buckets: Sequence[NDArray[np.uint8]]) -> di
         raise WeightsDamaged(
             f"weights of version {manifest.version}: buckets of {sizes} bytes, expected {manifest.bucket_sizes}"
         )
-    weights: dict[str, Tensor] = {}
     for entry in manifest.tensors:
-        data = buckets[entry.bucket][entry.offset : entry.offset + entry.size]
-        if zlib.crc32(data) != entry.checksum:
+        if zlib.crc32(_part(entry, buckets)) != entry.checksum:
             raise WeightsDamaged(
                 f"weights of version {manifest.version}: checksum of {entry.name} differs; the transfer damaged it"
             )
-        # Copied, because shared buckets are read-only and torch knows no read-only tensors.
-        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))
-        np.copyto(_bytes(tensor), data)
-        weights[entry.name] = tensor
-    return weights
+    return Unpacked(manifest, buckets)
 
 
-def _bucketed(weights: Mapping[str, Tensor]) -> Iterator[list[tuple[str, Tensor]]]:
-    members: list[tuple[str, Tensor]] = []
-    filled = 0
-    for name, tensor in weights.items():
-        size = tensor.numel() * tensor.element_size()
-        if members and filled + size > BUCKET_BYTES:
-            yield members
-            members, filled = [], 0
-        members.append((name, tensor))
-        filled += size
-    if members:
-        yield members
+def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """By name. Those of a version that is unpacked come from its manifest: no tensor is copied."""
+    if isinstance(weights, Unpacked):
+        return weights.shapes
+    return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
-def _bytes(tensor: Tensor) -> NDArray[np.uint8]:
+def _buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Bucket, list[TensorEntry]]]:
+    """Full buckets, each valid until the next, and what they hold."""
+    memory = np.empty(BUCKET_BYTES, dtype=np.uint8)  # pages that are not written to cost nothing
+    number, filled, entries = 0, 0, list[TensorEntry]()
+    for name, tensor in weights:
+        data = _bytes(tensor)
+        if entries and filled + data.size > BUCKET_BYTES:
+            yield memory[:filled], entries
+            number, filled, entries = number + 1, 0, []
+        entry = TensorEntry(
+            name=name,
+            shape=tuple(tensor.shape),
+            dtype=str(tensor.dtype).removeprefix("torch."),
+            bucket=number,
+            offset=filled,
+            size=data.size,
+            checksum=zlib.crc32(data),
+        )
+        if data.size > BUCKET_BYTES:
+            yield data, [entry]
+            number += 1
+            continue
+        memory[filled : filled + data.size] = data
+        filled += data.size
+        entries.append(entry)
+    if entries:
+        yield memory[:filled], entries
+
+
+def _part(entry: TensorEntry, buckets: Sequence[Bucket]) -> Bucket:
+    return buckets[entry.bucket][entry.offset : entry.offset + entry.size]
+
+
+def _bytes(tensor: Tensor) -> Bucket:
     """The tensor's bytes in order: its own memory where that is contiguous and on the host, else a copy."""
-    flat: NDArray[np.uint8] = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
+    flat: Bucket = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
     return flat

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,11 +41,12 @@ from qwen35_trainer.engines.micro_batches import plan
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.packing import check_packing
+from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.spec import TrainingSpec
+from qwen35_trainer.weights.adapters import SCALE
 
 logger = logging.getLogger(__name__)
 
-PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
 MOST_LEFT_OUT = 5
 """Updates in a row without a finite gradient, after which the run ends: it would go on for ever and learn nothing."""
 
@@ -99,16 +100,17 @@ class FSDPEngine:
         table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
         return -float(table.double().sum()) / max(1, int(batch.trainable.sum()))
 
-    def weights(self) -> dict[str, Tensor]:
-        state, settings = self._model.state_dict(), self._spec.train.lora
-        if settings is None:
-            return self._gathered(state)
-        adapters = self._gathered({name: tensor for name, tensor in state.items() if lora.is_adapter(name)})
-        return lora.published(adapters, settings) if adapters else {}
-
-    def merged_weights(self) -> dict[str, Tensor]:
-        whole, settings = self._gathered(self._model.state_dict()), self._spec.train.lora
-        return lora.merged(whole, settings) if settings and whole else whole
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        settings, precision = self._spec.train.lora, PRECISIONS[self._spec.model.precision]
+        for name, parameter in self._model.named_parameters():
+            if settings is not None and not lora.is_adapter(name):
+                continue
+            # Converted before they are gathered, and on the device: parked ones would travel over the host's network.
+            whole = _whole(parameter.detach().to(self._device, stored_in(name, precision)))
+            if self._ranks.rank == 0:
+                yield name, whole.cpu()
+        if settings is not None and self._ranks.rank == 0:
+            yield SCALE, torch.tensor(settings.alpha / settings.rank, dtype=torch.float64)
 
     def save(self, folder: Path) -> None:
         self.saved(wait=True)
@@ -127,15 +129,6 @@ class FSDPEngine:
     def restore(self, folder: Path) -> None:
         checkpoint.restore(folder, self._model, self._optimizers.parts, self._ranks.rank)
         self._optimizers.rest()
-
-    def _gathered(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Whole tensors on the host of rank 0. Collective."""
-        found: dict[str, Tensor] = {}
-        for name, tensor in state.items():
-            whole = _whole(tensor)
-            if self._ranks.rank == 0:  # the others only take part: they never hold more than one tensor
-                found[name] = whole.cpu()
-        return found
 
     def _load(self, origin: Origin, *, trained: bool) -> HFModule:
         """The model of `origin`, sharded; to train, or as the fixed reference."""

@@ -3,29 +3,26 @@
     A (rank, in)   uniform in ±1/√in, as a linear layer starts
     B (out, rank)  zero: the first forward pass is the model's own
 
-They are parameters of the linear layer itself, beside its weight: modules and names stay the library's, and FSDP shards
-them with their layer. They are always float32; the weight W may be stored in bfloat16. Checkpoints and publications contain
-only A and B, because W never changes and every process that loads them already has W.
+A and B are always float32 here; the weight W may be stored in bfloat16. Checkpoints and publications contain only A and B,
+because W never changes and every process that loads them already has W.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import MethodType
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from qwen35_trainer.engines.fsdp.loading import own
+from qwen35_trainer.models.adapted_linear import attach
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.spec import LoRA
 from qwen35_trainer.spec.train import LINEAR_LAYERS
-from qwen35_trainer.weights import adapters
-from qwen35_trainer.weights.adapters import DOWN, SCALE, UP
+from qwen35_trainer.weights.adapters import DOWN, UP
 
 
 def add(model: HFModule, settings: LoRA) -> None:
@@ -84,30 +81,10 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in (DOWN, UP)
 
 
-def published(weights: Mapping[str, Tensor], settings: LoRA) -> dict[str, Tensor]:
-    """The adapters among `weights` as a publication carries them."""
-    scale = torch.tensor(settings.alpha / settings.rank, dtype=torch.float64)
-    return {name: tensor for name, tensor in weights.items() if is_adapter(name)} | {SCALE: scale}
-
-
-def merged(weights: Mapping[str, Tensor], settings: LoRA) -> dict[str, Tensor]:
-    """Whole weights with the adapters among them added to what they adapt: what a rollout engine has after a publication."""
-    base = {name: tensor for name, tensor in weights.items() if not is_adapter(name)}
-    return base | adapters.merged(base, published(weights, settings))
-
-
 def _adapt(module: nn.Linear, settings: LoRA) -> None:
     weight = module.weight
-    for name, shape in ((DOWN, (settings.rank, weight.shape[1])), (UP, (weight.shape[0], settings.rank))):
-        module.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=torch.float32, device=weight.device)))
-    module.adapter_scale = settings.alpha / settings.rank  # type: ignore[assignment]
-    module.forward = MethodType(_forward, module)  # type: ignore[method-assign]
-
-
-def _forward(module: HFModule, x: Tensor) -> Tensor:
-    own_output = F.linear(x, module.weight, module.bias)
-    if module.adapter_scale == 0:
-        return own_output
-    down, up = module.get_parameter(DOWN), module.get_parameter(UP)
-    adapted: Tensor = own_output + module.adapter_scale * F.linear(F.linear(x, down), up)
-    return adapted
+    down, up = (
+        torch.empty(shape, dtype=torch.float32, device=weight.device)
+        for shape in ((settings.rank, weight.shape[1]), (weight.shape[0], settings.rank))
+    )
+    attach(module, down, up, settings.alpha / settings.rank)

@@ -10,6 +10,7 @@ import torch
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
+from qwen35_trainer.models.qwen3_5.precision import stored_in
 from qwen35_trainer.spec import Model, RandomModel, RandomVision
 
 VISION_TOKENS = {
@@ -21,28 +22,40 @@ VISION_TOKENS = {
 """Ids that the character tokenizer gives to what surrounds and stands for pictures, by their names in a configuration."""
 
 
-def build(model: Model, *, seed: int, vocabulary: int, max_length: int, base: Path) -> HFModule:
-    """The model that `spec.model` names, in float32 on the CPU, adapted: text, or vision-language where there is a tower.
+def build(
+    model: Model,
+    *,
+    seed: int,
+    vocabulary: int,
+    max_length: int,
+    base: Path,
+    precision: torch.dtype = torch.float32,
+) -> HFModule:
+    """The model that `spec.model` names, on the CPU, adapted: text, or vision-language where there is a tower.
 
     vocabulary: tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: folder that a
-    relative `source.path` starts from.  The same seed gives the same random weights in every process.
+    relative `source.path` starts from.  precision: of its parameters, except those that are float32 in every one
+    (`precision.py`).  The same seed gives the same random weights in every process.
     Raises CheckpointUnusable naming all that is wrong with a folder.
     """
     if model.source.random is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return adapt(_random(model.source.random, vocabulary, max_length))
+            built = _random(model.source.random, vocabulary, max_length)
+        for name, parameter in built.named_parameters():
+            parameter.data = parameter.data.to(stored_in(name, precision))
+        return adapt(built)
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
-    return adapt(_from_files(CheckpointFiles.open(base / model.source.path)))
+    return adapt(_from_files(CheckpointFiles.open(base / model.source.path), precision))
 
 
-def _from_files(files: CheckpointFiles) -> HFModule:
+def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
     """Parameters without values first, so that none is drawn only to be overwritten; buffers are computed as ever."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with init_empty_weights(include_buffers=False):
         model = classes.construct(files.config)
-    weights = {name: files.read(name).float() for name in files.tensors}
+    weights = {name: files.read(name).to(stored_in(name, precision)) for name in files.tensors}
     check_finite(files.folder, weights.items())
     model.load_state_dict(weights, strict=False, assign=True)  # a tied layer has no entry of its own
     model.tie_weights()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
+PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
+"""By `model.precision` of the manifest."""
 FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
 """Ends of the names of the parameters that published Qwen3.5 files hold in float32; all others are bfloat16 there."""
 
@@ -14,3 +18,8 @@ def keeps_float32(name: str) -> bool:
     rounds there, a rollout engine rounds too.
     """
     return name.endswith(FLOAT32)
+
+
+def stored_in(name: str, precision: torch.dtype) -> torch.dtype:
+    """The type of the parameter of this name in a model that is stored in `precision`."""
+    return torch.float32 if keeps_float32(name) else precision
