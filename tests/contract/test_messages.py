@@ -35,6 +35,7 @@ controls = st.builds(
         checkpointEveryUpdates=st.integers(1),
         checkpointKeep=st.integers(1),
         evaluationEveryUpdates=st.integers(0),
+        checkpointExport=st.sampled_from(["None", "AtEnd", "EveryCheckpoint"]),
     ),
 )
 reports = st.builds(
@@ -49,6 +50,7 @@ reports = st.builds(
     updates=st.none() | counts,
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
+    export=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
     replicas=st.lists(st.builds(Replica, pods=st.tuples(words), idle=st.floats(0, 1)), max_size=3).map(tuple),
 )
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
@@ -122,7 +123,8 @@ class World:
             del self.held[group]
             for index in range(self.settings.group_size):
                 versions = self.finished.pop((group, index))
-                assert versions == sorted(versions)
+                # Back by one where a worker is lost that already has the version that travels.
+                assert all(later >= earlier - 1 for earlier, later in pairwise(versions))
                 if not self.settings.partial_rollout:
                     assert len(set(versions)) == 1, "each sequence comes from one version"
                 old = sum(batch.version - version > self.window.max_version_lag for version in versions)

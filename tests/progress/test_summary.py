@@ -42,6 +42,8 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "groupsWithoutSignal": 6,
         "groupsLeft": {},
         "checkpoint": "checkpoints/update-2",
+        "export": None,
+        "exportProblem": "",
     }
 
 

@@ -38,6 +38,12 @@ async def test_what_is_saved_is_read_back(tmp_path):
     assert (path / "state" / "part-1").read_bytes() == FILES["state/part-1"]
 
 
+async def test_a_checkpoint_says_which_run_it_is_of(tmp_path):
+    path = await CheckpointStore(tmp_path, 3, "kind: Qwen35Training\n").save(progress(20), write_all)
+    assert (path / "manifest.yaml").read_text() == "kind: Qwen35Training\n"
+    assert "manifest.yaml" in json.loads((path / "contents.json").read_text())
+
+
 async def test_the_newest_are_kept_and_counted_by_number(tmp_path):
     store = CheckpointStore(tmp_path, 2)
     for update in (8, 999_998, 999_999, 1_000_000):

@@ -92,6 +92,14 @@ class LastCheckpoint(Section):
     time: Time = Field(description="When it was published, in RFC 3339.")
 
 
+class LastExport(Section):
+    """A checkpoint as a Hugging Face folder (spec.checkpoint.export)."""
+
+    uri: str = Field(min_length=1, max_length=2048, description="Where the folder is.")
+    update: Count = Field(description="Optimizer steps that it has had.")
+    time: Time = Field(description="When it was complete, in RFC 3339.")
+
+
 class Fault(Section):
     """What went wrong with a pod, kept because the pod is soon replaced."""
 
@@ -140,6 +148,7 @@ class TrainingStatus(Section):
     pools: tuple[PoolStatus, ...] = Field((), strict=False, max_length=3, description="Nodes of each pool.")
     progress: Progress | None = Field(None, description="Where the training stands.")
     lastCheckpoint: LastCheckpoint | None = Field(None, description="The newest complete checkpoint.")
+    lastExport: LastExport | None = Field(None, description="The newest model that the run has written to take away.")
     attempts: tuple[Attempt, ...] = Field(
         (),
         strict=False,

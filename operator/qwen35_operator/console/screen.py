@@ -106,6 +106,9 @@ def _record_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]]:
     if (saved := seen.status.lastCheckpoint) is not None:
         when = f"update {formatting.count(saved.update)}, {ago(saved.time, now)}"
         rows.append(("checkpoint", Text.assemble(when, "\n", (saved.uri, "dim"))))
+    if (export := seen.status.lastExport) is not None:
+        when = f"update {formatting.count(export.update)}, {ago(export.time, now)}"
+        rows.append(("model", Text.assemble(when, "\n", (export.uri, "dim"))))
     rows += _attempt_rows(seen, now)
     if seen.warnings is None:
         rows.append(("warnings", Text("not shown: no permission to list events here", style="dim")))

@@ -34,7 +34,7 @@ LIVE: Final[Mapping[str, set[str] | bool]] = {
     "ttlSecondsAfterFinished": True,
     "activeDeadlineSeconds": True,
     "rollout": {"nodes", "minNodes", "maxNodes", "autoscale"},
-    "checkpoint": {"everyUpdates", "keep", "graceSeconds"},
+    "checkpoint": {"everyUpdates", "keep", "export", "graceSeconds"},
 }
 """What a running attempt takes over, or has no part in: a change of it ends no attempt."""
 

@@ -94,7 +94,7 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Paths that lead out of the claim that they are in, or are too long where that is mounted."""
+    """Paths that lead out of the claim that they are in, or are too long where that is mounted; exports without storage."""
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),
@@ -114,6 +114,9 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
             yield from _outside(f"{place}.persistentVolumeClaim.path", claim.path)
     if (model := spec.model.source.persistentVolumeClaim) is not None:
         yield from _too_long("spec.model.source.persistentVolumeClaim.path", _joined(MODEL_FOLDER, model.path))
+    if spec.checkpoint.export != "None" and spec.checkpoint.storage is None:
+        message = f"{spec.checkpoint.export} exports checkpoints, and pods keep none without checkpoint.storage."
+        yield Problem("spec.checkpoint.export", message, "Set checkpoint.storage, or set export to None.")
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:

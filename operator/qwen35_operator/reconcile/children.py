@@ -31,6 +31,7 @@ def controlling(training: Training, attempt: int, rollout_nodes: int, leaving: t
         checkpointEveryUpdates=spec.checkpoint.everyUpdates,
         checkpointKeep=spec.checkpoint.keep,
         evaluationEveryUpdates=spec.evaluation.everyUpdates,
+        checkpointExport=spec.checkpoint.export,
     )
     return Control(attempt=attempt, rolloutNodes=rollout_nodes, leaving=leaving, live=live)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.api.training import Training
-from qwen35_operator.api.v1alpha1 import Attempt, LastCheckpoint, PoolStatus, Totals, TrainingStatus
+from qwen35_operator.api.v1alpha1 import Attempt, LastCheckpoint, LastExport, PoolStatus, Totals, TrainingStatus
 from qwen35_operator.desired import names
 from qwen35_operator.reconcile import attempts
 from qwen35_operator.reconcile.actions import Refused
@@ -41,6 +41,7 @@ def report(seen: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingSta
             "pools": pools,
             "progress": progress,
             "lastCheckpoint": _checkpoint(seen, attempt),
+            "lastExport": _export(seen, attempt),
             "rolloutNodes": ready["rollout"].ready if "rollout" in ready else None,
             "rolloutSelector": names.rollout_selector(seen.name) if "rollout" in ready else None,
         }
@@ -193,3 +194,10 @@ def _checkpoint(seen: Observed, attempt: Attempt | None) -> LastCheckpoint | Non
         return seen.status.lastCheckpoint
     saved = report.checkpoint
     return LastCheckpoint(uri=saved.uri, update=saved.update, time=rfc3339(at(saved.time)))
+
+
+def _export(seen: Observed, attempt: Attempt | None) -> LastExport | None:
+    report = None if attempt is None else attempts.report_of(seen, attempt)
+    if report is None or report.export is None:
+        return seen.status.lastExport
+    return LastExport(uri=report.export.uri, update=report.export.update, time=rfc3339(at(report.export.time)))

@@ -151,7 +151,10 @@ def failed() -> Scene:
 
 def succeeded() -> Scene:
     world = training()
-    world.report("Succeeded", update=1000, version=1000, message="1000 updates", reward=0.98, accuracy=0.9912)
+    folder = "file:///var/lib/qwen35/checkpoints/exports/update-001000"
+    export = {"uri": folder, "update": 1000, "time": world.now.timestamp()}
+    said = {"message": "1000 updates", "reward": 0.98, "accuracy": 0.9912, "export": export}
+    world.report("Succeeded", update=1000, version=1000, **said)
     world.settle(3)
     world.finish_job(ok=True)
     world.settle(3)

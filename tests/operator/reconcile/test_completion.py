@@ -103,6 +103,14 @@ def test_an_interrupted_trainer_is_started_anew_from_its_checkpoint(world):
     assert world.status.lastCheckpoint.uri == "/c/update-000003"
 
 
+def test_where_the_model_was_written_stays_in_the_status_after_the_end(world):
+    world.report("Succeeded", export=CheckpointReport(uri="/c/exports/update-000009", update=9, time=1.0))
+    world.reconcile()
+    world.reconcile()
+    assert world.status.state == "Succeeded"
+    assert (world.status.lastExport.uri, world.status.lastExport.update) == ("/c/exports/update-000009", 9)
+
+
 def test_the_next_attempt_waits_until_the_earlier_pods_are_gone(world):
     world.finish_job(ok=False)
     world.reconcile()

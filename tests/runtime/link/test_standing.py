@@ -1,6 +1,7 @@
 """Folding records into a report."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.contract import parse_progress
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    ExportRecord,
+    FinishRecord,
+    SpanRecord,
+    UpdateRecord,
+)
 from qwen35_trainer.runtime.clock import Clock
 from qwen35_trainer.runtime.link.standing import Ended, Standing, saved
 
@@ -96,6 +104,14 @@ def test_times_are_of_the_wall_clock_although_records_count_over_all_attempts():
     report = standing.progress(0.0).checkpoint
     assert report is not None
     assert (report.uri, report.update, report.time) == ("file:///run/update-000020", 20, 5010.0)
+
+
+def test_a_model_is_reported_where_it_was_written_and_not_when_that_failed():
+    written = ExportRecord(update=20, version=20, time=10.0, path="/run/exports/update-000020", seconds=1.0)
+    failed = replace(written, update=40, path="/run/exports/update-000040", problem="no space")
+    report = Standing(1, Clock(5000.0)).after(written).after(failed).progress(0.0).export
+    assert report is not None
+    assert (report.uri, report.update, report.time) == ("file:///run/exports/update-000020", 20, 5010.0)
 
 
 def test_totals_go_on_from_what_the_checkpoint_contains():

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from qwen35_trainer.contract.document import Message, parse
 from qwen35_trainer.contract.names import CONTROL_KEY
+from qwen35_trainer.spec.checkpoint import Export
 
 
 class Stop(Message):
@@ -24,6 +25,7 @@ class Live(Message):
     checkpointEveryUpdates: Annotated[int, Field(ge=1)]
     checkpointKeep: Annotated[int, Field(ge=1)]
     evaluationEveryUpdates: Annotated[int, Field(ge=0)]
+    checkpointExport: Export = "None"
 
 
 class Control(Message):

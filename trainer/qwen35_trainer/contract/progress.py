@@ -70,6 +70,8 @@ class Progress(Message):
     trainIdle: Share | None = None
     tokensPerSecond: Annotated[float, Field(ge=0)] | None = None
     checkpoint: CheckpointReport | None = None
+    export: CheckpointReport | None = None
+    """The newest checkpoint that was written as a Hugging Face folder, and where that is."""
     replicas: Annotated[tuple[Replica, ...], Field(strict=False, max_length=1024)] = ()
 
 

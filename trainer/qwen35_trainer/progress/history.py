@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
+    ExportRecord,
     FinishRecord,
     Record,
     SpanRecord,
@@ -73,7 +74,8 @@ def pack(manifest: str, summary: Summary, records: Sequence[Record], limit: int 
     """The history, with as many updates as `limit` bytes can hold; the first and the last are always among them."""
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]
-    ends = [one for one in (latest(records, CheckpointRecord), latest(records, FinishRecord)) if one is not None]
+    lasts = (latest(records, kind) for kind in (CheckpointRecord, ExportRecord, FinishRecord))
+    ends = [last for last in lasts if last is not None]
     stride = 1
     while len(updates) > POINTS * stride:
         stride *= 2

@@ -4,7 +4,14 @@ from typing import Final, Self
 
 from rich.console import Console
 
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    ExportRecord,
+    FinishRecord,
+    Record,
+    UpdateRecord,
+)
 from qwen35_trainer.progress.state import RunState
 
 _NONE: Final = "-"
@@ -31,6 +38,9 @@ class LineView:
                 self._line(f"evaluation={record.update} {value} samples={record.samples}")
             case CheckpointRecord():
                 self._line(f"checkpoint={record.path} update={record.update} seconds={record.seconds:.1f}")
+            case ExportRecord():
+                problem = f" problem={' '.join(record.problem.split())}" if record.problem else ""
+                self._line(f"export={record.path} update={record.update} seconds={record.seconds:.1f}{problem}")
             case FinishRecord():
                 self._line(f"outcome={record.outcome} seconds={record.time:.0f} message={record.message}")
 

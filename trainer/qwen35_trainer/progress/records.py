@@ -134,6 +134,20 @@ class CheckpointRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord:
+    """A checkpoint was written as a Hugging Face folder at `path`, or `problem` says why not."""
+
+    __pydantic_config__ = _JSON
+
+    update: int
+    version: int
+    time: float
+    path: str
+    seconds: float
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRecord:
     """How this attempt ended, and why."""
 
@@ -146,13 +160,14 @@ class FinishRecord:
     """Why it failed, as one word: the class of the error."""
 
 
-type Record = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | FinishRecord
+type Record = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | ExportRecord | FinishRecord
 
 _CLASSES: Final[dict[str, type[Record]]] = {
     "update": UpdateRecord,
     "evaluation": EvaluationRecord,
     "span": SpanRecord,
     "checkpoint": CheckpointRecord,
+    "export": ExportRecord,
     "finish": FinishRecord,
 }
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}

@@ -7,6 +7,7 @@ from typing import TypedDict
 
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
+    ExportRecord,
     FinishRecord,
     Outcome,
     Record,
@@ -64,6 +65,10 @@ class Summary(TypedDict):
     groupsLeft: dict[str, int]
     """Groups that left untrained until the last update, by reason; a discarded one's prompt was dispatched again."""
     checkpoint: str | None
+    export: str | None
+    """The newest Hugging Face folder that the run has written (checkpoint.export)."""
+    exportProblem: str
+    """Why the last export was not written, or nothing."""
 
 
 def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
@@ -75,6 +80,7 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
     evaluations = surviving_evaluations(records)
     finish = _finish(records)
     checkpoint = latest(records, CheckpointRecord)
+    exports = [record for record in records if isinstance(record, ExportRecord)]
     lags = _lags(updates)
     seconds = sum(update.seconds for update in updates)
     samples = sum(update.samples for update in updates)
@@ -111,6 +117,8 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         groupsWithoutSignal=sum(update.groups_without_signal for update in updates),
         groupsLeft=_left(updates),
         checkpoint=checkpoint.path if checkpoint else None,
+        export=next((one.path for one in reversed(exports) if not one.problem), None),
+        exportProblem=exports[-1].problem if exports else "",
     )
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that are complete or absent.
 
-    .update-000020.partial/   written aside: state/, random-*.pt, progress.json, then contents.json (size of every file)
+    .update-000020.partial/   written aside: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
     update-000020/            the same folder, renamed once everything is on disk
 
 A crash or a full disk leaves at most a `.partial` folder, which is never read and goes with the next save.
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from qwen35_trainer.runtime.disk import sync
 
-PROGRESS, CONTENTS = "progress.json", "contents.json"
+PROGRESS, CONTENTS, MANIFEST = "progress.json", "contents.json", "manifest.yaml"
 BLOCK = 4096
 """Bytes: with fewer free, a disk takes no more of a file."""
 
@@ -55,8 +55,9 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run. Keeps the newest `keep`, which may change from one save to the next."""
 
-    def __init__(self, folder: Path, keep: int) -> None:
-        self.folder, self.keep = folder, keep
+    def __init__(self, folder: Path, keep: int, manifest: str = "") -> None:
+        """manifest: the run's, for each checkpoint to say what it is of."""
+        self.folder, self.keep, self._manifest = folder, keep, manifest
 
     async def save(self, progress: Progress, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save what `write` puts into the folder that it is given. Raises CheckpointError; earlier ones stay whole."""
@@ -87,6 +88,8 @@ class CheckpointStore:
 
     def _complete_one(self, partial: Path, final: Path, progress: Progress) -> None:
         (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
+        if self._manifest:
+            (partial / MANIFEST).write_text(self._manifest)
         _seal(partial)
         _remove(final)  # of an attempt that came this far and was resumed from earlier
         partial.rename(final)

@@ -31,6 +31,7 @@ from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.runtime.calls import Stalled, WorkerLost, answers
 from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, Parts
 from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.journal_file import JournalFile
@@ -161,6 +162,7 @@ class Driver(Process):
                 checkpoints=self._job.checkpoints,
                 clock=clock,
                 live=self._live,
+                exports=Exports(self._stop, spec.async_.stallSeconds),
                 updates_total=self._job.updates_total,
                 update=self._job.resume.progress.update if self._job.resume else 0,
             )

@@ -20,6 +20,11 @@ def print_end(console: Console, finished: Finished) -> None:
         saved = summary["checkpoint"]
         said = f"Saved to {saved}" if saved else "Nothing was saved"
         console.print(f"{said}; go on with --resume auto", soft_wrap=True)
+    if summary["exportProblem"]:
+        console.print(f"Not exported: {summary['exportProblem']}", soft_wrap=True)
+        console.print(f"Try again with: qwen35 export {summary['checkpoint']} --output DIR", soft_wrap=True)
+    elif summary["export"]:
+        console.print(f"Model:  {summary['export']}", soft_wrap=True)
     console.print(f"Report: {folder.root / 'report.html'}", soft_wrap=True)
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.models.qwen3_5.export import HEAD
-from qwen35_trainer.runtime.checkpoint import CONTENTS, Checkpoint, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint import CONTENTS, MANIFEST, Checkpoint, CheckpointStore, load
 from qwen35_trainer.runtime.disk import sync
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
@@ -99,16 +99,17 @@ def _find(what: Path) -> tuple[Manifest, Checkpoint]:
             raise ExportRefused(
                 f"{what}: no checkpoint in {place}. A run saves one at its end, and by checkpoint.everyUpdates"
             )
-        return manifest, newest
+        own = newest.path / MANIFEST
+        return load_manifest(own) if own.is_file() else manifest, newest
     if not (what / CONTENTS).is_file():
         raise ExportRefused(
             f"{what} is neither a run's folder, which has a run.yaml, nor a checkpoint like update-000020 in one"
         )
     checkpoint = load(what)
-    run = RunFolder(what.resolve().parent.parent)
-    if not run.manifest.is_file():
-        raise ExportRefused(f"{what}: {run.manifest} is missing, which names its model; name the run's folder instead")
-    return load_manifest(run.manifest), checkpoint
+    own, run = checkpoint.path / MANIFEST, RunFolder(what.resolve().parent.parent)
+    if not own.is_file() and not run.manifest.is_file():
+        raise ExportRefused(f"{what}: {own} is missing, which names its model; name the run's folder instead")
+    return load_manifest(own if own.is_file() else run.manifest), checkpoint
 
 
 def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, stack: ExitStack) -> None:

@@ -11,7 +11,7 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.spec import Manifest, TrainingSpec
+from qwen35_trainer.spec import Manifest, TrainingSpec, dump_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,8 @@ class Job:
         """None in a cluster without storage: pods share no folder that all ranks could write to."""
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
-        return CheckpointStore(checkpoint_folder(self.folder, self.spec, self.base), self.spec.checkpoint.keep)
+        folder = checkpoint_folder(self.folder, self.spec, self.base)
+        return CheckpointStore(folder, self.spec.checkpoint.keep, dump_manifest(_anywhere(self.manifest, self.base)))
 
 
 @dataclass(frozen=True)
@@ -63,3 +64,13 @@ def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path
     """Where the checkpoints of a run lie."""
     storage = spec.checkpoint.storage
     return folder.checkpoints if storage is None or storage.path is None else base / storage.path
+
+
+def _anywhere(manifest: Manifest, base: Path) -> Manifest:
+    """The manifest with the full path of the model's folder: a checkpoint does not know where the manifest was."""
+    model = manifest.spec.model
+    if model.source.path is None:
+        return manifest
+    source = model.source.model_copy(update={"path": str((base / model.source.path).resolve())})
+    spec = manifest.spec.model_copy(update={"model": model.model_copy(update={"source": source})})
+    return manifest.model_copy(update={"spec": spec})

@@ -21,5 +21,6 @@ class LiveFields:
                 checkpointEveryUpdates=spec.checkpoint.everyUpdates,
                 checkpointKeep=spec.checkpoint.keep,
                 evaluationEveryUpdates=spec.evaluation.everyUpdates,
+                checkpointExport=spec.checkpoint.export,
             )
         )

@@ -1,7 +1,7 @@
 """The half of the loop that trains: the train pool, and what is written down about it.
 
     train ─► train ─► save ──copied──► train ─► train ─► …
-                        └─► written ─► complete, a record         beside the next batches
+                        └─► written ─► complete, a record ─► exported, if asked for         beside the next batches
 
 Both loops use it, one with rollouts and one without. Calls are made one at a time, except that a save lets the next batch
 train once the state is copied; the next save comes when it is complete.
@@ -10,26 +10,31 @@ train once the state is copied; the next save comes when it is complete.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from qwen35_trainer.engines.base import UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import CheckpointRecord, SpanKind, SpanRecord
+from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord, SpanKind, SpanRecord
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 from qwen35_trainer.runtime.calls import Stalled, WorkerLost
 from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
 from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.measures import Pipeline, UpdateTimes, update_record
 from qwen35_trainer.runtime.meter import PoolMeter
 from qwen35_trainer.runtime.schedule import learning_rate
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.spec import TrainingSpec
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,7 @@ class Training:
     """None: nothing is kept."""
     clock: Clock
     live: LiveFields
+    exports: Exports
     updates_total: int
     update: int = 0
     """Optimizer steps made."""
@@ -126,7 +132,7 @@ class Training:
         """Checkpoint the weights, and where the run stands; nothing where nothing is kept. Raises CheckpointError,
         WorkerLost and Stalled.
 
-        Returns when the checkpoint is complete. `copied` is set as soon as training may go on.
+        Returns when the checkpoint is complete and, if asked for, exported. `copied` is set as soon as training may go on.
         """
         if self.checkpoints is None:
             copied.set()
@@ -158,6 +164,30 @@ class Training:
                 time=self.clock.now(),
                 path=str(path),
                 seconds=time.time() - started,
+            )
+        )
+        await self._export(path, progress.update, version)
+
+    async def _export(self, checkpoint: Path, update: int, version: int) -> None:
+        """Beside the next batches, and before the next save: it may delete the checkpoint."""
+        wanted = self.live.now.checkpointExport
+        if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total) or self.exports.stop.is_set():
+            return
+        started = time.time()
+        written = await self.exports.export(checkpoint, self.live.now.checkpointKeep)
+        if written is None:
+            return
+        folder, problem = written
+        if problem:
+            logger.error("checkpoint %s was not exported: %s", checkpoint, problem)
+        self.recorder.append(
+            ExportRecord(
+                update=update,
+                version=version,
+                time=self.clock.now(),
+                path=str(folder),
+                seconds=time.time() - started,
+                problem=problem,
             )
         )
 

@@ -1,8 +1,12 @@
 """spec.checkpoint: what a resumed run starts from."""
 
+from typing import Literal
+
 from pydantic import Field
 
 from qwen35_trainer.spec.base import PathName, PersistentVolumeClaim, Section
+
+Export = Literal["None", "AtEnd", "EveryCheckpoint"]
 
 
 class CheckpointStorage(Section):
@@ -31,6 +35,12 @@ class Checkpoint(Section):
         ge=1,
         le=1000,
         description="Checkpoints that are kept. 3 survives a bad one. verl: trainer.max_actor_ckpt_to_keep.",
+    )
+    export: Export = Field(
+        "None",
+        description="Which checkpoints are also written as Hugging Face folders, below exports/ in the folder of the "
+        "checkpoints: none, the last one of a run that reaches its end, or every one. As many are kept as checkpoints. None by "
+        "default: qwen35 export writes one at any time. verl: actor.checkpoint.save_contents.",
     )
     graceSeconds: int = Field(
         600,

@@ -25,6 +25,7 @@ from qwen35_trainer.contract.names import POD_VARIABLE
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
+    ExportRecord,
     FinishRecord,
     Record,
     SpanRecord,
@@ -111,10 +112,10 @@ class Reporter:
         self._saved |= checkpoint and self._stopping
         if isinstance(record, FinishRecord):
             self._finish = record
-        self._change(lambda standing: standing.after(record), urgent=checkpoint)
+        self._change(lambda standing: standing.after(record), urgent=checkpoint or isinstance(record, ExportRecord))
         if self._courier is not None and self._history is not None:
             self._history.add(record)
-            if isinstance(record, CheckpointRecord | EvaluationRecord):
+            if isinstance(record, CheckpointRecord | ExportRecord | EvaluationRecord):
                 self._courier.history_news()
 
     def close(self) -> None:

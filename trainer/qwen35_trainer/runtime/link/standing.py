@@ -12,6 +12,7 @@ from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Re
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
+    ExportRecord,
     Record,
     SpanRecord,
     UpdateRecord,
@@ -58,6 +59,7 @@ class Standing:
     published: tuple[float, ...] = ()
     """Unix seconds of the latest versions."""
     checkpoint: CheckpointReport | None = None
+    export: CheckpointReport | None = None
     stop: str | None = None
     """The order that is being carried out."""
     ended: Ended | None = None
@@ -99,6 +101,8 @@ class Standing:
                 return replace(self, accuracy=_finite(accuracy))
             case CheckpointRecord():
                 return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
+            case ExportRecord(problem=""):
+                return replace(self, export=saved(Path(record.path), record.update, self.clock.wall(record.time)))
             case _:
                 return self
 
@@ -145,6 +149,7 @@ class Standing:
             samples=self.samples,
             tokens=self.tokens,
             checkpoint=self.checkpoint,
+            export=self.export,
             replicas=tuple(
                 Replica(pods=(host,), idle=self.idle.get(name, 0.0)) for name, host in list(self.hosts.items())[:1024]
             ),
@@ -153,7 +158,7 @@ class Standing:
 
 
 def saved(path: Path, update: int, time: float) -> CheckpointReport:
-    """The report of a checkpoint folder that was published at Unix second `time`."""
+    """The report of a checkpoint, or an export, that was complete at Unix second `time`."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 

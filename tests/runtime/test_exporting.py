@@ -1,0 +1,106 @@
+"""Models that leave a run while it goes on or at its end: which, where, how many are kept, and what one that fails costs."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights
+from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
+from qwen35_trainer.runtime import exporting
+from qwen35_trainer.runtime.exporting import Exports
+
+EVERY = {"train.updates": 12, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "EveryCheckpoint"}}
+
+
+@pytest.fixture
+def exporter(monkeypatch, tmp_path):
+    """exporter("exit 1"): a shell script in the place of `qwen35 export`, with CHECKPOINT and OUTPUT set."""
+
+    def write(script: str) -> None:
+        file = tmp_path / "exporter.sh"
+        file.write_text(f"CHECKPOINT=$1 OUTPUT=$3\n{script}\n")
+        monkeypatch.setattr(exporting, "COMMAND", ("sh", str(file)))
+
+    return write
+
+
+def exports(seconds: float = 60.0) -> Exports:
+    return Exports(asyncio.Event(), seconds)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_at_its_end_a_run_writes_its_model_as_transformers_loads_it(local, write, tmp_path):
+    changes = {"train.updates": 2, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "AtEnd"}}
+    ended = local.run(write(tmp_path, changes))
+    assert ended.code == 0, ended.err
+    [exported] = ended.of(ExportRecord)
+    folder = ended.folder / "checkpoints" / "exports" / "update-000002"
+    assert (exported.update, exported.path, exported.problem) == (2, str(folder), "")
+    assert names(folder.parent) == ["update-000002"]
+    assert (ended.summary["export"], ended.summary["exportProblem"]) == (str(folder), "")
+    assert f"Model:  {folder}" in ended.out
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.config.vocab_size == len(tokenizer)
+    saved = SavedWeights(ended.folder / "checkpoints" / "update-000002")
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, saved.read(name)), name
+
+
+def test_every_checkpoint_is_written_and_as_many_are_kept_as_checkpoints(local, write, tmp_path, exporter):
+    exporter('mkdir -p "$OUTPUT"')
+    ended = local.run(write(tmp_path, EVERY))
+    assert ended.code == 0, ended.err
+    saved = [one.update for one in ended.of(CheckpointRecord)]
+    assert [one.update for one in ended.of(ExportRecord)] == saved
+    kept = [f"update-{update:06d}" for update in saved[-2:]]
+    assert len(saved) > len(kept)
+    assert names(ended.folder / "checkpoints" / "exports") == kept
+    assert names(ended.folder / "checkpoints") == ["exports", *kept]
+
+
+def test_an_export_that_fails_says_why_and_how_to_try_again_and_the_run_has_succeeded(local, write, tmp_path, exporter):
+    exporter('echo "$OUTPUT was not written: no space" >&2; exit 1')
+    ended = local.run(write(tmp_path, EVERY))
+    assert ended.code == 0
+    last = ended.folder / "checkpoints" / "update-000012"
+    problem = f"{last.parent}/exports/update-000012 was not written: no space"
+    assert (ended.summary["outcome"], ended.summary["export"]) == ("Succeeded", None)
+    assert ended.summary["exportProblem"] == problem
+    assert f"Not exported: {problem}\nTry again with: qwen35 export {last} --output DIR" in ended.out
+
+
+def test_a_run_that_is_told_to_stop_does_not_wait_for_an_export(local, write, tmp_path, exporter):
+    exporter(f"touch {tmp_path / 'begun'}; exec sleep 3600")
+    running = local.start("run", write(tmp_path, EVERY), output=tmp_path / "out")
+    running.wait_until((tmp_path / "begun").exists, "export")
+    running.signal(signal.SIGTERM)
+    ended = running.end()
+    assert ended.code == 0, ended.err
+    assert not ended.of(ExportRecord)
+    assert ended.of(CheckpointRecord)
+
+
+async def test_an_export_that_takes_too_long_is_ended(tmp_path, exporter):
+    exporter("exec sleep 3600")
+    folder, problem = await exports(0.1).export(tmp_path / "update-000001", 1)
+    assert problem == "it took more than spec.async.stallSeconds 0.1 s"
+    assert not folder.exists()
+
+
+async def test_exports_of_an_attempt_that_was_resumed_from_earlier_go(tmp_path, exporter):
+    exporter('mkdir "$OUTPUT"')
+    for name in ("update-000020", "update-000030", "update-000060", "update-1000000", "update-none", "mine"):
+        (tmp_path / "exports" / name).mkdir(parents=True)
+    (tmp_path / "exports" / "update-000040").mkdir()
+    (tmp_path / "exports" / "update-000040" / "old").touch()
+    folder, problem = await exports().export(tmp_path / "update-000040", 2)
+    assert problem == ""
+    assert names(tmp_path / "exports") == ["mine", "update-000030", "update-000040"]
+    assert not any(folder.iterdir())
