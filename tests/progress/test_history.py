@@ -1,6 +1,7 @@
 """A run that fits an object of the cluster, however long it was."""
 
 import gzip
+import json
 import math
 from dataclasses import replace
 
@@ -56,6 +57,13 @@ def test_a_short_run_comes_back_whole(run: list[Record]) -> None:
 def test_the_report_made_of_it_is_that_of_the_run(run: list[Record]) -> None:
     found = unpack(packed(run))
     assert report("x", found.records, found.manifest, found.summary) == report("x", run, MANIFEST, summary(run))
+
+
+def test_the_history_of_an_older_release_lacks_what_it_did_not_know(run: list[Record]) -> None:
+    document = json.loads(gzip.decompress(packed(run)))
+    del document["summary"]["export"]
+    found = unpack(gzip.compress(json.dumps(document).encode()))
+    assert found.summary == summary(run)
 
 
 def test_a_long_run_keeps_its_ends_and_its_numbers_within_the_limit() -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
@@ -31,7 +31,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
     to_line,
 )
-from qwen35_trainer.progress.summary import Summary
+from qwen35_trainer.progress.summary import Summary, summarise
 
 LIMIT: Final = 300 * 1024
 """Bytes, packed: an object of a cluster has room for 1 MiB, and every byte of it is in etcd's memory."""
@@ -68,6 +68,13 @@ class _Document(BaseModel):
     summary: Summary
     leftOut: int  # noqa: N815  # a key of the document
     records: list[dict[str, Any]]
+
+    @field_validator("summary", mode="before")
+    @classmethod
+    def _of_an_older_release(cls, given: object) -> object:
+        """A run that ended before a release added a number has none of that kind."""
+        nothing = summarise([], max_version_lag=None, peak_rss_mib=None)
+        return {**nothing, **given} if isinstance(given, dict) else given
 
 
 def pack(manifest: str, summary: Summary, records: Sequence[Record], limit: int = LIMIT) -> bytes:
