@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from qwen35_trainer.data import MalformedCall, ToolCall, parse_tool_calls
-from tests.data.conftest import template
+from tests.data.qwen import template
 
 TOOL = {
     "type": "function",

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, OwnerDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, OwnerDiedError, RayTaskError
 
 from qwen35_trainer.runtime import calls
 from qwen35_trainer.runtime.calls import WorkerLost, answer, answers
@@ -45,6 +45,43 @@ async def test_a_rank_that_complains_of_a_lost_one_does_not_hide_the_loss():
     ranks: Any = [raising(BROKEN), gone()]
     with pytest.raises(WorkerLost, match=r"^the train pool was lost during training a batch: "):
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)
+
+
+KILLED = """1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 192.0.2.2, ID: fcc7) was \
+21.74GB used / 23.54GB limit (0.923351)
+OOM kill reason: Memory usage 24087445504B exceeded threshold of 24012685312B (95.0% of 25276510208B limit)
+Object store memory usage: [- objects spillable: 7
+Top 10 memory users: PID\tMEM(GB)\tCOMMAND
+23204\t12.06\tray::TrainWorker.train
+23096\t2.14\tray::RolloutWorker.collect
+22643\t0.85\t/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long-name-of-a-folder/manifest.yaml
+23095\t0.47\tray::Driver.follow
+Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/ … RAY_memory_usage_threshold
+"""
+
+
+async def killed(text: str) -> None:
+    """As Ray 2.56 does with a call of an actor that it has killed for memory."""
+    await asyncio.sleep(0.01)
+    raise OutOfMemoryError(text)
+
+
+@pytest.mark.parametrize("complains", [False, True], ids=["alone", "after a peer's complaint"])
+async def test_a_process_that_was_killed_for_memory_is_named_with_the_largest_ones_and_what_to_lower(complains):
+    ranks: Any = [raising(BROKEN), killed(KILLED)] if complains else [killed(KILLED)]
+    with pytest.raises(calls.OutOfMemoryError) as raised:
+        await answers(ranks, of="the train pool", act="training a batch", seconds=60)
+    assert str(raised.value) == (
+        "the train pool was ended during training a batch, because its machine ran out of memory (24.1 of 25.3 GB used): "
+        "ray::TrainWorker.train 12.06 GB, ray::RolloutWorker.collect 2.14 GB, "
+        "/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long 0.85 GB. Lower train.batch.microBatchPerDevice, "
+        "rollout.maxSequences or data.maxResponseTokens, train adapters (train.lora), or use more memory"
+    )
+
+
+async def test_a_kill_for_memory_that_says_nothing_more_is_told_all_the_same():
+    with pytest.raises(calls.OutOfMemoryError, match=r"because its machine ran out of memory\. Lower train"):
+        await answer(killed("killed"), of="train-0", act="training a batch", seconds=60)  # type: ignore[arg-type]
 
 
 async def test_a_failure_of_one_rank_is_its_own_when_no_other_was_lost():

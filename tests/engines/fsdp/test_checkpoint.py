@@ -1,11 +1,14 @@
 """What a checkpoint must not change, and what it must bring back."""
 
+from concurrent.futures import Future
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch.distributed.checkpoint import CheckpointException
 
+from qwen35_trainer.engines.fsdp import checkpoint
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin, origin
 from qwen35_trainer.models.qwen3_5.build import build
@@ -67,6 +70,45 @@ def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_
     assert torch.equal(rollout.lm_head.weight, published["model.embed_tokens.weight"])
 
 
+@pytest.fixture(params=["room for a copy", "no room for a copy"])
+def room(request, monkeypatch) -> None:
+    if request.param == "no room for a copy":
+        monkeypatch.setattr(checkpoint, "free_memory", lambda: 1000)
+
+
+@pytest.mark.parametrize(("spare", "copied"), [(-1, False), (4096, True)])
+def test_a_checkpoint_is_copied_where_half_of_the_free_memory_holds_it(
+    make_model, make_spec, monkeypatch, tmp_path, spare: int, copied: bool
+) -> None:
+    engine, copies = FSDPEngine(Origin(make_model), make_spec(), CPU), []
+
+    def copy_and_write(*_: object, **__: object) -> Future[None]:
+        copies.append(Future())
+        return copies[0]
+
+    size = 3 * sum(parameter.nbytes for parameter in make_model().parameters())  # with both moments
+    monkeypatch.setattr(checkpoint, "free_memory", lambda: 2 * size + spare)
+    monkeypatch.setattr(checkpoint.dcp, "async_save", copy_and_write)
+    engine.save(tmp_path)
+    assert bool(copies) == copied
+    assert (tmp_path / "state" / ".metadata").exists() != copied
+
+
+def test_in_a_container_the_memory_that_is_free_is_what_its_limit_leaves(tmp_path) -> None:
+    def say(limit: str, used: int, files: int) -> int:
+        (tmp_path / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / "memory.current").write_text(f"{used}\n")
+        (tmp_path / "memory.stat").write_text(f"anon 5\ninactive_file {files}\nslab 7\n")
+        return checkpoint.free_memory(tmp_path)
+
+    assert say("3000000", 1_200_000, 200_000) == 2_000_000
+    machine = psutil.virtual_memory().total
+    assert 0 < say("max", 1, 1) <= machine
+    assert 0 < say(str(10 * machine), 1, 1) <= machine
+    assert 0 < checkpoint.free_memory(tmp_path / "none") <= machine
+
+
+@pytest.mark.usefixtures("room")
 def test_what_is_written_is_the_state_at_the_save_though_training_went_on(
     make_model, make_spec, make_batch, tmp_path
 ) -> None:
@@ -82,6 +124,7 @@ def test_what_is_written_is_the_state_at_the_save_though_training_went_on(
     assert all(torch.equal(read[name], before[name]) for name in before)
 
 
+@pytest.mark.usefixtures("room")
 def test_a_save_that_failed_says_so_once_and_the_next_one_is_written(make_model, make_spec, tmp_path) -> None:
     engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     blocked, free = tmp_path / "blocked", tmp_path / "free"

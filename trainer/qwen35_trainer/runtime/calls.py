@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import OutOfMemoryError as Killed
 from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
+_LARGEST = 3
+"""Processes that an error names when memory is short."""
 LOSS_SECONDS = 30.0
 """How much later than its peers Ray may learn that a process is gone: by its missed health checks when its pod is gone, too."""
 
@@ -17,12 +21,16 @@ class WorkerLost(RuntimeError):
     """An actor's process ended, or that of the actor whose objects it was sent."""
 
 
+class OutOfMemoryError(WorkerLost):
+    """An actor's process was ended because its machine ran out of memory. Says which processes held how much."""
+
+
 class Stalled(RuntimeError):
     """A wait reached its deadline."""
 
 
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-    """The result of one call. Raises WorkerLost, Stalled, or what the call itself raised."""
+    """The result of one call. Raises WorkerLost, of which OutOfMemoryError is one, Stalled, or what the call itself raised."""
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 
 
@@ -45,7 +53,7 @@ async def answers(
         raise Stalled(
             f"{who} did not answer to {act} within {seconds:g} s; its log in the run folder says what it did last"
         ) from error
-    except RayActorError as error:
+    except (RayActorError, Killed) as error:
         raise _lost(of, act, error) from error
     except RayTaskError as error:
         if isinstance(error.cause, OwnerDiedError):
@@ -55,13 +63,13 @@ async def answers(
         raise _cause(error) from error
 
 
-async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | None:
+async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:
     """The loss of a process behind one of these calls, by now or within LOSS_SECONDS; None when all others answer."""
     loop = asyncio.get_running_loop()
     until = loop.time() + LOSS_SECONDS
     while True:
         for call in running:
-            if call.done() and isinstance(error := call.exception(), RayActorError):
+            if call.done() and isinstance(error := call.exception(), (RayActorError, Killed)):
                 return error
         waiting = [call for call in running if not call.done()]
         left = until - loop.time()
@@ -70,7 +78,9 @@ async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | None:
         await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _lost(of: str, act: str, loss: RayActorError) -> WorkerLost:
+def _lost(of: str, act: str, loss: RayActorError | Killed) -> WorkerLost:
+    if isinstance(loss, Killed):
+        return OutOfMemoryError(_out_of_memory(of, act, str(loss)))
     return WorkerLost(f"{of} was lost during {act}: {_reason(loss)}")
 
 
@@ -83,3 +93,16 @@ def _cause(error: RayTaskError) -> Exception:
 
 def _reason(error: RayActorError) -> str:
     return " ".join(str(error).split())[:400]
+
+
+def _out_of_memory(of: str, act: str, said: str) -> str:
+    """In our words what Ray says of its kill: numbers of the machine, and its largest processes."""
+    used = re.search(r"Memory usage (\d+)B .* of (\d+)B limit", said)
+    machine = f" ({int(used[1]) / 1e9:.1f} of {int(used[2]) / 1e9:.1f} GB used)" if used else ""
+    users = re.findall(r"^\d+\t([\d.]+)\t(.+)$", said, re.MULTILINE)[:_LARGEST]
+    held = ", ".join(f"{command.strip()[:60]} {size} GB" for size, command in users)
+    return (
+        f"{of} was ended during {act}, because its machine ran out of memory{machine}{f': {held}' if held else ''}. "
+        "Lower train.batch.microBatchPerDevice, rollout.maxSequences or data.maxResponseTokens, train adapters "
+        "(train.lora), or use more memory"
+    )

@@ -178,8 +178,7 @@ class Driver(Process):
             if spec.mode == "SFT":
                 return await self._supervised(training, data).run()
             loop = self._loop(training, data, scorer)
-            weights = await train.publication(loop.coordinator.version)
-            return await loop.run(weights, replicas)
+            return await loop.run(await train.publication(loop.coordinator.version), replicas)
 
     async def _open(self) -> tuple[Data, Scorer]:
         """In threads, since both take seconds: the workers load meanwhile."""

@@ -86,6 +86,7 @@ class TrainingLoop:
                 if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
                     self._ask_for_evaluation(self.coordinator.version)
                 self.generation.pool.run(tasks, weights, replicas)
+                del weights  # a version takes memory as long as anything refers to it
                 await self._drive(tasks)
                 await self._last_scores(tasks)
                 _end()

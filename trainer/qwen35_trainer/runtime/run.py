@@ -119,7 +119,9 @@ def _train(
         follower.signals.begin()
         folder.claim(manifest)
         follower.reporter.training(job.updates_total)
-        return _drive(job, data, follower)
+        shared = ray.put(data)
+        del data, prepared  # a tokenizer takes hundreds of megabytes, and the driver has its own
+        return _drive(job, shared, follower)
 
 
 def _report(
@@ -137,9 +139,9 @@ def _report(
     return summary
 
 
-def _drive(job: Job, data: Data, follower: _Follower) -> FinishRecord:
+def _drive(job: Job, data: ray.ObjectRef[Data], follower: _Follower) -> FinishRecord:
     """Run the driver, and pass on what it says. Should its process end, or hang, say that in its place."""
-    driver: Any = ray.remote(**driver_options())(Driver).remote(job, [ray.put(data)])
+    driver: Any = ray.remote(**driver_options())(Driver).remote(job, [data])
     try:
         return follower.follow(driver)
     except (RayActorError, Stalled) as error:

@@ -1,6 +1,7 @@
 """What trains, optimizer and random state on disk, through PyTorch's distributed checkpoint: it loads on any rank count.
 
     begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► ended: all ranks have written
+        └─► no room for a copy: write at once, and training waits
 
 The thread's collectives have a process group of their own: those of training go on meanwhile, in another order.
 Frozen parameters are left out; they come from where the model came from.
@@ -8,21 +9,28 @@ Frozen parameters are left out; they come from where the model came from.
 
 from __future__ import annotations
 
+import logging
+import socket
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.tensor import DTensor
 
 from qwen35_trainer.models.qwen3_5 import HFModule
+
+logger = logging.getLogger(__name__)
 
 _MODEL = "model."
 """Before the names of parameters in a checkpoint, whose names may begin with the same word."""
@@ -43,9 +51,18 @@ def begin(
     """
     weights, state = _state(model, optimizers)
     torch.save(_random_state(), folder / f"random-{rank}.pt")
-    saved = dcp.async_save({"model": weights, "optimizer": state}, checkpoint_id=folder / "state", process_group=group)
-    assert isinstance(saved, Future)
-    return saved
+    whole, place = {"model": weights, "optimizer": state}, folder / "state"
+    if _room_for_copies(whole, group):
+        saved = dcp.async_save(whole, checkpoint_id=place, process_group=group)
+        assert isinstance(saved, Future)
+        return saved
+    logger.warning("no room for a copy of the checkpoint in memory: training waits until it is written")
+    written: Future[Any] = Future()
+    try:
+        written.set_result(dcp.save(whole, checkpoint_id=place, process_group=group))
+    except (Exception, CheckpointException) as error:  # noqa: BLE001  # raised by `result`, as of what a thread writes
+        written.set_exception(error)
+    return written
 
 
 def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
@@ -74,6 +91,30 @@ def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tupl
             if "step" in state:
                 state["step"].zero_()
     return get_state_dict(model, list(optimizers), options=_OPTIONS)
+
+
+def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
+    """Whether half of the free memory of each host holds the copies of all of its ranks. Collective; the same on all."""
+    parts = (value for part in state.values() for value in part.values() if isinstance(value, Tensor))
+    size = sum((part.to_local() if isinstance(part, DTensor) else part).nbytes for part in parts)
+    ranks: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(ranks, (socket.gethostname(), size, free_memory()), group=group)
+    hosts = {host for host, _, _ in ranks}
+    needed = {host: sum(size for where, size, _ in ranks if where == host) for host in hosts}
+    return all(needed[host] <= free / 2 for host, _, free in ranks)
+
+
+def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process may still take: what the machine has left or, in a container, what its memory limit leaves."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = (limits / "memory.max").read_text().strip()
+        used = int((limits / "memory.current").read_text())
+        statistics = dict(line.split() for line in (limits / "memory.stat").read_text().splitlines())
+    except OSError:  # no container, or an older kernel
+        return free
+    # Pages of files that nobody has used of late go first: the kernel counts them, and gives them back when asked.
+    return free if limit == "max" else min(free, int(limit) - used + int(statistics["inactive_file"]))
 
 
 def _random_state() -> dict[str, Any]:
