@@ -1,14 +1,17 @@
 """What leaves a run: a Hugging Face folder with the trained values, and all else as the source has it."""
 
 import asyncio
+import copy
 import json
 import resource
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
 from safetensors import safe_open
 from torch import Tensor
@@ -143,6 +146,49 @@ def test_a_model_of_random_weights_leaves_with_its_tokenizer(groups, tmp_path: P
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, said["weights"][name]), name
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 5]) == "abc"
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", [{}, {"experts": 4, "expertsPerToken": 2}, {"tieEmbeddings": True}], ids=str)
+def test_vllm_loads_the_folder_and_decodes_what_the_library_does(groups, tmp_path: Path, shape: dict[str, Any]) -> None:
+    random = {"linearHeadDim": 64, "headDim": 32, "hiddenSize": 64} | shape
+    run, _ = run_of(
+        groups, tmp_path, [batch_of(8, seed, supervised=True) for seed in range(3)], source=None, random=random
+    )
+    manifest = yaml.safe_load((run / "run.yaml").read_text())
+    manifest["spec"]["model"]["source"]["random"]["characters"] = "abcdefghijklmnopqrst"
+    manifest["spec"]["data"]["maxPromptTokens"] = 100
+    (run / "run.yaml").write_text(yaml.safe_dump(manifest))
+    folder, chance = export(run, tmp_path / "out").folder, torch.Generator().manual_seed(0)
+    prompts = [torch.randint(3, 23, (length,), generator=chance).tolist() for length in (1, 5, 17, 70)]
+    said = subprocess.run(
+        [sys.executable, "-m", "tests.models.vllm_greedy", str(folder), "24"],
+        input=json.dumps(prompts),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert said.returncode == 0, said.stderr[-3000:]
+    config = classes.read_config(folder)
+    model = getattr(transformers, classes.CLASSES[config.model_type]).from_pretrained(folder, dtype=torch.float32)
+    in_bfloat16, decided = copy.deepcopy(model).bfloat16(), 0
+    for prompt, (tokens, log_probs) in zip(prompts, json.loads(said.stdout.splitlines()[-1]), strict=True):
+        ids = torch.tensor([prompt + tokens])
+        with torch.no_grad():
+            logits, rounded = (
+                each(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+                for each in (model, in_bfloat16)
+            )
+        best, second = logits.topk(2).values.T
+        # Two logits are apart where bfloat16 costs the library itself a quarter of their distance at most.
+        apart = best - second > 4 * (rounded - logits).abs().amax(-1)
+        decided += int(apart.sum())
+        assert torch.equal(logits.argmax(-1)[apart], torch.tensor(tokens)[apart])
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
+        apart_by = (expected - torch.tensor(log_probs)).abs()
+        print(f"{shape}: log-probs differ by {apart_by.mean():.3f} nats in the mean, {apart_by.max():.3f} at most")
+        assert apart_by.mean() <= 0.1  # what bfloat16 costs; the layers of this model are large and random
+    assert decided > 0.5 * 24 * len(prompts)
 
 
 @pytest.fixture

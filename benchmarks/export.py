@@ -1,0 +1,135 @@
+"""Export of a checkpoint next to a plain copy of the same bytes: prints one JSON object.
+
+    python benchmarks/export.py [--gigabytes 2] [--shard 256] [--rounds 3]
+
+A folder of random bfloat16 weights in shards, and a checkpoint of as many float32 values, are written first. Then, in turn: `cp -r` of the
+folder with `sync`, and `qwen35 export`, each into a new folder. Both read from the page cache. Memory is what the exporting process has
+anonymously (RssAnon) above what it had when all was imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import yaml
+
+HIDDEN, INTERMEDIATE, VOCABULARY = 2048, 6144, 32_000
+
+
+def main() -> None:
+    """Measure, and print; or, with --measure, export once and print what that took."""
+    parser = argparse.ArgumentParser(description="Export of a checkpoint next to a copy of the same bytes.")
+    parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the folder [default: 2]")
+    parser.add_argument("--shard", type=int, default=256, help="MB of a shard [default: 256]")
+    parser.add_argument("--rounds", type=int, default=3, help="of both [default: 3]")
+    parser.add_argument("--measure", nargs=2, metavar=("RUN", "OUTPUT"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(_export(*map(Path, arguments.measure))))
+        return
+    with TemporaryDirectory(prefix="benchmark-export-") as name:
+        room = Path(name)
+        size = _write(room, arguments.gigabytes * 1e9, arguments.shard)
+        rounds = [_round(room, number) for number in range(arguments.rounds)]
+    copied, exported = (median(each[name]["seconds"] for each in rounds) for name in ("cp", "export"))
+    memory = max(each["export"]["anonymous"] for each in rounds)
+    print(
+        json.dumps(
+            {
+                "gigabytes": size / 1e9,
+                "seconds": {"cp": copied, "export": exported},
+                "rate of cp": copied / exported,
+                "anonymous MB above the start": memory / 1e6,
+                "in shards": memory / (arguments.shard * 1e6),
+                "rounds": rounds,
+            },
+            indent=2,
+        )
+    )
+
+
+def _round(room: Path, number: int) -> dict[str, Any]:
+    started = time.monotonic()
+    subprocess.run(["cp", "-r", room / "model", room / f"cp-{number}"], check=True)
+    subprocess.run(["sync", "-f", room], check=True)
+    copied = time.monotonic() - started
+    subprocess.run(["rm", "-r", room / f"cp-{number}"], check=True)
+    command = [sys.executable, __file__, "--measure", room / "run", room / f"export-{number}"]
+    exported = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+    subprocess.run(["rm", "-r", room / f"export-{number}"], check=True)
+    return {"cp": {"seconds": copied}, "export": exported}
+
+
+def _export(run: Path, output: Path) -> dict[str, float]:
+    # All that an export imports is there before the measurement begins.
+    import qwen35_trainer.engines.fsdp.checkpoint
+    import qwen35_trainer.models.qwen3_5.hub_folder  # noqa: F401
+    from qwen35_trainer.runtime.export import export
+
+    before, peak, over = _anonymous(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not over.wait(0.005):
+            peak = max(peak, _anonymous())
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    started = time.monotonic()
+    export(run, output)
+    seconds = time.monotonic() - started
+    over.set()
+    watching.join()
+    return {"seconds": seconds, "anonymous": peak - before}
+
+
+def _anonymous() -> int:
+    """Bytes of this process that no file backs."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def _write(room: Path, size: float, shard: int) -> int:
+    """The folder of a model, and a run with a checkpoint of it. Returns the bytes of the folder."""
+    import torch.distributed.checkpoint as dcp
+    from transformers import Qwen3_5TextConfig
+
+    from qwen35_trainer.models.qwen3_5 import classes
+    from qwen35_trainer.models.qwen3_5.precision import stored_in
+    from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+
+    layer = 2 * (3 * HIDDEN * INTERMEDIATE + 6 * HIDDEN * HIDDEN)
+    layers = max(4, round((size - 4 * VOCABULARY * HIDDEN) / layer / 4) * 4)
+    config = Qwen3_5TextConfig(
+        hidden_size=HIDDEN, intermediate_size=INTERMEDIATE, num_hidden_layers=layers, vocab_size=VOCABULARY
+    )
+    model = classes.construct(config)
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    async def write(folder: Path) -> None:
+        dcp.save({"model": weights}, checkpoint_id=folder / "state", no_dist=True)
+
+    progress = Progress(update=1, batch=1, position=0, pending=(), elapsed=0.0)
+    asyncio.run(CheckpointStore(room / "run" / "checkpoints", 1).save(progress, write))
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(stored_in(name, torch.bfloat16))
+    model.save_pretrained(room / "model", max_shard_size=f"{shard}MB")
+    manifest = yaml.safe_load((Path(__file__).parents[1] / "examples" / "tiny-sft.yaml").read_text())
+    manifest["spec"]["model"]["source"] = {"path": str(room / "model")}
+    (room / "run" / "run.yaml").write_text(yaml.safe_dump(manifest))
+    return sum(path.stat().st_size for path in (room / "model").iterdir())
+
+
+if __name__ == "__main__":
+    main()
