@@ -11,6 +11,9 @@ from qwen35_trainer.progress.records import (
     UpdateRecord,
 )
 
+START = 1769851800.0
+"""2026-01-31 09:30 UTC"""
+
 
 def make_update(number: int, **changes: object) -> UpdateRecord:
     fields: dict[str, object] = {
@@ -22,6 +25,9 @@ def make_update(number: int, **changes: object) -> UpdateRecord:
         "lag_histogram": {0: 100, 1: 300}, "window_dispatched": 6, "window_limit": 8, "rollout_idle": 0.1,
         "trainer_idle": 0.2, "tokens_per_second": 1000.0, "seconds": 2.0, "seconds_waiting": 0.4,
         "seconds_training": 1.4, "seconds_publishing": 0.2, "reward_errors": 1, "groups_without_signal": 2,
+        "score_by_reward": {"digit": round(0.2 * number, 6), "brevity": 0.5}, "reward_by_source": {"easy": 0.5, "hard": 0.25},
+        "errors_by_reward": {"digit": 1}, "first_reward_error": "reward digit, prompt easy/0: ValueError: <b>ill</b>",
+        "wall_time": START + 10.0 + 2.0 * number,
     }  # fmt: skip
     return UpdateRecord(**(fields | changes))  # type: ignore[arg-type]
 
@@ -29,9 +35,10 @@ def make_update(number: int, **changes: object) -> UpdateRecord:
 @pytest.fixture
 def run() -> list[Record]:
     """Three updates of 2, 2 and 4 seconds; the second reaches lag 2, the third is idle more."""
-    held_out = {"reward_mean": 0.1, "samples": 50, "response_tokens_mean": 20.0}
+    held_out = {"samples": 50, "response_tokens_mean": 20.0}
+    last = {"score_by_reward": {"digit": 0.75, "brevity": 0.25}, "reward_by_source": {"easy": 0.75, "hard": 0.25}}
     return [
-        EvaluationRecord(update=0, version=0, time=9.0, accuracy=0.125, **held_out),
+        EvaluationRecord(update=0, version=0, time=9.0, accuracy=0.125, reward_mean=0.1, **held_out),
         make_update(1),
         SpanRecord(lane="rollout-0", kind="generate", start=10.0, end=11.5, label="group 1"),
         SpanRecord(lane="train-0", kind="train", start=11.5, end=12.0, label="update 1"),
@@ -39,9 +46,12 @@ def run() -> list[Record]:
         make_update(2, lag_histogram={1: 300, 2: 100}, lag_max=2),
         CheckpointRecord(update=2, version=2, time=14.5, path="checkpoints/update-2", seconds=0.5),
         make_update(3, time=18.0, seconds=4.0, rollout_idle=0.3, trainer_idle=0.6, tokens_per_second=400.0),
-        EvaluationRecord(update=3, version=3, time=19.0, accuracy=0.75, **held_out),
+        EvaluationRecord(
+            update=3, version=3, time=19.0, accuracy=0.75, reward_mean=0.5, timeouts_by_reward={"brevity": 1}, **held_out,
+            **last,
+        ),
         FinishRecord(outcome="Succeeded", message="3 updates", time=20.0),
-    ]
+    ]  # fmt: skip
 
 
 @pytest.fixture

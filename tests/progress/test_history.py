@@ -13,6 +13,7 @@ from qwen35_trainer.progress import history
 from qwen35_trainer.progress.history import HistoryUnreadable, pack, unpack
 from qwen35_trainer.progress.records import EvaluationRecord, Record, SpanRecord, UpdateRecord
 from qwen35_trainer.progress.report import report
+from qwen35_trainer.progress.samples import Moment, Sample
 from qwen35_trainer.progress.summary import Summary, summarise
 from tests.profiles import examples
 
@@ -57,6 +58,27 @@ def test_a_short_run_comes_back_whole(run: list[Record]) -> None:
 def test_the_report_made_of_it_is_that_of_the_run(run: list[Record]) -> None:
     found = unpack(packed(run))
     assert report("x", found.records, found.manifest, found.summary) == report("x", run, MANIFEST, summary(run))
+
+
+def test_a_history_of_an_older_trainer_has_a_report(run: list[Record]) -> None:
+    """Its summary has fewer keys, and its records have fewer fields."""
+    document = json.loads(gzip.decompress(packed(run)))
+    for name in ("version", "startedAt", "heldOutScores", "errorsByReward", "firstRewardError"):
+        del document["summary"][name]
+    for record in document["records"]:
+        for name in ("score_by_reward", "errors_by_reward", "first_reward_error", "wall_time", "traceback"):
+            record.pop(name, None)
+    found = unpack(gzip.compress(json.dumps(document).encode()))
+    assert (found.summary["version"], found.summary["errorsByReward"], found.summary["updates"]) == ("", {}, 3)
+    assert "3 of" in report("x", found.records, found.manifest, found.summary).replace("</small>", "").replace(
+        "<small>", ""
+    )
+
+
+def test_responses_go_along(run: list[Record]) -> None:
+    told = Sample(prompt_id="s/0", prompt="é", response=((2, "a"), (None, "…"), (0, "b")), tokens=2, reward=None)
+    moments = [Moment(kind=kind, update=3, version=2, samples=(told,)) for kind in ("held out", "trained")]
+    assert list(unpack(pack(MANIFEST, summary(run), run, samples=moments)).samples) == moments
 
 
 def test_the_history_of_an_older_release_lacks_what_it_did_not_know(run: list[Record]) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from qwen35_trainer import __version__
 from qwen35_trainer.progress.records import FinishRecord, Record
 from qwen35_trainer.progress.summary import summarise
 
@@ -15,11 +16,19 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "updates": 3,
         "updatesTotal": 3,
         "weightVersion": 3,
+        "version": __version__,
+        "startedAt": "2026-01-31T09:30:00Z",
         "accuracyBefore": 0.125,
         "accuracyAfter": 0.75,
+        "heldOutRewardBefore": 0.1,
+        "heldOutRewardAfter": 0.5,
+        "heldOutScores": {"digit": 0.75, "brevity": 0.25},
+        "heldOutRewardBySource": {"easy": 0.75, "hard": 0.25},
         "heldOutLossBefore": None,
         "heldOutLossAfter": None,
         "rewardMean": pytest.approx(0.6),
+        "scoreByReward": {"digit": pytest.approx(0.6), "brevity": 0.5},
+        "rewardBySource": {"easy": 0.5, "hard": 0.25},
         "loss": pytest.approx(-0.03),
         "promptsTrained": 12,
         "samplesTrained": 48,
@@ -38,13 +47,22 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "samplesPerSecond": pytest.approx(6.0),
         "timeToFirstUpdateSeconds": 12.0,
         "peakRssMiB": 512.5,
-        "rewardErrors": 3,
+        "rewardErrors": 4,
+        "errorsByReward": {"digit": 3},
+        "timeoutsByReward": {"brevity": 1},
+        "firstRewardError": "reward digit, prompt easy/0: ValueError: <b>ill</b>",
         "groupsWithoutSignal": 6,
         "groupsLeft": {},
         "checkpoint": "checkpoints/update-2",
         "export": None,
         "exportProblem": "",
     }
+
+
+def test_the_start_is_that_of_the_first_attempt() -> None:
+    resumed = [make_update(1, time=5.0, wall_time=1000.0), make_update(2, time=7.0, wall_time=9000.0)]
+    assert summarise(resumed, max_version_lag=4, peak_rss_mib=None)["startedAt"] == "1970-01-01T00:16:35Z"
+    assert summarise([make_update(1, wall_time=None)], max_version_lag=4, peak_rss_mib=None)["startedAt"] is None
 
 
 def test_an_empty_run_has_a_summary() -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qwen35_trainer.data import Prompt
 from qwen35_trainer.rewards import Completion, RewardError, RewardFailed, RewardSetupError, Score, needs_answers
 from qwen35_trainer.rewards.exact_match import ExactMatch
+from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.scorer import Part, Scorer, combine
 from qwen35_trainer.spec.rewards import OnError, Reward
 
@@ -87,10 +88,23 @@ async def test_one_score_of_one_reward_passes_the_trial() -> None:
     await scored(scorer, "a", "good", *"bcdefg")
 
 
-async def test_rewards_that_fail_after_the_trial_only_count() -> None:
-    scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
-    await scored(scorer, "good", *"abc")
-    assert scorer.counts() == {"sometimes": {"calls": 4, "errors": 3, "timeouts": 0}}
+async def test_rewards_that_fail_after_the_trial_do_not_end_the_run() -> None:
+    await scored(Scorer([Part(Sometimes(), "Zero")], trial=1), "good", *"abc")
+
+
+def test_failures_are_counted_by_reward_with_time_outs_apart_and_the_first_in_words() -> None:
+    late, parts = Score(None, "Timeout: too slow", 0.0, timed_out=True), [part("a"), part("b", on_error="Skip")]
+    failures = Failures()
+    for prompt, scores in (("s/0", [Score(1.0, None, 0.0)] * 2), ("s/1", [ERROR, late]), ("s/2", [late, late])):
+        failures.add(prompt, combine(COMPLETION, parts, scores))
+    assert (failures.errors, failures.timeouts, failures.total()) == ({"a": 1}, {"a": 1, "b": 2}, 4)
+    assert failures.first == "reward a, prompt s/1: KeyError: 'x'"
+
+
+def test_the_words_of_the_first_failure_are_bounded() -> None:
+    failures = Failures()
+    failures.add("s/1", combine(COMPLETION, [part("a")], [Score(None, "x" * 10_000, 0.0)]))
+    assert len(failures.first) == 500
 
 
 async def test_a_completion_outside_the_trial_neither_passes_nor_fails_it() -> None:
@@ -116,7 +130,6 @@ async def test_only_the_first_error_of_a_kind_is_logged_with_its_traceback(
     [record] = caplog.records
     assert "reward Function failed on prompt s/0: KeyError: 'first'" in record.getMessage()
     assert 'raising.py", line 2, in f' in record.getMessage()
-    assert scorer.counts() == {"Function": {"calls": 2, "errors": 2, "timeouts": 0}}
 
 
 def test_a_scorer_serves_one_event_loop_after_another(build, complete) -> None:
@@ -127,8 +140,8 @@ def test_a_scorer_serves_one_event_loop_after_another(build, complete) -> None:
 def test_rewards_without_a_name_are_called_by_their_type_and_number(build) -> None:
     named = {"type": "ExactMatch", "name": "mine"}
     scorer = build({"type": "ExactMatch"}, named, {"type": "ExactMatch"})
-    assert list(scorer.counts()) == ["ExactMatch-1", "mine", "ExactMatch-2"]
-    assert list(build({"type": "ExactMatch"}, named).counts()) == ["ExactMatch", "mine"]
+    assert [part.reward.name for part in scorer.parts] == ["ExactMatch-1", "mine", "ExactMatch-2"]
+    assert [part.reward.name for part in build({"type": "ExactMatch"}, named).parts] == ["ExactMatch", "mine"]
 
 
 def test_two_rewards_of_one_name_are_refused(build) -> None:

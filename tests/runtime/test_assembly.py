@@ -6,11 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.tokenizer import character_tokenizer
+from qwen35_trainer.rewards.scorer import Scored
 from qwen35_trainer.rollout.base import Completed, Tokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
@@ -24,7 +26,8 @@ def sequence(*versions: int) -> Completed:
 
 
 def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:
-    return ScoredGroup(number, (7, 8), sequences, rewards or (1.0,) * len(sequences))
+    scores = tuple(Scored(reward, {}, {}) for reward in rewards or (1.0,) * len(sequences))
+    return ScoredGroup(number, EncodedPrompt(Prompt("s/0", "s", "question"), (7, 8)), sequences, scores)
 
 
 def test_samples_of_a_group_stand_together_with_their_prompt_before_each():

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -117,8 +118,14 @@ def test_a_reward_that_always_fails_ends_the_run_in_its_first_batch(local, write
     assert ended.code == 1
     assert "every reward of the first 16 responses failed" in ended.err
     assert ": ValueError: the judge is ill" in ended.err
-    assert "the judge is ill" in (ended.folder / "report.html").read_text()
     assert len(ended.of(UpdateRecord)) <= 1
+    finish = ended.of(FinishRecord)[-1]
+    assert finish.traceback.startswith("Traceback (most recent call last)"), "not one of a group of tasks"
+    assert ".RewardFailed: every reward of the first 16 responses failed" in finish.traceback
+    page = (ended.folder / "report.html").read_text()
+    assert '<p class="message Failed">every reward of the first 16 responses failed' in page
+    assert "<pre>Traceback (most recent call last)" in page
+    assert f"started {datetime.fromtimestamp(finish.wall_time - finish.time, UTC):%Y-%m-%d %H:%M} UTC" in page
 
 
 def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(local, write, tmp_path):

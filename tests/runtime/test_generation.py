@@ -210,7 +210,7 @@ async def test_what_a_replica_brings_is_told_once_and_the_group_is_scored(room):
     ]
     # In the order of the samples, not in that of their ends.
     assert [sequence.sequence for sequence in group.sequences] == [(0, 0), (0, 1)]
-    assert (group.group, group.prompt, group.rewards, group.errors) == (0, (2, 2), (1.0, 2.0), 0)
+    assert (group.group, group.prompt, group.rewards) == (0, room.prompts[2], (1.0, 2.0))
 
 
 async def test_news_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room):
@@ -399,7 +399,7 @@ async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_coun
         await settled()
         assert (room.of(on.Failed), room.of(on.Scored)) == ([on.Failed(0)], [])
         room.generation.forget(0)
-    assert room.generation.lost_rewards == 2
+    assert room.generation.failures.errors == {"length": 2}
 
 
 async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
@@ -411,7 +411,7 @@ async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
         await settled()
         [group] = room.generation.take([0])
     assert room.of(on.Scored) == [on.Scored(0, signal=False)]
-    assert (group.rewards, group.errors, room.generation.lost_rewards) == ((None, 1.0), 1, 0)
+    assert (group.rewards, room.generation.failures.total()) == ((None, 1.0), 1)
 
 
 async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told_of(room):
@@ -436,7 +436,10 @@ async def test_an_evaluation_is_scored_when_asked_for_and_its_groups_are_no_othe
     assert {type(event) for event in room.events} == {on.Finished}
     assert [request.prompt for _, request in room.pool.submitted] == [(3, 3), (4, 4)]
     assert {request.sampling for _, request in room.pool.submitted} == {Sampling(room.spec.evaluation.temperature)}
-    assert [(len(completed), scores[0].value) for completed, scores in results] == [(1, 1.0), (1, 2.0)]
+    assert [(group.prompt, group.rewards) for group in results] == [
+        (room.prompts[3], (1.0,)),
+        (room.prompts[4], (2.0,)),
+    ]
 
 
 async def test_a_filtered_group_is_forgotten_whole(room):

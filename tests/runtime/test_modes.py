@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.samples import read_samples
 from tests.testbed.processes import claim
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -121,6 +122,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
         "run.yaml",
         "run.id",
         "metrics.jsonl",
+        "samples.jsonl",
         "checkpoints",
         "journal",
         "tensorboard",
@@ -167,9 +169,26 @@ def test_an_evaluation_is_of_the_weights_whose_update_it_names(turns):
 def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
     """Each prompt whose answer is 3 raises for all samples of its group."""
     assert turns.summary["rewardErrors"] > 0
-    assert turns.summary["rewardErrors"] % 4 == 0
+    assert sum(record.reward_errors for record in turns.of(UpdateRecord)) % 4 == 0
     assert "ValueError: no score for" in (turns.folder / "logs" / "driver.log").read_text()
     assert "reward errors" in turns.out
+    assert turns.summary["errorsByReward"] == {"judge": turns.summary["rewardErrors"]}
+    assert ": ValueError: no score for" in turns.summary["firstRewardError"]
+    assert "reward_error=reward judge, prompt " in turns.out
+
+
+def test_responses_of_updates_and_evaluations_can_be_read(turns):
+    moments = read_samples(turns.folder / "samples.jsonl")
+    assert [each.update for each in moments if each.kind == "held out"] == [0, 2, 4, 6]
+    assert [each.update for each in moments if each.kind == "trained"] == [1, 2, 3, 4, 5, 6]
+    prompts = {tuple(sample.prompt_id for sample in each.samples) for each in moments if each.kind == "held out"}
+    assert len(prompts) == 1, "the same ones at each evaluation"
+    for sample in (sample for each in moments for sample in each.samples):
+        assert {lag for lag, _ in sample.response} <= {0}, "in Colocated no token is old"
+        assert sample.reward == sample.scores["judge"]
+    page = (turns.folder / "report.html").read_text()
+    assert "Held-out responses" in page
+    assert "Trained responses" in page
 
 
 @pytest.fixture(scope="module")

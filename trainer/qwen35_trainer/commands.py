@@ -270,15 +270,24 @@ def status(
 
 @app.command()
 def report(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A training.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME|RUN", help="A training in a cluster, or the folder of a run on this machine.")
+    ],
     namespace: NamespaceOption = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="[default: NAME-report.html]", show_default=False)
+        Path | None,
+        typer.Option(metavar="FILE", help="[default: NAME-report.html, or RUN/report.html]", show_default=False),
     ] = None,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
 ) -> None:
-    """Write the report of a training in a cluster."""
+    """Write the report of a training, while it runs or afterwards."""
+    from qwen35_trainer.runtime.redraw import is_run
+
+    in_cluster = namespace or kubeconfig or context
+    if not in_cluster and ("/" in name or is_run(Path(name))):
+        _redraw(Path(name), output)
+        return
     from qwen35_operator.console import commands
 
     cluster = commands.Cluster(kubeconfig, context, namespace)
@@ -287,6 +296,19 @@ def report(
     except commands.NotShown as problem:
         fail(str(problem), REFUSED)
     raise typer.Exit(code)
+
+
+def _redraw(run: Path, output: Path | None) -> None:
+    from qwen35_trainer.progress.formatting import counted
+    from qwen35_trainer.runtime.redraw import NotDrawn, redraw
+    from qwen35_trainer.spec import ManifestError
+
+    try:
+        drawn = redraw(run, output)
+    except (NotDrawn, ManifestError) as problem:
+        fail(str(problem), REFUSED)
+    updates = counted(drawn.summary["updates"], "update")
+    sys.stdout.write(f"Report: {drawn.path} ({drawn.summary['outcome'] or 'so far'}, {updates})\n")
 
 
 @app.command()

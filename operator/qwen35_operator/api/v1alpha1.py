@@ -75,7 +75,11 @@ class Progress(Section):
     totals: Totals | None = Field(None, description="What has been used and made so far.")
     secondsPerUpdate: float | None = Field(None, ge=0, description="Seconds from update to update, of late.")
     reward: float | None = Field(None, description="Mean reward of the last update.")
-    accuracy: Share | None = Field(None, description="Held-out accuracy of the last evaluation, 0 to 1.")
+    accuracy: Share | None = Field(
+        None,
+        description="Share, 0 to 1, of the held-out responses of the last evaluation to which every reward gives at least "
+        "1. Absent while it is 0 and the mean reward is not.",
+    )
     lagMean: float | None = Field(None, ge=0, description="Mean age of the last update's tokens, in weight versions.")
     lagMax: Count | None = Field(None, description="Greatest age of a trained token so far, in weight versions.")
     rolloutIdle: Share | None = Field(None, description="Share of time that the rollout pool waited, 0 to 1.")

@@ -24,8 +24,10 @@ from qwen35_operator.settings import SettingsRefused
 from qwen35_operator.status.times import rfc3339
 from qwen35_trainer.exits import FAILED, INTERRUPTED
 from qwen35_trainer.page import write
+from qwen35_trainer.progress.formatting import counted
 from qwen35_trainer.progress.history import HistoryUnreadable, unpack
 from qwen35_trainer.progress.report import report as page
+from qwen35_trainer.progress.sample_section import section
 
 __all__ = ["Cluster", "NotShown", "report", "status"]
 
@@ -191,7 +193,8 @@ async def _report(cluster: Cluster, name: str, output: Path, console: Console) -
             f"what training {name} has left for a report cannot be read: {error}. Use the qwen35 of the trainer's version"
         ) from error
     try:
-        text = page(name, history.records, history.manifest, history.summary)
+        responses = section(history.samples, history.summary["maxVersionLag"])
+        text = page(name, history.records, history.manifest, history.summary, responses)
     except ImportError as error:
         raise NotShown(f"a report needs {error.name}. Install it: pip install 'qwen35[trainer]'") from error
     try:
@@ -200,7 +203,7 @@ async def _report(cluster: Cluster, name: str, output: Path, console: Console) -
         raise NotShown(f"--output {output} was not written: {error.strerror}. Name another file") from error
     updates = history.summary["updates"]
     thin = f"; its charts show {updates - history.left_out:,} of them" if history.left_out else ""
-    _print(console, f"Report: {output} ({history.summary['outcome'] or 'so far'}, {updates:,} updates{thin})")
+    _print(console, f"Report: {output} ({history.summary['outcome'] or 'so far'}, {counted(updates, 'update')}{thin})")
     return 0
 
 

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from qwen35_trainer.progress.records import FinishRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, Record, UpdateRecord
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.progress.sinks.service import ServiceSink
 from qwen35_trainer.progress.sinks.tensorboard import TensorBoardSink
 from qwen35_trainer.spec.tracking import MLflow, Tracking, WandB
+
+from ..conftest import make_update
 
 
 def update_of(run: list[Record]) -> UpdateRecord:
@@ -28,6 +30,19 @@ def test_scalars_leave_out_what_the_run_does_not_have(supervised_run: list[Recor
     assert names["train/loss"] == 3.0
     assert "train/reward_mean" not in names
     assert "staleness/lag_mean" not in names
+
+
+def test_every_reward_and_every_source_has_scalars_of_its_own() -> None:
+    named = {
+        "score_by_reward": {"digit": 0.5, "brevity": 0.25}, "reward_by_source": {"easy": 0.75},
+        "errors_by_reward": {"digit": 2}, "timeouts_by_reward": {"brevity": 3},
+    }  # fmt: skip
+    evaluation = EvaluationRecord(update=1, version=1, time=1.0, samples=4, score_by_reward={"digit": 0.125})
+    wanted = {"score_by_reward/digit": 0.5, "score_by_reward/brevity": 0.25, "reward_by_source/easy": 0.75}
+    wanted |= {"errors_by_reward/digit": 2.0, "timeouts_by_reward/brevity": 3.0}
+    found = scalars(make_update(1, **named))
+    assert {name: found[f"train/{name}"] for name in wanted} == wanted
+    assert scalars(evaluation) == {"evaluation/score_by_reward/digit": 0.125}
 
 
 def test_tensorboard_reads_back_what_was_written(tmp_path: Path, run: list[Record]) -> None:

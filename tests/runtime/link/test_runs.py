@@ -20,6 +20,7 @@ from qwen35_trainer.progress.records import (
     read_records,
     surviving_updates,
 )
+from qwen35_trainer.progress.samples import read_samples
 from qwen35_trainer.runtime.folder import write_whole
 from tests.runtime.threads import Fault
 
@@ -134,6 +135,8 @@ def test_the_history_is_of_all_attempts_and_makes_the_report_of_the_run(suspende
     assert history.manifest == (folder / "out" / "run.yaml").read_text()
     whole = json.loads((folder / "out" / "summary.json").read_text())
     assert history.summary == whole | {"peakRssMiB": None}, "memory is measured by who runs the run"
+    assert list(history.samples) == [read_samples(folder / "out" / "samples.jsonl")[-1]]
+    assert history.samples[0].update == suspended.second.update
 
 
 def test_the_next_attempt_ignores_the_old_order_and_counts_on(suspended):

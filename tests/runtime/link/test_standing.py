@@ -174,3 +174,12 @@ def test_the_accuracy_is_that_of_the_latest_evaluation():
     assert Standing(1).after(seen[0]).after(seen[1]).after(update(6)).progress(0.0).accuracy == 0.5
     loss = EvaluationRecord(update=6, version=6, time=1.0, samples=4, loss=2.0)
     assert Standing(1).after(loss).progress(0.0).accuracy is None, "SFT has none"
+
+
+def test_an_accuracy_of_graded_rewards_that_says_nothing_is_not_reported():
+    graded = [
+        EvaluationRecord(update=at, version=at, time=1.0, samples=4, accuracy=accuracy, reward_mean=0.5)
+        for at, accuracy in enumerate((0.0, 0.25))
+    ]
+    assert Standing(1).after(graded[0]).progress(0.0).accuracy is None
+    assert Standing(1).after(graded[0]).after(graded[1]).progress(0.0).accuracy == 0.25

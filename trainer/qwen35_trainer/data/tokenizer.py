@@ -81,6 +81,16 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
     )
 
 
+def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
+    """The text of a response as rewards judge it and people read it: without special tokens, such as the end token.
+
+    Bytes that are no UTF-8 are U+FFFD.
+    """
+    text = tokenizer.decode(tokens, skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
 def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
     """The characters that a character tokenizer knows; None for a tokenizer that takes any text."""
     from tokenizers.models import WordLevel

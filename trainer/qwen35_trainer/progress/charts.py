@@ -10,12 +10,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from qwen35_trainer.progress.formatting import number
+from qwen35_trainer.progress.held_out import measures
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
 type Figure = dict[str, Any]
 type Value = Callable[[UpdateRecord], float | None]
 
 _LABEL_GAP: Final = 0.085  # of the axis, so that two names at line ends do not touch
+
+_COLOURS: Final = ("@rollout", "@train", "@publish", "@accuracy", "@bad", "@checkpoint", "@warn", "@none")
+"""Of curves that have nothing to do with a pool."""
 
 _MARKED: Final = 40  # more markers than that hide their line
 
@@ -90,28 +94,96 @@ def charts(
         None if supervised else loss,
         _lines(updates, "Entropy", "nats per token", "", ("", "@train", lambda u: u.entropy), zero=True),
         _lines(updates, "Gradient norm", "before clipping", "", ("", "@train", lambda u: u.gradient_norm), zero=True),
+        _named(updates, "Rewards", "mean score of each, before its weight", lambda u: u.score_by_reward),
+        _named(updates, "Sources", "mean reward of each data source", lambda u: u.reward_by_source),
+        *_signal(updates),
+        *_steps(updates),
     ]
     return [chart for chart in found if chart is not None]
 
 
+def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
+    """What the samples are worth to the trainer."""
+    silent = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
+    cut = ("", "@rollout", lambda u: u.truncated_share)
+    failed = ("", "@bad", lambda u: u.reward_errors)
+    sampled = any(update.reward_mean is not None for update in updates)
+    erred = any(update.reward_errors for update in updates)
+    return [
+        _lines(updates, "Truncated", "share of responses that reached the limit", ".1~%", cut, zero=True),
+        _lines(updates, "Without signal", "share of groups of equal rewards", ".1~%", silent, zero=True)
+        if sampled
+        else None,
+        _lines(updates, "Reward errors", "calls that failed since the last update", "", failed, zero=True)
+        if erred
+        else None,
+    ]
+
+
+def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
+    """How far each update goes."""
+    reference, rollout = ("reference", "@train", lambda u: u.kl), ("rollout", "@rollout", lambda u: u.behaviour_kl)
+    clipped, rate = ("", "@train", lambda u: u.clip_fraction), ("", "@train", lambda u: u.learning_rate)
+    return [
+        _lines(updates, "KL", "of the trained policy to each of these, nats per token", "", reference, rollout),
+        _lines(updates, "Clipped", "share of trained tokens", ".1~%", clipped, zero=True),
+        _lines(updates, "Learning rate", "", "", rate, zero=True),
+    ]
+
+
+def _named(
+    updates: Sequence[UpdateRecord], title: str, note: str, values: Callable[[UpdateRecord], Mapping[str, float]]
+) -> Chart | None:
+    """A curve for each name, as many as have a colour; the names are in the caption. A single one would repeat the reward."""
+    names = list(dict.fromkeys(name for update in updates for name in values(update)))
+    if len(names) < 2:
+        return None
+    colours = dict(zip(names, _COLOURS, strict=False))
+    series = [
+        _Series(
+            "", colour, [update.update for update in updates], [_finite(values(update).get(name)) for update in updates]
+        )
+        for name, colour in colours.items()
+    ]
+    figure = _figure(series, _range([value for line in series for value in line.y], zero=False), "")
+    note += "" if len(names) == len(colours) else f"; the first {len(colours)} of {len(names)}"
+    return Chart(title.lower(), title, note, figure, key=tuple((colour, name) for name, colour in colours.items()))
+
+
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
-    """Reward and held-out accuracy: on one axis where the reward is a share too, else on one each."""
-    evaluations = [evaluation for evaluation in evaluations if evaluation.accuracy is not None]
-    points = [_finite(evaluation.accuracy) for evaluation in evaluations]
-    accuracy = _Series("accuracy", "@accuracy", [evaluation.update for evaluation in evaluations], points, markers=True)
-    reward = _series("reward", "@rollout", updates, lambda update: update.reward_mean)
-    if reward is None:
-        note = "of prompts that are never trained"
-        return [_share("accuracy", "Held-out accuracy", note, [accuracy])] if evaluations else []
-    note = "mean over each update's samples"
-    if not all(value is None or 0 <= value <= 1 for value in reward.y):
-        figure = _figure([replace(reward, name="")], _range(reward.y, zero=False), "")
-        alone = Chart("reward", "Reward", note, figure, "wide")
-        return [alone, *_reward([], evaluations)]
-    if not evaluations:
-        return [_share("reward", "Reward", note, [reward])]
-    note += "; accuracy on prompts that are never trained"
-    return [_share("reward", "Reward and held-out accuracy", note, [reward, accuracy])]
+    """Reward, of the updates and held out, and held-out accuracy: on one axis where the rewards are shares too."""
+    measured = [(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations]
+    shown = {measure.name for measure in measures(measured)}
+    held_out = _held_out("held out", "@publish", evaluations, lambda e: e.reward_mean) if "reward" in shown else None
+    accuracy = _held_out("accuracy", "@accuracy", evaluations, lambda e: e.accuracy) if "accuracy" in shown else None
+    rewards = [
+        series for series in (_series("reward", "@rollout", updates, lambda u: u.reward_mean), held_out) if series
+    ]
+    shares = all(value is None or 0 <= value <= 1 for series in rewards for value in series.y)
+    together = [*rewards, accuracy] if accuracy and shares else rewards
+    found = []
+    if rewards:
+        note = "mean over each update's samples" + ("; held out: of prompts that are never trained" if measured else "")
+        title = "Reward and held-out accuracy" if accuracy in together else "Reward"
+        values = [value for series in together for value in series.y]
+        if shares:
+            found.append(_share("reward", title, note, together))
+        else:
+            single = together if len(together) > 1 else [replace(together[0], name="")]
+            found.append(Chart("reward", title, note, _figure(single, _range(values, zero=False), ""), "wide"))
+    if accuracy and accuracy not in together:
+        found.append(_share("accuracy", "Held-out accuracy", "of prompts that are never trained", [accuracy]))
+    return found
+
+
+def _held_out(
+    name: str,
+    colour: str,
+    evaluations: Sequence[EvaluationRecord],
+    value: Callable[[EvaluationRecord], float | None],
+) -> _Series:
+    points = [_finite(value(evaluation)) for evaluation in evaluations]
+    return _Series(name, colour, [evaluation.update for evaluation in evaluations], points, markers=True)
 
 
 def _held_out_loss(evaluations: Sequence[EvaluationRecord]) -> Chart | None:
@@ -215,7 +287,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def _range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
-    seen = [value for value in values if value is not None]
+    seen = [value for value in values if value is not None] or [0.0]
     low, high = min(seen), max(seen)
     if zero and low >= 0:
         return 0.0, high * 1.08 or 1.0

@@ -31,6 +31,25 @@ def count(value: int | None) -> str:
     return f"{value:,}" if value < 1_000_000 else f"{value / 1e6:,.2f} M"
 
 
+def counted(value: int, noun: str) -> str:
+    """1 version, 2 versions, 1,234 versions."""
+    return f"{count(value)} {noun}{'' if value == 1 else 's'}"
+
+
+def by_name(values: Mapping[str, float]) -> str:
+    """What several rewards or sources got: "digit 0.500, brevity 0.250"."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+
+
+def failures(errors: Mapping[str, int], timeouts: Mapping[str, int]) -> str:
+    """Failed calls of rewards: "judge 12 errors, 1 time-out; digit 2 errors"."""
+    parts = []
+    for name in sorted({*errors, *timeouts}):
+        counts = [(errors.get(name, 0), "error"), (timeouts.get(name, 0), "time-out")]
+        parts.append(f"{name} {', '.join(counted(value, noun) for value, noun in counts if value)}")
+    return "; ".join(parts)
+
+
 def percent(share: float | None) -> str:
     """A share of 0 to 1 as 12%, with one decimal below 10%."""
     if share is None:

@@ -1,7 +1,7 @@
 """A run in at most LIMIT bytes: what a report is made of where the run's own folder cannot be reached any more.
 
     records ─► thinned until they fit ─► JSON ─► gzip       pack
-    gzip ─► JSON ─► records, summary, manifest ─► report    unpack
+    gzip ─► JSON ─► records, summary, manifest, samples ─► report    unpack
 
 Numbers are those of the whole run, because the summary goes along; only the charts have fewer points. Which updates are left
 out depends on their place alone: what one pack keeps at a stride, every later one keeps at that stride too.
@@ -12,7 +12,7 @@ import io
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -31,6 +31,7 @@ from qwen35_trainer.progress.records import (
     surviving_updates,
     to_line,
 )
+from qwen35_trainer.progress.samples import Moment
 from qwen35_trainer.progress.summary import Summary, summarise
 
 LIMIT: Final = 300 * 1024
@@ -59,6 +60,8 @@ class History:
     records: tuple[Record, ...]
     left_out: int
     """Updates of the final weights that are not among the records."""
+    samples: tuple[Moment, ...] = ()
+    """Responses of the latest update and evaluation."""
 
 
 class _Document(BaseModel):
@@ -68,17 +71,27 @@ class _Document(BaseModel):
     summary: Summary
     leftOut: int  # noqa: N815  # a key of the document
     records: list[dict[str, Any]]
+    samples: tuple[Moment, ...] = ()
 
     @field_validator("summary", mode="before")
     @classmethod
     def _of_an_older_release(cls, given: object) -> object:
         """A run that ended before a release added a number has none of that kind."""
-        nothing = summarise([], max_version_lag=None, peak_rss_mib=None)
+        nothing = summarise([], max_version_lag=None, peak_rss_mib=None) | {"version": ""}
         return {**nothing, **given} if isinstance(given, dict) else given
 
 
-def pack(manifest: str, summary: Summary, records: Sequence[Record], limit: int = LIMIT) -> bytes:
-    """The history, with as many updates as `limit` bytes can hold; the first and the last are always among them."""
+def pack(
+    manifest: str,
+    summary: Summary,
+    records: Sequence[Record],
+    limit: int = LIMIT,
+    samples: Sequence[Moment] = (),
+) -> bytes:
+    """The history, with as many updates as `limit` bytes can hold; the first and the last are always among them.
+
+    samples: those of the latest update and evaluation, whose texts are bounded (`progress.samples`); all of them are packed.
+    """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]
     lasts = (latest(records, kind) for kind in (CheckpointRecord, ExportRecord, FinishRecord))
@@ -94,6 +107,7 @@ def pack(manifest: str, summary: Summary, records: Sequence[Record], limit: int 
             "manifest": manifest,
             "summary": summary,
             "leftOut": len(updates) - len(kept),
+            "samples": [asdict(moment) for moment in samples],
             "records": [_compact(record) for record in sorted(chosen, key=_time)],
         }
         packed = gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
@@ -119,7 +133,7 @@ def unpack(packed: bytes) -> History:
         raise HistoryUnreadable(f"no history: {wrong}") from error
     except ValueError as error:
         raise HistoryUnreadable(str(error)) from error
-    return History(document.manifest, document.summary, records, document.leftOut)
+    return History(document.manifest, document.summary, records, document.leftOut, document.samples)
 
 
 def _thinned[R: UpdateRecord | EvaluationRecord](records: Sequence[R], stride: int) -> list[R]:
@@ -130,9 +144,10 @@ def _thinned[R: UpdateRecord | EvaluationRecord](records: Sequence[R], stride: i
 
 def _compact(record: Record) -> dict[str, Any]:
     """Six digits of each number, which is what a chart can show, and of a time milliseconds; without what does not exist."""
+    times = {name: getattr(record, name, None) for name in ("time", "start", "end", "wall_time")}
     fields = json.loads(to_line(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
-    exact = {name: round(getattr(record, name), 3) for name in ("time", "start", "end") if hasattr(record, name)}
-    return {name: value for name, value in (fields | exact).items() if value is not None}
+    exact = {name: round(time, 3) for name, time in times.items() if time is not None}
+    return {name: value for name, value in (fields | exact).items() if value not in (None, {})}
 
 
 def _time(record: Record) -> float:

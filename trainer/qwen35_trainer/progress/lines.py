@@ -1,9 +1,11 @@
 """A run as lines, for logs and grep."""
 
+from collections.abc import Mapping
 from typing import Final, Self
 
 from rich.console import Console
 
+from qwen35_trainer.progress.held_out import accuracy_is_meaningful
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -29,20 +31,22 @@ class LineView:
         self._line(f"phase={text}")
 
     def write(self, record: Record) -> None:
+        failed_before = bool(self._run.first_reward_error)
         self._run.add(record)
+        if self._run.first_reward_error and not failed_before:
+            self._line(f"reward_error={_one_line(self._run.first_reward_error)}")
         match record:
             case UpdateRecord():
                 self._line(" ".join(f"{name}={value}" for name, value in _update_fields(self._run, record)))
             case EvaluationRecord():
-                value = f"loss={record.loss:.4f}" if record.accuracy is None else f"accuracy={record.accuracy:.4f}"
-                self._line(f"evaluation={record.update} {value} samples={record.samples}")
+                self._line(" ".join(f"{name}={value}" for name, value in _evaluation_fields(record)))
             case CheckpointRecord():
                 self._line(f"checkpoint={record.path} update={record.update} seconds={record.seconds:.1f}")
             case ExportRecord():
-                problem = f" problem={' '.join(record.problem.split())}" if record.problem else ""
+                problem = f" problem={_one_line(record.problem)}" if record.problem else ""
                 self._line(f"export={record.path} update={record.update} seconds={record.seconds:.1f}{problem}")
             case FinishRecord():
-                self._line(f"outcome={record.outcome} seconds={record.time:.0f} message={record.message}")
+                self._line(f"outcome={record.outcome} seconds={record.time:.0f} message={_one_line(record.message)}")
 
     def close(self) -> None:
         """Nothing is held back: every line is already out."""
@@ -58,19 +62,48 @@ class LineView:
 
 
 def _update_fields(run: RunState, update: UpdateRecord) -> list[tuple[str, str]]:
-    def shown(value: float | None, form: str) -> str:
-        return _NONE if value is None else format(value, form)
-
     left = run.seconds_left()
     return [
         ("update", f"{update.update}/{update.updates_total}"),
         ("version", str(update.version)),
-        ("reward", shown(update.reward_mean, ".3f")),
-        ("loss", shown(update.loss, ".4g")),
-        ("response", shown(update.response_tokens_mean, ".1f")),
-        ("lag", f"{shown(update.lag_mean, '.2f')}/{shown(update.lag_max, 'd')}"),
-        ("idle", f"{shown(update.rollout_idle, '.0%')}/{shown(update.trainer_idle, '.0%')}"),
-        ("tokens/s", shown(update.tokens_per_second, ".0f")),
+        ("reward", _shown(update.reward_mean, ".3f")),
+        *_parts("reward", update.score_by_reward),
+        *_parts("source", update.reward_by_source),
+        ("errors", str(update.reward_errors)),
+        ("loss", _shown(update.loss, ".4g")),
+        ("response", _shown(update.response_tokens_mean, ".1f")),
+        ("lag", f"{_shown(update.lag_mean, '.2f')}/{_shown(update.lag_max, 'd')}"),
+        ("idle", f"{_shown(update.rollout_idle, '.0%')}/{_shown(update.trainer_idle, '.0%')}"),
+        ("tokens/s", _shown(update.tokens_per_second, ".0f")),
         ("seconds", f"{update.seconds:.1f}"),
-        ("left", shown(left, ".0f")),
+        ("left", _shown(left, ".0f")),
     ]
+
+
+def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
+    """Accuracy is `-` where it is not meaningful, as for graded rewards (see held_out)."""
+    samples = ("samples", str(evaluation.samples))
+    if evaluation.loss is not None:
+        return [("evaluation", str(evaluation.update)), ("loss", f"{evaluation.loss:.4f}"), samples]
+    meaningful = accuracy_is_meaningful([(evaluation.accuracy, evaluation.reward_mean)])
+    return [
+        ("evaluation", str(evaluation.update)),
+        ("accuracy", _shown(evaluation.accuracy if meaningful else None, ".1%")),
+        ("reward", _shown(evaluation.reward_mean, ".3f")),
+        *_parts("reward", evaluation.score_by_reward),
+        *_parts("source", evaluation.reward_by_source),
+        samples,
+    ]
+
+
+def _parts(name: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
+    """One field for each reward or source. None for a single one, whose mean is already there."""
+    return [(f"{name}.{part}", f"{value:.3f}") for part, value in values.items()] if len(values) > 1 else []
+
+
+def _shown(value: float | None, form: str) -> str:
+    return _NONE if value is None else format(value, form)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

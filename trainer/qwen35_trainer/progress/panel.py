@@ -1,5 +1,6 @@
-"""The panel of a run: pure, from its state to what rich draws. At most 16 lines, from 80 columns on."""
+"""The panel of a run: pure, from its state to what rich draws. At most 17 lines, from 80 columns on."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from qwen35_trainer.progress import formatting
+from qwen35_trainer.progress import formatting, held_out
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.state import RunState
 
@@ -73,8 +74,9 @@ def _rows(run: RunState) -> list[tuple[str, Text]]:
     if update and update.reward_mean is not None:
         spark = formatting.sparkline(run.rewards, 32)
         rows.append(("reward", _words((f"{update.reward_mean:.3f}", "bold"), (spark, "cyan"), _spread(update))))
-    if run.evaluation:
-        rows.append(("held out" if run.evaluation.loss is not None else "accuracy", _accuracy(run)))
+        rows += _parts("rewards", update.score_by_reward) + _parts("sources", update.reward_by_source)
+    if run.before and run.evaluation:
+        rows.append(("held out", _held_out(run.before, run.evaluation)))
     if update:
         rows += _update_rows(run, update)
     if run.checkpoint:
@@ -107,8 +109,10 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
         rows.append(("idle", _words(*((f"{pool} {formatting.percent(share):<6}", "") for pool, share in pools))))
     speed = [(f"{formatting.number(update.tokens_per_second)} tokens/s", "")] if update.tokens_per_second else []
     rows.append(("speed", _words(*speed, (f"{formatting.duration(update.seconds)} per update", "dim"))))
-    if update.reward_errors:
-        rows.append(("errors", _words((f"{update.reward_errors} rewards failed in this update", "yellow"))))
+    if run.first_reward_error:
+        style = "yellow" if update.reward_errors else "dim"
+        rows.append(("errors", _words((f"{formatting.count(update.reward_errors)} of rewards in this update", style))))
+        rows.append(("", _words((" ".join(run.first_reward_error.split()), "dim"))))
     return rows
 
 
@@ -120,17 +124,21 @@ def _spread(update: UpdateRecord) -> tuple[str, str]:
     return (f"± {update.reward_std:.3f}" if update.reward_std is not None else "", "dim")
 
 
-def _held_out(evaluation: EvaluationRecord) -> str:
-    return formatting.percent(evaluation.accuracy) if evaluation.loss is None else f"{evaluation.loss:.3f} nats"
+def _parts(label: str, values: Mapping[str, float]) -> list[tuple[str, Text]]:
+    """A row with the mean of each reward or source. None for a single one, whose mean is already there."""
+    if len(values) < 2:
+        return []
+    return [(label, Text(formatting.by_name(values)))]
 
 
-def _accuracy(run: RunState) -> Text:
-    assert run.before is not None
-    assert run.evaluation is not None
-    value = _held_out(run.evaluation)
-    if run.evaluation is not run.before:
-        value = f"{_held_out(run.before)} → {value}"
-    return _words((value, "bold"), (f"held out, after update {run.evaluation.update}", "dim"))
+def _held_out(before: EvaluationRecord, latest: EvaluationRecord) -> Text:
+    evaluations = [before] if latest is before else [before, latest]
+    after = (f"after update {latest.update}", "dim")
+    losses = [f"{evaluation.loss:.3f}" for evaluation in evaluations if evaluation.loss is not None]
+    if losses:
+        return _words((f"loss {held_out.course(losses)} nats per token", "bold"), after)
+    found = held_out.measures([(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations])
+    return _words(*((f"{measure.name} {measure.course}", "bold") for measure in found), after)
 
 
 def _staleness(run: RunState, update: UpdateRecord) -> Text:

@@ -12,7 +12,17 @@ import yaml
 from qwen35_trainer.page import card, page, write
 from qwen35_trainer.progress import formatting
 from qwen35_trainer.progress.charts import Chart, charts
-from qwen35_trainer.progress.records import Record, SpanRecord, surviving_evaluations, surviving_updates
+from qwen35_trainer.progress.held_out import of_summary
+from qwen35_trainer.progress.records import (
+    FinishRecord,
+    Record,
+    SpanRecord,
+    latest,
+    surviving_evaluations,
+    surviving_updates,
+)
+from qwen35_trainer.progress.sample_section import section
+from qwen35_trainer.progress.samples import FILE, read_samples
 from qwen35_trainer.progress.summary import Summary
 from qwen35_trainer.progress.timeline import timeline
 
@@ -20,18 +30,35 @@ _BODY: Final = Path(__file__).with_suffix(".html")
 _STYLE: Final = Path(__file__).with_suffix(".css")
 
 
-def write_report(run_dir: Path, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary) -> Path:
-    """Write `run_dir`/report.html and return its path. It is the old report or the whole new one, never a part.
+def write_report(
+    run_dir: Path,
+    records: Sequence[Record],
+    resolved_manifest_yaml: str,
+    summary: Summary,
+    output: Path | None = None,
+) -> Path:
+    """Write `output`, or `run_dir`/report.html, and return its path. It is the old report or the whole new one, never a part.
 
-    Numbers come from the summary, charts from the records; a chart whose numbers the run does not have is left out.
+    Numbers come from the summary, charts from the records, responses from samples.jsonl; what the run does not have is left
+    out.
     """
-    path = run_dir / "report.html"
-    write(path, report(run_dir.name, records, resolved_manifest_yaml, summary))
+    path = output or run_dir / "report.html"
+    write(path, report(run_dir.name, records, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
     return path
 
 
-def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary) -> str:
-    """The page. `name` is its heading where the manifest has no metadata.name."""
+def _samples(run_dir: Path, summary: Summary) -> str:
+    """The sampled responses; why there are none where their file cannot be read, since all else can still be shown."""
+    try:
+        return section(read_samples(run_dir / FILE), summary["maxVersionLag"])
+    except (OSError, ValueError) as error:
+        return f'<section class="samples"><p>Sampled responses cannot be shown: {escape(str(error))}</p></section>'
+
+
+def report(
+    name: str, records: Sequence[Record], resolved_manifest_yaml: str, summary: Summary, samples: str = ""
+) -> str:
+    """The page. `name` is its heading where the manifest has no metadata.name; `samples`, HTML, follows the charts."""
     manifest = yaml.safe_load(resolved_manifest_yaml)
     manifest = manifest if isinstance(manifest, dict) else {}
     name = str(_at(manifest, "metadata", "name") or name)
@@ -41,7 +68,6 @@ def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, su
         {int(lag): tokens for lag, tokens in summary["staleness"].items()},
         summary["maxVersionLag"],
     )
-    unsuccessful = summary["message"] and summary["outcome"] != "Succeeded"
     spans = timeline([record for record in records if isinstance(record, SpanRecord)])
     drawn += [spans] if spans else []
     body = Template(_BODY.read_text(encoding="utf-8")).substitute(
@@ -49,9 +75,12 @@ def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, su
         facts=escape(_facts(manifest)),
         outcome=summary["outcome"],
         outcome_words=summary["outcome"] or "Not finished",
-        message=f'<p class="message">{escape(summary["message"])}</p>' if unsuccessful else "",
+        origin=escape(_origin(manifest, summary)),
+        ending=_ending(summary, latest(records, FinishRecord)),
+        warning=_warning(summary),
         headline="".join(_tile(*tile) for tile in _headline(summary)),
         charts="".join(map(_card, drawn)) or '<p class="empty">No update was recorded.</p>',
+        samples=samples,
         numbers="".join(f"<tr><th>{key}</th><td>{_cell(value)}</td></tr>" for key, value in summary.items()),
         manifest=escape(resolved_manifest_yaml),
     )
@@ -61,20 +90,22 @@ def report(name: str, records: Sequence[Record], resolved_manifest_yaml: str, su
 
 def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
     """Id, label, number and what follows it, small. Numbers that this kind of run cannot have are left out."""
-    before, after = summary["accuracyBefore"], summary["accuracyAfter"]
+    held_out = [(each.name, f"Held-out {each.name}", each.course, each.unit) for each in of_summary(summary)]
+    reward = summary["rewardMean"]
+    trained = (
+        ("loss", "Loss", formatting.number(summary["loss"]), "")
+        if reward is None
+        else ("reward", "Reward", f"{reward:.3f}", "")
+    )
     total, bound = summary["updatesTotal"], summary["maxVersionLag"]
     tiles: list[tuple[str, str, str, str] | None] = [
-        ("accuracy", "Held-out accuracy", f"{formatting.percent(before)} → {formatting.percent(after)}", "")
-        if before is not None and after is not None
-        else ("accuracy", "Held-out accuracy", formatting.percent(before if after is None else after), "")
-        if before is not None or after is not None
-        else ("loss", "Loss", formatting.number(summary["loss"]), ""),
+        *(held_out or [trained]),
         ("updates", "Updates", formatting.count(summary["updates"]), f"of {total:,}" if total else ""),
         (
             "lag",
             "Greatest token lag",
             formatting.count(summary["maxTokenLag"]),
-            f"versions, bound {bound}",
+            f"version{'' if summary['maxTokenLag'] == 1 else 's'}, bound {bound}",
         )
         if bound is not None
         else None,
@@ -110,6 +141,38 @@ def _tile(name: str, label: str, number: str, after: str) -> str:
 def _card(chart: Chart) -> str:
     key = "".join(f'<li style="--key:var(--{colour[1:]})">{escape(word)}</li>' for colour, word in chart.key)
     return card(chart.name, chart.title, chart.note, size=chart.size, key=f"<ul>{key}</ul>" if key else "")
+
+
+def _origin(manifest: dict[str, Any], summary: Summary) -> str:
+    """When, with which version and which seed: "started 2026-01-31 09:30 UTC · qwen35 0.1.0 · seed 1"."""
+    started, version, seed = summary["startedAt"], summary["version"], _at(manifest, "spec", "seed")
+    facts = [
+        f"started {started[:16].replace('T', ' ')} UTC" if started else "",
+        f"qwen35 {version}" if version else "",
+        "" if seed is None else f"seed {seed}",
+    ]
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _ending(summary: Summary, finish: FinishRecord | None) -> str:
+    """Why a run ended before its time. Of a failure its last line comes first, and then all of the traceback."""
+    message, outcome = summary["message"], summary["outcome"]
+    if not message or outcome in (None, "Succeeded"):
+        return ""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or [message]
+    details = (finish.traceback if finish and outcome == "Failed" else "") or (message if len(lines) > 1 else "")
+    shown = f"<pre>{escape(details)}</pre>" if details else ""
+    return f'<p class="message {outcome}">{escape(lines[-1])}</p>{shown}'
+
+
+def _warning(summary: Summary) -> str:
+    """That rewards failed, and how the first one did: a run of which most failed may have succeeded all the same."""
+    if not summary["rewardErrors"]:
+        return ""
+    failed = formatting.failures(summary["errorsByReward"], summary["timeoutsByReward"])
+    calls = f"{formatting.counted(summary['rewardErrors'], 'call')} failed" + (f": {failed}" if failed else "")
+    first = f"<p>The first one: {escape(summary['firstRewardError'])}</p>" if summary["firstRewardError"] else ""
+    return f'<section class="warning"><h2>Rewards failed</h2><p>{escape(calls)}</p>{first}</section>'
 
 
 def _facts(manifest: dict[str, Any]) -> str:

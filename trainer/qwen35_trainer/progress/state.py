@@ -31,8 +31,12 @@ class RunState:
     evaluation: EvaluationRecord | None = None
     checkpoint: CheckpointRecord | None = None
     finish: FinishRecord | None = None
+    first_reward_error: str = ""
+    """Of all that this process has seen."""
 
     def add(self, record: Record) -> None:
+        if isinstance(record, UpdateRecord | EvaluationRecord):
+            self.first_reward_error = self.first_reward_error or record.first_reward_error
         match record:
             case UpdateRecord():
                 self.update, self.updates_total, self.phase = record, record.updates_total, "training"

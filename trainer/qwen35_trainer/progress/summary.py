@@ -3,10 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TypedDict
+from datetime import UTC, datetime
+from typing import NamedTuple, TypedDict
 
+from qwen35_trainer import __version__
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
+    EvaluationRecord,
     ExportRecord,
     FinishRecord,
     Outcome,
@@ -22,6 +25,10 @@ from qwen35_trainer.progress.records import (
 class Summary(TypedDict):
     """None where the run has no such number: no evaluation, no rollout, no update yet."""
 
+    version: str
+    """Of qwen35."""
+    startedAt: str | None
+    """When the training first started, as 2026-01-31T09:30:00Z."""
     outcome: Outcome | None
     """None: the run has not finished."""
     message: str
@@ -33,11 +40,20 @@ class Summary(TypedDict):
     """Held-out accuracy of the model as it came."""
     accuracyAfter: float | None
     """The last held-out accuracy after at least one update."""
+    heldOutRewardBefore: float | None
+    """Mean reward of the held-out prompts, at the same evaluations as the accuracies."""
+    heldOutRewardAfter: float | None
+    heldOutScores: dict[str, float]
+    """Of the latest evaluation, by reward: the mean of its own scores, before the weight."""
+    heldOutRewardBySource: dict[str, float]
+    """Of the latest evaluation."""
     heldOutLossBefore: float | None
     """SFT: negative log-likelihood of the validation examples, nats per target token."""
     heldOutLossAfter: float | None
     rewardMean: float | None
-    """Of the last update."""
+    """Of the last update, as the next two."""
+    scoreByReward: dict[str, float]
+    rewardBySource: dict[str, float]
     loss: float | None
     """Of the last update, as rewardMean; None where it is not finite."""
     promptsTrained: int
@@ -61,6 +77,11 @@ class Summary(TypedDict):
     timeToFirstUpdateSeconds: float | None
     peakRssMiB: float | None
     rewardErrors: int
+    """Calls of rewards that failed, evaluations included: the sum of the next two."""
+    errorsByReward: dict[str, int]
+    timeoutsByReward: dict[str, int]
+    firstRewardError: str | None
+    """Reward, prompt and reason."""
     groupsWithoutSignal: int
     groupsLeft: dict[str, int]
     """Groups that left untrained until the last update, by reason; a discarded one's prompt was dispatched again."""
@@ -85,7 +106,10 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
     seconds = sum(update.seconds for update in updates)
     samples = sum(update.samples for update in updates)
     tokens = sum(update.tokens for update in updates)
+    failures = _failures(updates, evaluations)
     return Summary(
+        version=__version__,
+        startedAt=_started(records),
         outcome=finish.outcome if finish else None,
         message=finish.message if finish else "",
         seconds=max((_time(record) for record in records), default=0.0),
@@ -94,9 +118,15 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         weightVersion=_version(records),
         accuracyBefore=next((e.accuracy for e in evaluations if e.update == 0), None),
         accuracyAfter=next((e.accuracy for e in reversed(evaluations) if e.update > 0), None),
+        heldOutRewardBefore=next((_finite(e.reward_mean) for e in evaluations if e.update == 0), None),
+        heldOutRewardAfter=next((_finite(e.reward_mean) for e in reversed(evaluations) if e.update > 0), None),
+        heldOutScores=dict(evaluations[-1].score_by_reward) if evaluations else {},
+        heldOutRewardBySource=dict(evaluations[-1].reward_by_source) if evaluations else {},
         heldOutLossBefore=next((_finite(e.loss) for e in evaluations if e.update == 0), None),
         heldOutLossAfter=next((_finite(e.loss) for e in reversed(evaluations) if e.update > 0), None),
         rewardMean=_finite(updates[-1].reward_mean) if updates else None,
+        scoreByReward=dict(updates[-1].score_by_reward) if updates else {},
+        rewardBySource=dict(updates[-1].reward_by_source) if updates else {},
         loss=_finite(updates[-1].loss) if updates else None,
         promptsTrained=sum(update.prompts for update in updates),
         samplesTrained=samples,
@@ -113,7 +143,11 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         samplesPerSecond=samples / seconds if seconds else None,
         timeToFirstUpdateSeconds=updates[0].time if updates else None,
         peakRssMiB=peak_rss_mib,
-        rewardErrors=sum(update.reward_errors for update in updates),
+        rewardErrors=sum(update.reward_errors for update in updates)
+        + sum(sum(e.errors_by_reward.values()) + sum(e.timeouts_by_reward.values()) for e in evaluations),
+        errorsByReward=failures.errors,
+        timeoutsByReward=failures.timeouts,
+        firstRewardError=failures.first,
         groupsWithoutSignal=sum(update.groups_without_signal for update in updates),
         groupsLeft=_left(updates),
         checkpoint=checkpoint.path if checkpoint else None,
@@ -130,6 +164,38 @@ def _finish(records: Sequence[Record]) -> FinishRecord | None:
         if isinstance(record, UpdateRecord):
             return None
     return None
+
+
+def _started(records: Sequence[Record]) -> str | None:
+    """From the first record that tells both times."""
+    for record in records:
+        if isinstance(record, UpdateRecord | FinishRecord) and record.wall_time is not None:
+            started = datetime.fromtimestamp(record.wall_time - record.time, UTC)
+            return started.isoformat(timespec="seconds").replace("+00:00", "Z")
+    return None
+
+
+class _Failures(NamedTuple):
+    """Of rewards, by name, and the first one in words."""
+
+    errors: dict[str, int]
+    timeouts: dict[str, int]
+    first: str | None
+
+
+def _failures(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> _Failures:
+    errors: Counter[str] = Counter()
+    timeouts: Counter[str] = Counter()
+    records: list[UpdateRecord | EvaluationRecord] = [*updates, *evaluations]
+    for record in records:
+        errors.update(record.errors_by_reward)
+        timeouts.update(record.timeouts_by_reward)
+    failed = sorted((record for record in records if record.first_reward_error), key=lambda record: record.time)
+    return _Failures(
+        {name: errors[name] for name in sorted(errors)},
+        {name: timeouts[name] for name in sorted(timeouts)},
+        failed[0].first_reward_error if failed else None,
+    )
 
 
 def _lags(updates: Sequence[UpdateRecord]) -> Counter[int]:

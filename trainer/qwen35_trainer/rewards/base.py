@@ -26,6 +26,8 @@ class Score:
     value: float | None
     error: str | None
     seconds: float
+    timed_out: bool = False
+    """The error is a time-out."""
 
 
 class Reward(Protocol):

@@ -2,7 +2,7 @@
 
 completion ─► every reward, at the same time ─► Score each ─► combine ─► Scored
                                                    │             │
-                       counted; the first of a kind is logged    onError: Zero → 0, Skip → no value, Fail → raise
+                             the first of a kind is logged       onError: Zero → 0, Skip → no value, Fail → raise
 
 A run ends when every reward fails for all of its first responses (`trial`): it would train on nothing.
 """
@@ -27,12 +27,19 @@ class Scored:
     """A completion's reward.
 
     value: the weighted sum, or None when the sample is to be left out. parts: each reward's own score, unweighted; one
-    that failed is 0 with `onError: Zero` and absent with Skip. errors: why, by the reward's name.
+    that failed is 0 with `onError: Zero` and absent with Skip. errors: why, by the reward's name. timeouts: those names
+    in errors whose call timed out.
     """
 
     value: float | None
     parts: Mapping[str, float]
     errors: Mapping[str, str]
+    timeouts: frozenset[str] = frozenset()
+
+    def first_error(self, prompt: str) -> str:
+        """Reward, prompt and reason of the first error; there is at least one."""
+        name, error = next(iter(self.errors.items()))
+        return f"reward {name}, prompt {prompt}: {error}"
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,6 @@ class Part:
 
     reward: Reward
     on_error: OnError
-
-
-@dataclass
-class _Count:
-    calls: int = 0
-    errors: int = 0
-    timeouts: int = 0
 
 
 @dataclass
@@ -60,14 +60,12 @@ class Scorer:
     parts: Sequence[Part]
     trial: int = 0
     """Number of first completions of which at least one must get a score from at least one reward. 0: no check."""
-    _counts: dict[str, _Count] = field(init=False)
     _kinds: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
     _untried: int = field(init=False)
     """Completions that the trial still takes; 0 once it is over."""
     _first_error: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
-        self._counts = {part.reward.name: _Count() for part in self.parts}
         self._untried = self.trial
 
     async def score(self, completion: Completion, *, in_trial: bool = True) -> Scored:
@@ -80,10 +78,6 @@ class Scorer:
         if in_trial and self._untried:
             self._try(completion, scored)
         return scored
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """By reward: `calls`, and of those `timeouts` and `errors` of any other kind."""
-        return {name: dict(vars(count)) for name, count in self._counts.items()}
 
     def close(self) -> None:
         """End the worker processes."""
@@ -100,9 +94,7 @@ class Scorer:
         if len(scored.errors) < len(self.parts):
             self._untried = 0
             return
-        if not self._first_error:
-            name, error = next(iter(scored.errors.items()))
-            self._first_error = f"reward {name}, prompt {completion.prompt.id}: {error}"
+        self._first_error = self._first_error or scored.first_error(completion.prompt.id)
         self._untried -= 1
         if not self._untried:
             raise RewardFailed(
@@ -111,22 +103,17 @@ class Scorer:
             )
 
     async def _score(self, reward: Reward, completion: Completion) -> Score:
-        count = self._counts[reward.name]
-        count.calls += 1
         started = time.monotonic()
         try:
             value = await reward.score(completion)
         except RewardError as error:
-            if isinstance(error, RewardTimeoutError):
-                count.timeouts += 1
-            else:
-                count.errors += 1
             self._log(reward.name, completion.prompt.id, error)
-            return Score(None, f"{error.kind}: {error}", time.monotonic() - started)
+            timed_out = isinstance(error, RewardTimeoutError)
+            return Score(None, f"{error.kind}: {error}", time.monotonic() - started, timed_out)
         return Score(value, None, time.monotonic() - started)
 
     def _log(self, name: str, prompt: str, error: RewardError) -> None:
-        # A broken scorer fails for every sample: one traceback per kind is enough, counts() has the rest.
+        # A broken scorer fails for every sample: one traceback per kind is enough, the records count the rest.
         self._kinds[name, error.kind] += 1
         if self._kinds[name, error.kind] == 1:
             logger.warning(
@@ -157,4 +144,5 @@ def combine(completion: Completion, parts: Sequence[Part], scores: Sequence[Scor
         values[name] = value
         if total is not None:
             total += part.reward.weight * value
-    return Scored(total, values, errors)
+    timeouts = frozenset(part.reward.name for part, score in zip(parts, scores, strict=True) if score.timed_out)
+    return Scored(total, values, errors, timeouts)

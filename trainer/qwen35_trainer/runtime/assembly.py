@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.data.pictures import PictureArrays
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.template import EncodingError
 from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.rewards.scorer import Scored
 from qwen35_trainer.rollout.base import Completed
 
 
@@ -22,13 +24,17 @@ class BoundBroken(AssertionError):
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group with the reward of each sequence; None for one that could not be scored and is left out."""
+    """A finished group, and how each of its sequences was scored."""
 
     group: int
-    prompt: tuple[int, ...]
+    prompt: EncodedPrompt
     sequences: tuple[Completed, ...]
-    rewards: tuple[float | None, ...]
-    errors: int = 0
+    scores: tuple[Scored, ...]
+
+    @property
+    def rewards(self) -> tuple[float | None, ...]:
+        """The reward of each sequence; None for one that could not be scored and is left out."""
+        return tuple(score.value for score in self.scores)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def assemble(
         raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
     valid = np.array([reward is not None for reward in rewards])
     trainable = young & np.repeat(valid, lengths)
-    prompts = [np.array(group.prompt, dtype=np.int32) for group in groups for _ in group.sequences]
+    prompts = [np.array(group.prompt.token_ids, dtype=np.int32) for group in groups for _ in group.sequences]
     batch = TrainBatch(
         prompts=np.concatenate(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),

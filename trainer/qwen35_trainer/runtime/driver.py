@@ -14,6 +14,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import ray
@@ -23,7 +24,7 @@ from qwen35_trainer.data.prompts import PromptOrder
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import FinishRecord, Outcome
+from qwen35_trainer.progress.records import TRACEBACK_CHARACTERS, FinishRecord, Outcome, writable
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.rewards.build import build_scorer
@@ -41,6 +42,7 @@ from qwen35_trainer.runtime.news import Broadcast, News
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.rollout_pool import LANE, Limits, Replica, RolloutPool, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
+from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
 from qwen35_trainer.runtime.site import Pool, worker_cpus, worker_options
 from qwen35_trainer.runtime.stopping import done_before
@@ -94,7 +96,9 @@ class Driver(Process):
 
     async def _finish(self, recorder: Recorder, clock: Clock) -> FinishRecord:
         try:
-            return FinishRecord(outcome=await self._train(recorder, clock), message="", time=clock.now())
+            outcome = await self._train(recorder, clock)
+            now = clock.now()
+            return FinishRecord(outcome=outcome, message="", time=now, wall_time=clock.wall(now))
         except Exception as error:
             logger.exception("the training failed")
             return _failed(error, clock)
@@ -280,6 +284,7 @@ class Driver(Process):
             journal=JournalFile(self._job.folder.journal),
             inbox=inbox,
             stop=self._stop,
+            sampler=Sampler(self._job.folder.samples, data.tokenizer),
             evaluates=bool(data.validation),
         )
 
@@ -320,7 +325,22 @@ def _message(error: BaseException) -> str:
 
 
 def _failed(error: BaseException, clock: Clock) -> FinishRecord:
-    return FinishRecord(outcome="Failed", message=_message(error), time=clock.now(), reason=_reason(error))
+    now = clock.now()
+    return FinishRecord(
+        outcome="Failed",
+        message=writable(_message(error)),
+        time=now,
+        reason=_reason(error),
+        traceback=writable("".join(format_exception(_only(error))))[-TRACEBACK_CHARACTERS:],
+        wall_time=clock.wall(now),
+    )
+
+
+def _only(error: BaseException) -> BaseException:
+    """What a task group raised, without the groups around it where it is a single error."""
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
 
 
 def _reason(error: BaseException) -> str:

@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
 
+from qwen35_trainer.progress import formatting, held_out
+from qwen35_trainer.progress.summary import Summary
 from qwen35_trainer.runtime.run import Finished
 
 
 def print_end(console: Console, finished: Finished) -> None:
     """The numbers that matter, and where the rest lies."""
     summary, folder = finished.summary, finished.folder
-    table = Table.grid(padding=(0, 2))
-    for name, value in _rows(finished):
-        table.add_row(name, value)
-    console.print(f"\n{finished.finish.outcome}: {summary['updates']} updates in {summary['seconds']:.0f} s")
-    console.print(table)
+    rows = summary_rows(summary)
+    width = max((len(name) for name, _ in rows), default=0)
+    lines = [f"\n{finished.finish.outcome}: {summary['updates']} updates in {summary['seconds']:.0f} s"]
+    lines += [f"{name:<{width}}  {value}" for name, value in rows]
     if finished.finish.outcome == "Stopped":
         saved = summary["checkpoint"]
         said = f"Saved to {saved}" if saved else "Nothing was saved"
-        console.print(f"{said}; go on with --resume auto", soft_wrap=True)
+        lines.append(f"{said}; go on with --resume auto")
     if summary["exportProblem"]:
-        console.print(f"Not exported: {summary['exportProblem']}", soft_wrap=True)
-        console.print(f"Try again with: qwen35 export {summary['checkpoint']} --output DIR", soft_wrap=True)
+        lines.append(f"Not exported: {summary['exportProblem']}")
+        lines.append(f"Try again with: qwen35 export {summary['checkpoint']} --output DIR")
     elif summary["export"]:
-        console.print(f"Model:  {summary['export']}", soft_wrap=True)
-    console.print(f"Report: {folder.root / 'report.html'}", soft_wrap=True)
+        lines.append(f"Model:  {summary['export']}")
+    lines.append(f"Report: {folder.root / 'report.html'}")
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
 
 
-def _rows(finished: Finished) -> list[tuple[str, str]]:
-    summary = finished.summary
-    rows: list[tuple[str, str]] = []
-    before, after = summary["accuracyBefore"], summary["accuracyAfter"]
-    if before is not None and after is not None:
-        rows.append(("held-out accuracy", f"{before:.2f} → {after:.2f}"))
-    loss_before, loss_after = summary["heldOutLossBefore"], summary["heldOutLossAfter"]
-    if loss_before is not None and loss_after is not None:
-        rows.append(("held-out loss", f"{loss_before:.3f} → {loss_after:.3f} nats per token"))
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Name and value of each number that the run has."""
+    rows = [(f"held-out {each.name}", f"{each.course} {each.unit}".rstrip()) for each in held_out.of_summary(summary)]
+    for part, values in (("reward", summary["heldOutScores"]), ("source", summary["heldOutRewardBySource"])):
+        if len(values) > 1:  # the mean of a single one is already there
+            rows.append((f"held-out by {part}", formatting.by_name(values)))
     if summary["maxTokenLag"] is not None:
-        rows.append(("greatest token lag", f"{summary['maxTokenLag']} versions (bound {summary['maxVersionLag']})"))
+        lag = formatting.counted(summary["maxTokenLag"], "version")
+        rows.append(("greatest token lag", f"{lag} (bound {summary['maxVersionLag']})"))
     if summary["rolloutIdle"] is not None and summary["trainerIdle"] is not None:
-        rows.append(("idle", f"rollout {summary['rolloutIdle']:.0%}, trainer {summary['trainerIdle']:.0%}"))
+        rollout, trainer = formatting.percent(summary["rolloutIdle"]), formatting.percent(summary["trainerIdle"])
+        rows.append(("idle", f"rollout {rollout}, trainer {trainer}"))
     if summary["tokensPerSecond"] is not None:
         rows.append(("generated", f"{summary['tokensPerSecond']:.0f} tokens/s"))
     if summary["rewardErrors"]:
-        rows.append(("reward errors", str(summary["rewardErrors"])))
+        rows.append(("reward errors", formatting.failures(summary["errorsByReward"], summary["timeoutsByReward"])))
+    if summary["firstRewardError"]:
+        rows.append(("first of them", " ".join(summary["firstRewardError"].split())))
     return rows

@@ -3,6 +3,7 @@
 run.yaml          the resolved manifest: whose folder this is
 run.id            the run's name at metric services, the same for all its attempts
 metrics.jsonl     every record, one line each
+samples.jsonl     a few responses of some updates and evaluations; not in SFT
 checkpoints/      update-000020/ … complete or absent
 journal           what happened to each prompt since the newest of them
 tensorboard/      logs/           one log file per process
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import yaml
 
+from qwen35_trainer.progress.samples import FILE
 from qwen35_trainer.spec import Manifest, dump_manifest
 
 
@@ -39,6 +41,10 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         return self.root / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.root / FILE
 
     @property
     def checkpoints(self) -> Path:

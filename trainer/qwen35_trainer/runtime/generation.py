@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.data.tokenizer import response_text
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.base import Completion
+from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.scorer import Scored, Scorer
 from qwen35_trainer.rollout.base import Completed, Sampling, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
@@ -64,6 +66,11 @@ class _Group:
     completed: dict[int, Completed] = field(default_factory=dict)
     scores: tuple[Scored, ...] | None = None
 
+    @property
+    def sequences(self) -> tuple[Completed, ...]:
+        """All of them, in order, once they are complete."""
+        return tuple(self.completed[index] for index in range(self.samples))
+
 
 class Generation:
     """Carries out actions on `pool`; it is the crew that the pool reports to."""
@@ -73,8 +80,8 @@ class Generation:
     def __init__(self, parts: Parts, replicas: int) -> None:
         self._parts = parts
         self.meter = PoolMeter(replicas)
-        self.lost_rewards = 0
-        """Reward errors of groups that could not be scored at all, since they were last read."""
+        self.failures = Failures()
+        """Of rewards, in groups that were scored to be trained, since they were last read."""
         self._groups: dict[int, _Group] = {}
         self._partial: dict[SequenceId, list[Tokens]] = {}
         self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
@@ -124,15 +131,7 @@ class Generation:
         for number in groups:
             group = self._groups[number]
             assert group.scores is not None
-            taken.append(
-                ScoredGroup(
-                    number,
-                    group.prompt.token_ids,
-                    tuple(group.completed[index] for index in range(group.samples)),
-                    tuple(score.value for score in group.scores),
-                    errors=sum(bool(score.errors) for score in group.scores),
-                )
-            )
+            taken.append(ScoredGroup(number, group.prompt, group.sequences, group.scores))
             self.forget(number)
         return taken
 
@@ -144,13 +143,16 @@ class Generation:
             self._groups[number] = _Group(prompt, settings.samplesPerPrompt, Sampling(settings.temperature))
         return tuple(range(first, self._evaluations))
 
-    async def results(self, groups: Sequence[int]) -> list[tuple[list[Completed], list[Scored]]]:
+    async def results(self, groups: Sequence[int]) -> list[ScoredGroup]:
         """Score an evaluation whose sequences are all there."""
-        scores = await asyncio.gather(*(self._score_all(self._groups[number], in_trial=False) for number in groups))
-        completed = [list(self._groups[number].completed.values()) for number in groups]
+        finished = [self._groups[number] for number in groups]
+        scores = await asyncio.gather(*(self._score_all(group, in_trial=False) for group in finished))
         for number in groups:
             self.forget(number)
-        return list(zip(completed, map(list, scores), strict=True))
+        return [
+            ScoredGroup(number, group.prompt, group.sequences, scored)
+            for number, group, scored in zip(groups, finished, scores, strict=True)
+        ]
 
     # What the pool reports.
 
@@ -232,22 +234,22 @@ class Generation:
 
     async def _score_group(self, number: int, group: _Group) -> None:
         group.scores = await self._score_all(group)
+        for score in group.scores:
+            self.failures.add(group.prompt.prompt.id, score)
         if self._groups.get(number) is not group:
             return  # discarded meanwhile
         rewards = [score.value for score in group.scores if score.value is not None]
         if rewards:
             self.tell(on.Scored(number, signal=len(set(rewards)) > 1))
         else:
-            self.lost_rewards += sum(bool(score.errors) for score in group.scores)
             self.tell(on.Failed(number))
 
     async def _score_all(self, group: _Group, *, in_trial: bool = True) -> tuple[Scored, ...]:
-        sequences = [group.completed[index] for index in range(group.samples)]
-        return tuple(await asyncio.gather(*(self._score(group.prompt, each, in_trial=in_trial) for each in sequences)))
+        scoring = (self._score(group.prompt, sequence, in_trial=in_trial) for sequence in group.sequences)
+        return tuple(await asyncio.gather(*scoring))
 
     async def _score(self, prompt: EncodedPrompt, sequence: Completed, *, in_trial: bool) -> Scored:
-        text = self._parts.tokenizer.decode(sequence.tokens.ids.tolist(), skip_special_tokens=True)
-        assert isinstance(text, str)
+        text = response_text(self._parts.tokenizer, sequence.tokens.ids.tolist())
         return await self._parts.scorer.score(
             Completion(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated),
             in_trial=in_trial,

@@ -31,12 +31,14 @@ from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.journal import JOURNALLED
 from qwen35_trainer.pipeline.snapshot import Snapshot
 from qwen35_trainer.progress.records import Outcome
+from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.measures import Pipeline, evaluation_record
 from qwen35_trainer.runtime.rollout_pool import Replica
+from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.training import Next, Training
 from qwen35_trainer.weights.publication import Publication
 
@@ -61,6 +63,7 @@ class TrainingLoop:
     journal: JournalFile
     inbox: asyncio.Queue[on.Event]
     stop: asyncio.Event
+    sampler: Sampler
     evaluates: bool
     """There are held-out prompts."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
@@ -94,6 +97,7 @@ class TrainingLoop:
             pass
         finally:
             await self.journal.close()
+            await asyncio.to_thread(self.sampler.close)
         return "Stopped" if training.update < training.updates_total else "Succeeded"
 
     async def _drive(self, tasks: asyncio.TaskGroup) -> None:
@@ -198,6 +202,7 @@ class TrainingLoop:
             updates=training.spec.async_.requireBatches,
         )
         await training.train(Next(batch, order.version, age, groups, waited), self._pipeline)
+        self.sampler.trained(groups, update=training.update, version=order.version)
         every = settings.window.batches_per_version
         version, rest = divmod(order.batch + 1, every)
         complete = rest == 0 or training.update >= training.updates_total
@@ -214,8 +219,8 @@ class TrainingLoop:
         untrained = (reason for reason in Reason if reason is not Reason.TRAINED)
         left = Counter({str(reason): self.coordinator.left[reason] for reason in untrained})
         new, self._reported = left - self._reported, left
-        lost, generation.lost_rewards = generation.lost_rewards, 0
-        return Pipeline(buffer.counted, buffer.window.limit, idle, rate, new, lost)
+        failures, generation.failures = generation.failures, Failures()
+        return Pipeline(buffer.counted, buffer.window.limit, idle, rate, new, failures)
 
     # Weights, and what is measured with them.
 
@@ -242,6 +247,7 @@ class TrainingLoop:
         results = await self.generation.results(groups)
         training = self.training
         training.recorder.append(evaluation_record(results, update=update, version=version, time=training.clock.now()))
+        self.sampler.evaluated(results, update=update, version=version)
         training.span("evaluate", "evaluate", started, time.time(), f"update {update}")
 
     async def _last_scores(self, tasks: asyncio.TaskGroup) -> None:

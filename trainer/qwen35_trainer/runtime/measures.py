@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 
 from qwen35_trainer.engines.base import UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, writable
+from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.scorer import Scored
-from qwen35_trainer.rollout.base import Completed
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
 
@@ -43,8 +45,8 @@ class Pipeline:
     tokens_per_second: float
     left: Mapping[str, int]
     """Groups that left untrained, by reason."""
-    lost_rewards: int
-    """Reward errors in groups that could not be scored at all."""
+    failures: Failures
+    """Of rewards, in groups that were scored meanwhile: those that leave untrained too."""
 
 
 def update_record(
@@ -55,6 +57,7 @@ def update_record(
     updates_total: int,
     version: int,
     time: float,
+    wall_time: float,
     seconds: float,
     batch: TrainBatch,
     age: TokenAge,
@@ -69,8 +72,10 @@ def update_record(
     first = step == 0
     samples = batch.samples // batch.updates
     mine = slice(step * len(groups) // batch.updates, (step + 1) * len(groups) // batch.updates)
-    rewards = np.array([reward for group in groups[mine] for reward in group.rewards if reward is not None])
-    sequences = [sequence for group in groups[mine] for sequence in group.sequences]
+    groups = groups[mine]
+    rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
+    sequences = [sequence for group in groups for sequence in group.sequences]
+    failures = pipeline.failures if pipeline is not None and first else Failures()
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     mean = measured.means.get
     clipped = [value for name, value in measured.means.items() if name in ("clip_fraction_low", "clip_fraction_high")]
@@ -80,8 +85,9 @@ def update_record(
         updates_total=updates_total,
         version=version,
         time=time,
+        wall_time=wall_time,
         seconds=seconds if first else 0.0,
-        prompts=len(groups[mine]) or samples,
+        prompts=len(groups) or samples,
         samples=samples,
         tokens=measured.tokens,
         masked_tokens=age.masked if first else 0,
@@ -110,29 +116,64 @@ def update_record(
         window_limit=None if pipeline is None else pipeline.limit,
         rollout_idle=None if pipeline is None else pipeline.idle,
         tokens_per_second=None if pipeline is None else pipeline.tokens_per_second,
-        reward_errors=sum(group.errors for group in groups[mine])
-        + (pipeline.lost_rewards if pipeline is not None and first else 0),
+        score_by_reward=_score_by_reward(groups),
+        reward_by_source=_reward_by_source(groups),
+        reward_errors=failures.total(),
+        errors_by_reward=dict(failures.errors),
+        timeouts_by_reward=dict(failures.timeouts),
+        first_reward_error=writable(failures.first),
         groups_left=dict(pipeline.left) if pipeline is not None and first else {},
-        groups_without_signal=sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups[mine]),
+        groups_without_signal=sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups),
     )
 
 
-def evaluation_record(
-    results: Sequence[tuple[list[Completed], list[Scored]]], *, update: int, version: int, time: float
-) -> EvaluationRecord:
-    """A response is right when every reward gives it full marks (1)."""
-    scores = [score for _, scored in results for score in scored]
-    lengths = [len(sequence.tokens) for completed, _ in results for sequence in completed]
-    right = [bool(score.parts) and all(part >= 1.0 for part in score.parts.values()) for score in scores]
+def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
+    """What the held-out prompts got. A response without a value, because a reward failed with Skip, counts 0 here."""
+    scores = [score for group in groups for score in group.scores]
+    lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
+    failures = Failures()
+    for group in groups:
+        for score in group.scores:
+            failures.add(group.prompt.prompt.id, score)
     return EvaluationRecord(
         update=update,
         version=version,
         time=time,
-        accuracy=float(np.mean(right)),
+        accuracy=float(np.mean([_right(score) for score in scores])),
         reward_mean=float(np.mean([score.value or 0.0 for score in scores])),
+        score_by_reward=_score_by_reward(groups),
+        reward_by_source=_reward_by_source(groups, missing=0.0),
+        errors_by_reward=dict(failures.errors),
+        timeouts_by_reward=dict(failures.timeouts),
+        first_reward_error=writable(failures.first),
         samples=len(scores),
         response_tokens_mean=float(np.mean(lengths)),
     )
+
+
+def _right(score: Scored) -> bool:
+    """Every reward gave full marks (1) or more."""
+    return not score.errors and all(part >= 1.0 for part in score.parts.values())
+
+
+def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Reward → its mean score, before the weight."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for score in group.scores:
+            for name, part in score.parts.items():
+                scores[name].append(part)
+    return {name: fmean(parts) for name, parts in scores.items()}
+
+
+def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = None) -> dict[str, float]:
+    """Data source → mean reward of the responses to its prompts; `missing` stands for one without a value."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for reward in group.rewards:
+            if (value := missing if reward is None else reward) is not None:
+                rewards[group.prompt.prompt.source].append(value)
+    return {source: fmean(values) for source, values in rewards.items()}
 
 
 def supervised_evaluation_record(loss: float, *, update: int, samples: int, time: float) -> EvaluationRecord:

@@ -1,5 +1,6 @@
 """The names of the scalars, the same in every sink."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, Record, UpdateRecord
@@ -44,18 +45,29 @@ _EVALUATION: Final = {
     "evaluation/response_tokens_mean": "response_tokens_mean",
 }
 _CHECKPOINT: Final = {"checkpoint/seconds": "seconds"}
+_NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
+"""Attributes with a number for each reward or data source: the last part of the scalar's name is its name."""
 
 
 def scalars(record: Record) -> dict[str, float]:
     """Scalar name → value, leaving out what the run does not have. Empty for spans and the end of the run."""
     match record:
         case UpdateRecord():
-            names = _UPDATE
+            names, group = _UPDATE, "train"
         case EvaluationRecord():
-            names = _EVALUATION
+            names, group = _EVALUATION, "evaluation"
         case CheckpointRecord():
-            names = _CHECKPOINT
+            return _plain(record, _CHECKPOINT)
         case _:
             return {}
+    named = {attribute: getattr(record, attribute) for attribute in _NAMED}
+    return _plain(record, names) | {
+        f"{group}/{attribute}/{name}": float(value)
+        for attribute, values in named.items()
+        for name, value in values.items()
+    }
+
+
+def _plain(record: Record, names: Mapping[str, str]) -> dict[str, float]:
     values = {name: getattr(record, attribute) for name, attribute in names.items()}
     return {name: float(value) for name, value in values.items() if value is not None}

@@ -33,6 +33,7 @@ from qwen35_trainer.progress.records import (
 )
 from qwen35_trainer.runtime.checkpoint import Checkpoint
 from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link.base import Link
 from qwen35_trainer.runtime.link.courier import Courier, Undelivered
@@ -87,7 +88,7 @@ class Reporter:
             report = saved(checkpoint.path, at.update, checkpoint.path.stat().st_mtime)
             earlier = earlier_records(metrics, at.update)
         bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
-        self._history = Kept(dump_manifest(manifest), bound, earlier)
+        self._history = Kept(dump_manifest(manifest), bound, RunFolder(metrics.parent).samples, earlier)
         self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:

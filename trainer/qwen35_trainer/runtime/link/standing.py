@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any, Self
 
 from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Replica
+from qwen35_trainer.progress.held_out import accuracy_is_meaningful
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -55,7 +56,7 @@ class Standing:
     took: tuple[float, ...] = ()
     """Seconds of the latest updates."""
     accuracy: float | None = None
-    """Of the latest evaluation."""
+    """Of the latest evaluation; None where it is not meaningful, as for graded rewards (`progress.held_out`)."""
     published: tuple[float, ...] = ()
     """Unix seconds of the latest versions."""
     checkpoint: CheckpointReport | None = None
@@ -80,7 +81,7 @@ class Standing:
             checkpoint=checkpoint,
             update=0 if checkpoint is None else checkpoint.update,
             version=trained[-1].version if trained else 0,
-            accuracy=evaluations[-1].accuracy if evaluations else None,
+            accuracy=_accuracy(evaluations[-1]) if evaluations else None,
             prompts=sum(record.prompts for record in trained),
             samples=sum(record.samples for record in trained),
             tokens=sum(record.tokens for record in trained),
@@ -97,8 +98,8 @@ class Standing:
             case SpanRecord(kind="generate"):
                 seconds = self.busy.get(record.lane, 0.0) + max(0.0, record.end - record.start)
                 return replace(self, busy={**self.busy, record.lane: seconds})
-            case EvaluationRecord(accuracy=float(accuracy)):
-                return replace(self, accuracy=_finite(accuracy))
+            case EvaluationRecord():
+                return replace(self, accuracy=_accuracy(record))
             case CheckpointRecord():
                 return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
             case ExportRecord(problem=""):
@@ -172,6 +173,11 @@ def _measured(latest: UpdateRecord) -> dict[str, Any]:
         "trainIdle": None if latest.trainer_idle is None else _share(latest.trainer_idle),
         "tokensPerSecond": _finite(latest.tokens_per_second),
     }
+
+
+def _accuracy(evaluation: EvaluationRecord) -> float | None:
+    meaningful = accuracy_is_meaningful([(evaluation.accuracy, evaluation.reward_mean)])
+    return _finite(evaluation.accuracy) if meaningful else None
 
 
 def _pace(published: tuple[float, ...]) -> float | None:
