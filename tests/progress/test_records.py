@@ -69,7 +69,9 @@ def test_a_line_that_is_no_record_is_refused_with_its_place(tmp_path: Path) -> N
 
 
 def test_an_unknown_record_is_refused_with_those_known() -> None:
-    with pytest.raises(ValueError, match="record 'guess' is none of update, evaluation, span, checkpoint, export, finish"):
+    with pytest.raises(
+        ValueError, match="record 'guess' is none of update, evaluation, span, checkpoint, export, finish"
+    ):
         from_line('{"record":"guess"}')
 
 
