@@ -4,7 +4,7 @@
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
 So names, the layout of experts, types and shards are those of the source, and heads for multi-token prediction and whatever else
-was not trained pass through. At most one shard and the tensor that is read are in memory.
+was not trained pass through. In memory is the tensor that is written.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.checkpoint_files import INDEX, SINGLE, CheckpointFiles
+from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, INDEX, SINGLE, CheckpointFiles
 from qwen35_trainer.models.qwen3_5.export import HEAD
 
 type Values = Callable[[str], Tensor | None]
@@ -31,6 +34,8 @@ CHECKSUMS = "SHA256SUMS"
 """Written last, as `sha256sum --check` reads it."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
 _EMBEDDING = "embed_tokens.weight"
+_BLOCK = 16 * 2**20
+"""Bytes that are copied at a time."""
 
 
 @dataclass(frozen=True)
@@ -74,19 +79,25 @@ def seal(folder: Path) -> None:
 
     safetensors creates files that only their owner may read.
     """
-    lines = []
     mask = os.umask(0)
     os.umask(mask)
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        with path.open("rb") as file:
-            lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.relative_to(folder)}\n")
-            os.fsync(file.fileno())
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    with ThreadPoolExecutor() as threads:  # neither hashing nor the disk holds the interpreter
+        digests = list(threads.map(_flushed, paths))
+    for path in paths:
         path.chmod(0o666 & ~mask)
     folder.chmod(0o777 & ~mask)
     with (folder / CHECKSUMS).open("w") as sums:
-        sums.writelines(lines)
+        sums.writelines(f"{digest}  {path.relative_to(folder)}\n" for digest, path in zip(digests, paths, strict=True))
         sums.flush()
         os.fsync(sums.fileno())
+
+
+def _flushed(path: Path) -> str:
+    """The SHA-256 of a file, which is on disk then."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _shards(folder: Path) -> list[str]:
@@ -110,16 +121,41 @@ def _places(files: CheckpointFiles) -> dict[str, _Place]:
 
 
 def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], values: Values) -> None:
-    with safe_open(source, "pt") as opened:
-        tensors: dict[str, Tensor] = {}
-        for name in opened.keys():  # noqa: SIM118 - not a mapping
-            tensor = opened.get_tensor(name)
-            place = places.get(name)
-            new = None if place is None else values(place.parameter)
-            if place is not None and new is not None:
-                if place.expert is not None:
-                    new = new[place.expert, place.start : place.start + tensor.shape[0]]
-                assert new.shape == tensor.shape, f"{name}: {tuple(new.shape)} for {tuple(tensor.shape)}"
-                tensor = new.to(tensor.dtype, copy=True).contiguous()
-            tensors[name] = tensor
-        save(tensors, target, opened.metadata())
+    """The header of `source`, and after it each tensor in its place there (https://github.com/huggingface/safetensors, Format)."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open("rb") as old, target.open("wb") as new:
+        size = old.read(8)
+        header = old.read(int.from_bytes(size, "little"))
+        new.write(size + header)
+        data = new.tell()
+        entries = json.loads(header)
+        entries.pop("__metadata__", None)
+        for name, entry in sorted(entries.items(), key=lambda named: named[1]["data_offsets"]):
+            begin, end = entry["data_offsets"]
+            old.seek(data + begin)
+            new.seek(data + begin)
+            value = None if name not in places else _value(name, places[name], entry, values)
+            if value is None:
+                _copy(old, new, end - begin)
+            else:
+                new.write(value.view(torch.uint8).numpy())
+
+
+def _value(name: str, place: _Place, entry: Mapping[str, Any], values: Values) -> Tensor | None:
+    """The trained value of a stored tensor in its type, (bytes of a row …); None where it was not trained."""
+    new = values(place.parameter)
+    if new is None:
+        return None
+    if place.expert is not None:
+        new = new[place.expert, place.start : place.start + entry["shape"][0]]
+    assert list(new.shape) == entry["shape"], f"{name}: {tuple(new.shape)} for {entry['shape']}"
+    return new.to(DTYPES[entry["dtype"]]).contiguous().flatten()
+
+
+def _copy(old: BinaryIO, new: BinaryIO, size: int) -> None:
+    while size:
+        block = old.read(min(size, _BLOCK))
+        if not block:
+            raise OSError(f"{old.name} became shorter while it was read")
+        new.write(block)
+        size -= len(block)
