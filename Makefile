@@ -8,7 +8,9 @@ SHELL := /bin/bash
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
+# Each says that its set of requirements is installed and current; a virtual environment has one of them.
 READY := $(VENV)/.ready
+READY_LAPTOP := $(VENV)/.ready-laptop
 # The last line: what images take from this machine, as far as a slim Debian may lack it.
 SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
     containerd runc containernetworking-plugins iptables nftables conntrack mount \
@@ -20,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # All clones share this cache: mypy validates entries by file contents, and checking every library again takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/qwen35/mypy
 
-.PHONY: help setup system testbed demo demo-cluster test check soak lint generate picture benchmark benchmark-operator clean
+.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint generate picture benchmark benchmark-operator clean
 
 help:
 	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
@@ -37,13 +39,24 @@ help:
 
 setup: $(READY)
 
-$(READY): requirements/cpu.txt pyproject.toml
+# What the tests need contains what the demo needs: a full virtual environment stays one.
+laptop: $(if $(wildcard $(READY)),$(READY),$(READY_LAPTOP))
+
+define install
 	@command -v $(PYTHON) >/dev/null || { echo "Python 3.12 is needed; name it with: make PYTHON=/path/to/python3.12"; exit 1; }
+	@rm -f $(READY) $(READY_LAPTOP)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(sed -n 's/^uv==\([^ ]*\).*/\1/p' requirements/cpu.txt)"
-	uv pip sync --quiet requirements/cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv==$$(sed -n 's/^uv==\([^ ]*\).*/\1/p' $<)"
+	uv pip sync --quiet $<
 	uv pip install --quiet --no-deps --editable .
 	@touch $@
+endef
+
+$(READY): requirements/cpu.txt pyproject.toml
+	$(install)
+
+$(READY_LAPTOP): requirements/laptop.txt pyproject.toml
+	$(install)
 
 system:
 	@missing=(); for package in $(SYSTEM_PACKAGES); do \
@@ -57,7 +70,7 @@ system:
 testbed:
 	$(PYTHON) -m tests.testbed.binaries
 
-demo: setup
+demo: laptop
 	qwen35 run examples/tiny-grpo.yaml --output "runs/demo-$$(date +%Y%m%d-%H%M%S)"
 
 demo-cluster: setup system testbed

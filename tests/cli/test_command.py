@@ -16,8 +16,8 @@ from tests.spec.conftest import SMALL
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 
 
-def invoke(*arguments: object, **environment: str):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
+def invoke(*arguments: object, stdin: str | None = None, **environment: str):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment, input=stdin)
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])
@@ -69,3 +69,30 @@ def test_a_namespace_that_cannot_be_one_is_refused_by_name(tmp_path, namespace):
     result = invoke("render", file, "--namespace", namespace)
     assert result.exit_code == 2
     assert f'--namespace: "{namespace}" is not a valid namespace name.' in result.stderr
+
+
+def test_a_manifest_on_standard_input_is_validated():
+    assert invoke("validate", "-", stdin=yaml.safe_dump(SMALL)).stdout == "-: valid\n"
+    result = invoke("validate", "-", stdin="kind: Qwen35Training\n")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("-: ")
+
+
+def test_of_a_folder_every_training_below_it_is_validated_and_nothing_else(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "good.yaml").write_text(yaml.safe_dump(SMALL))
+    (tmp_path / "wrong.yml").write_text("kind: qwen35training\nspec: {}\n")
+    (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\n")
+    (tmp_path / "notes.txt").write_text("kind: Qwen35Training\n")
+    result = invoke("validate", tmp_path)
+    assert (result.exit_code, result.stdout) == (2, f"{tmp_path / 'below' / 'good.yaml'}: valid\n")
+    assert f"{tmp_path / 'wrong.yml'}: " in result.stderr
+    assert "kustomization" not in result.stderr
+
+
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_a_folder_without_a_training_is_refused(tmp_path, command):
+    (tmp_path / "kustomization.yaml").write_text("kind: Kustomization\n")
+    result = invoke(command, tmp_path)
+    assert result.exit_code == 2
+    assert f"In {tmp_path}: kustomization.yaml." in result.stderr

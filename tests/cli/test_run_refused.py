@@ -5,13 +5,16 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
+import ray
 import yaml
 from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
+from qwen35_trainer.runtime import run as command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,8 +33,26 @@ def manifest(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def run(manifest) -> Callable[..., Refused]:
+def with_spec(manifest) -> Callable[[dict[str, Any]], None]:
+    """with_spec({"rewards": […]}) puts sections into the example's spec."""
+
+    def write(sections: dict[str, Any]) -> None:
+        document = yaml.safe_load(manifest.read_text())
+        document["spec"] |= sections
+        manifest.write_text(yaml.safe_dump(document))
+
+    return write
+
+
+def _no_ray(**_: object) -> None:
+    raise AssertionError("Ray was started")
+
+
+@pytest.fixture
+def run(manifest, monkeypatch) -> Callable[..., Refused]:
     """run("--set", "…") is what `qwen35 run` says; the output folder must not come into being by it."""
+
+    monkeypatch.setattr(ray, "init", _no_ray)
 
     def invoke(*arguments: object, file: Path | None = None, output: Path | None = None) -> Refused:
         folder = output or manifest.parent / "out"
@@ -86,7 +107,8 @@ def test_broken_arithmetic_names_the_numbers_and_a_way_out(run):
     assert "Use promptsPerUpdate" in refused.text
 
 
-def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest):
+def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, monkeypatch):
+    monkeypatch.setattr(command, "devices_here", lambda profile: 0)
     document = yaml.safe_load(manifest.read_text())
     spec = document["spec"]
     spec["accelerator"] = {"profile": "nvidia", "perNode": 8}
@@ -98,9 +120,24 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest):
     refused = run()
     assert refused.code == 2
     assert "5 problems" in refused.text
-    for place in ("accelerator.profile", "model.source", "checkpoint.storage", "rollout.engine", "train.engine"):
+    for place in (
+        "accelerator: FullyAsync needs 8 + 8 nvidia devices, and this machine has none",
+        "model.source",
+        "checkpoint.storage",
+        "rollout.engine",
+        "train.engine",
+    ):
         assert f"spec.{place}" in refused.text
     assert "kubectl apply the manifest" in refused.text
+
+
+def test_a_machine_with_too_few_devices_is_told_how_many_there_are(run, with_spec, monkeypatch):
+    monkeypatch.setattr(command, "devices_here", {"ascend": 1}.get)
+    with_spec({"accelerator": {"profile": "ascend", "perNode": 1}})
+    refused = run()
+    assert refused.code == 2
+    assert "spec.accelerator: FullyAsync needs 1 + 1 ascend devices, and this machine has 1." in refused.text
+    assert "which FullyAsync cannot yet." in refused.text
 
 
 def test_an_output_that_is_a_file_is_left_alone(run, tmp_path):
@@ -150,3 +187,78 @@ def test_checkpoints_of_another_run_are_not_written_over(run, tmp_path):
 
 def test_an_option_without_its_value_is_a_usage_error(run):
     assert run("--resume").code == 2
+
+
+def test_a_reward_function_that_cannot_be_called_is_refused_with_all_else_that_is_wrong(run, with_spec, tmp_path):
+    (tmp_path / "mine.py").write_text("def score(prompt, response, answer, metadata): ...\n")
+    with_spec(
+        {
+            "rewards": [{"type": "Function", "function": "mine:scor"}],
+            "model": {"name": "m", "source": {"path": "nowhere"}},
+        }
+    )
+    refused = run()
+    assert refused.code == 2
+    assert "2 problems" in refused.text
+    assert "spec.rewards[0].function: mine:scor: " in refused.text
+    assert "has no 'scor'; it has score" in refused.text
+    assert "spec.model.source.path: there is no folder " in refused.text
+
+
+@pytest.mark.parametrize("kind", ["ExactMatch", "Math"])
+def test_a_pattern_that_re2_does_not_take_is_refused(run, with_spec, kind):
+    with_spec({"rewards": [{"type": kind, "extract": "(?<=x)y"}]})
+    refused = run()
+    assert refused.code == 2
+    assert "spec.rewards[0].extract: (?<=x)y is not an RE2 expression: " in refused.text
+
+
+MISTAKES = {
+    "data": (
+        {"data": {"train": [{"name": "a", "files": {"paths": ["tiny/trian.jsonl", "tiny"]}}]}},
+        ["spec.data.train[0].files: ", "trian.jsonl does not exist.", "train.jsonl", "tiny is a folder."],
+    ),
+    "name of the hub": (
+        {"model": {"name": "m", "source": {"path": "Qwen/Qwen3.5-9B"}}},
+        [
+            "spec.model.source.path: there is no folder",
+            "Names of the hub are not downloaded.",
+            "hf download Qwen/Qwen3.5-9B",
+        ],
+    ),
+    "model without files": (
+        {"model": {"name": "m", "source": {"path": "tiny"}}},
+        ["spec.model.source.path: ", "has no config.json and no tokenizer_config.json (found: "],
+    ),
+    "LoRA": (
+        {
+            "train": {
+                "lora": {"targets": ["o_proj", "q_prj"]},
+                "batch": {"promptsPerUpdate": 16, "microBatchPerDevice": 256},
+            }
+        },
+        [
+            "1 problem",
+            "spec.train.lora.targets[1]: no linear layer of the decoder is called q_prj.",
+            "Did you mean q_proj",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_the_manifest_names_has_to_be_there(run, with_spec, mistake):
+    sections, said = MISTAKES[mistake]
+    with_spec(sections)
+    refused = run()
+    assert refused.code == 2
+    assert [text for text in said if text not in refused.text] == []
+
+
+@pytest.mark.parametrize("place", ["file/sub", "/proc/qwen35", ""])
+def test_an_output_that_can_never_be_written_is_refused(run, tmp_path, place):
+    (tmp_path / "file").write_text("mine")
+    refused = run("--output", place and tmp_path / place)
+    assert refused.code == 2
+    assert "name " in refused.text
+    assert (tmp_path / "file").read_text() == "mine"

@@ -52,7 +52,11 @@ WRITTEN: list[Document] = [
             "requireBatches": 2,
             "updatesPerSync": 2,
         },
-        "checkpoint": {"graceSeconds": 60, "storage": {"persistentVolumeClaim": {"claimName": "kept", "path": "a/b"}}},
+        "checkpoint": {
+            "export": "AtEnd",
+            "graceSeconds": 60,
+            "storage": {"persistentVolumeClaim": {"claimName": "kept", "path": "a/b"}},
+        },
         "failurePolicy": {
             "rules": [
                 {"name": "mine", "action": "Fail", "pool": "train", "exitCodes": [1], "reasons": ["Error"]},
@@ -68,6 +72,11 @@ WRITTEN: list[Document] = [
     },
     {
         "accelerator": {"profile": "cpu", "perNode": 8},
+        "algorithm": {
+            "advantage": "Function",
+            "advantageFunction": "mine.advantages:centred",
+            "loss": {"type": "Function", "function": "mine.losses:squared"},
+        },
         "data": {
             "train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}],
             "validation": [{"name": "held", "files": {"paths": ["a.jsonl"], "answerField": "answer"}}],

@@ -39,6 +39,7 @@ SIZES: dict[str, SearchStrategy[Any]] = {
     "stalenessThreshold": st.sampled_from([0, 0.25, 0.5, 1, 2.0, 4]),
     "maxVersionLag": st.integers(0, 8),
     "function": st.sampled_from(["rewards:score", "pack.module:name"]),
+    "advantageFunction": st.sampled_from(["advantages:centred", "pack.module:name"]),
     "messagePattern": st.sampled_from(["CUDA error", "^lost .* after [0-9]+ s$", "(?i)nccl", "[", "(?P<a>x)(?P=a)"]),
     "extract": st.sampled_from(["<answer>(.*)</answer>", "(", r"\d+", "(?<=x)y"]),
     "config{}": st.one_of(st.booleans(), st.integers(-9, 9), st.just(0.5), *[st.just("text")] * 4, st.just([1])),
@@ -188,7 +189,12 @@ def _mend(spec: Document, draw: Callable[[SearchStrategy[Any]], Any]) -> None:
     _mend_train(_section(spec, "train"), _nodes(spec) * _devices(spec))
     algorithm = _section(spec, "algorithm")
     algorithm["groupSize"] = draw(st.sampled_from([2, 8, 16]))
-    _section(algorithm, "loss").pop("clipLow", None)
+    loss = _section(algorithm, "loss")
+    loss.pop("clipLow", None)
+    for section, chosen, name in ((loss, "type", "function"), (algorithm, "advantage", "advantageFunction")):
+        section.pop(name, None)
+        if section.get(chosen) == "Function":
+            section[name] = "pack.module:name"
     if draw(st.booleans()):
         algorithm.pop("correction", None)
     if draw(st.integers(0, 3)):  # the others stay as a later release may run them
@@ -207,7 +213,8 @@ def _mend_engines(spec: Document) -> None:
         _section(train, "parallelism").pop(axis, None)
     rollout.pop("engine", None)
     rollout.pop("tensorParallel", None)
-    spec["algorithm"].pop("advantage", None)
+    for name in ("advantage", "advantageFunction"):
+        spec["algorithm"].pop(name, None)
 
 
 def _section(parent: Document, name: str) -> Document:

@@ -1,10 +1,15 @@
-"""A run on four Ray nodes with the labels that pods have: `python in_pods.py MANIFEST OUTPUT`, prints a JSON object."""
+"""A run on four Ray nodes with the labels that pods have: `python in_pods.py MANIFEST OUTPUT`, prints a JSON object.
+
+Afterwards, on the same nodes, one of which says that it has two accelerators of each kind, actors with the options that a run without a
+cluster gives its workers.
+"""
 
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ray
@@ -14,10 +19,14 @@ from rich.console import Console
 from qwen35_trainer.contract.names import POOL_LABEL
 from qwen35_trainer.runtime import run as command
 from qwen35_trainer.runtime.link.reporter import Reporter
+from qwen35_trainer.runtime.site import connected, worker_options
 from qwen35_trainer.spec import load_manifest
 
 NODES = (("head", 0), ("rollout", 2), ("rollout", 2), ("train", 2))
 """Pool and CPUs."""
+DEVICES = 2
+"""Accelerators of each kind that the last node has, as far as Ray knows."""
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 taken: dict[str, Any] = {}
 
 
@@ -29,11 +38,29 @@ class Watching(Reporter):
             taken.update(ray.available_resources())
 
 
+class Worker:
+    """What a worker sees of the machine's accelerators."""
+
+    def visible(self, variable: str) -> str | None:
+        return os.environ.get(variable)
+
+
+def shown() -> dict[str, list[str | None]]:
+    """By profile, what each worker of the two pools sees while all of them live."""
+    seen: dict[str, list[str | None]] = {}
+    for profile, variable in VISIBLE.items():
+        job: Any = SimpleNamespace(in_cluster=False, spec=SimpleNamespace(accelerator=SimpleNamespace(profile=profile)))
+        workers = [ray.remote(**worker_options(job, pool))(Worker).remote() for pool in ("rollout", "train")]
+        seen[profile] = ray.get([worker.visible.remote(variable) for worker in workers])
+    return seen
+
+
 def main(file: Path, output: Path) -> None:
     cluster = Cluster()
     for pool, cpus in NODES:
         node = {"num_cpus": cpus, "object_store_memory": 100_000_000, "labels": {POOL_LABEL: pool}}
-        cluster.add_node(**node, include_dashboard=False)
+        devices = {"num_gpus": DEVICES, "resources": {"NPU": DEVICES}} if pool == "train" else {}
+        cluster.add_node(**node, **devices, include_dashboard=False)
     os.environ["RAY_ADDRESS"] = cluster.address
     finished = command.run(
         load_manifest(file),
@@ -45,8 +72,11 @@ def main(file: Path, output: Path) -> None:
         reporter=Watching(),
         in_cluster=True,
     )
+    with connected(in_cluster=True):
+        visible = shown()
     cluster.shutdown()
-    print(json.dumps({"outcome": finished.finish.outcome, "message": finished.finish.message, "left": taken}))
+    ended = {"outcome": finished.finish.outcome, "message": finished.finish.message}
+    print(json.dumps(ended | {"left": taken, "visible": visible}))
 
 
 if __name__ == "__main__":

@@ -128,13 +128,13 @@ def test_a_reward_that_always_fails_ends_the_run_in_its_first_batch(local, write
     assert f"started {datetime.fromtimestamp(finish.wall_time - finish.time, UTC):%Y-%m-%d %H:%M} UTC" in page
 
 
-def test_a_function_that_cannot_be_imported_ends_the_run_before_it_trains(local, write, tmp_path):
-    ended = local.run(write(tmp_path, reward="import not_there\n"))
+def test_a_function_that_can_no_longer_be_imported_ends_the_run_before_it_trains(local, write, tmp_path):
+    """It is imported once before Ray starts, and then by the driver."""
+    once = "from pathlib import Path\nPath(__file__).with_name('there').unlink()\ndef score(*_): return 1.0\n"
+    (tmp_path / "there").touch()
+    ended = local.run(write(tmp_path, reward=once))
     assert ended.code == 1
-    assert (
-        "reward judge: judge:score: importing judge failed: ModuleNotFoundError: No module named 'not_there'"
-        in ended.err
-    )
+    assert "reward judge: judge:score: importing judge failed: FileNotFoundError: " in ended.err
     assert ended.summary["updates"] == 0
 
 

@@ -1,6 +1,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -55,10 +56,76 @@ def test_a_folder_with_other_files_is_left_alone(folder, manifest, resume):
     assert [path.name for path in folder.root.iterdir()] == ["thesis.tex"]
 
 
-def test_an_earlier_run_is_continued_or_left_alone(folder, manifest):
+EVALUATED = '{"record":"evaluation","update":0,"version":0,"time":1.0,"samples":4,"accuracy":0.0}\n'
+TRAINED = {
+    "an update": lambda folder: folder.metrics.write_text(f'{EVALUATED}{{"record":"update","update":1}}\n'),
+    "a checkpoint": lambda folder: (folder.checkpoints / "update-000001").mkdir(parents=True),
+    "half a checkpoint": lambda folder: (folder.checkpoints / ".update-000001.partial").mkdir(parents=True),
+}
+
+
+@pytest.mark.parametrize("left", TRAINED)
+def test_what_an_earlier_run_has_trained_is_continued_or_left_alone(folder, manifest, left):
     folder.claim(manifest)
-    with pytest.raises(FolderRefused, match="holds an earlier run; continue it with --resume auto, or name another"):
-        folder.check(manifest, resume=False)
+    TRAINED[left](folder)
+    command = "qwen35 run mine.yaml --resume auto"
+    with pytest.raises(
+        FolderRefused, match=f"holds an earlier run; name another folder, or continue it with:\n  {command}"
+    ):
+        folder.check(manifest, resume=False, how_to_resume=command)
+
+
+def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest(folder, manifest, write, tmp_path):
+    folder.claim(manifest)
+    folder.metrics.write_text(EVALUATED)
+    folder.journal.touch()
+    folder.samples.touch()
+    folder.logs.mkdir()
+    (folder.logs / "driver.log").write_text("why it failed")
+    identity = folder.identity
+    corrected = load_manifest(write(tmp_path / "corrected", {"model.source.random.layers": 4}))
+    folder.check(corrected, resume=False)
+    assert folder.metrics.exists()
+    folder.claim(corrected)
+    assert load_manifest(folder.manifest) == corrected
+    assert folder.identity == identity
+    assert sorted(path.name for path in folder.root.iterdir()) == ["logs", "run.id", "run.yaml"]
+    assert (folder.logs / "driver.log").read_text() == "why it failed"
+
+
+def test_a_run_that_is_resumed_keeps_its_records(folder, manifest):
+    folder.claim(manifest)
+    folder.metrics.write_text(EVALUATED)
+    folder.claim(manifest, resume=True)
+    assert folder.metrics.read_text() == EVALUATED
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_folder_of_a_run_that_has_not_ended_is_refused_until_it_has(folder, manifest, resume):
+    with folder.held():
+        folder.claim(manifest)
+        with pytest.raises(
+            FolderRefused, match="is the folder of a run that has not ended; wait for it, or name anoth"
+        ):
+            folder.check(manifest, resume=resume)
+    folder.check(manifest, resume=resume)
+
+
+def test_a_run_that_was_killed_holds_its_folder_no_longer(folder, manifest):
+    """By the kernel: nobody is left to give the lock back."""
+    folder.claim(manifest)
+    hold = (
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, folder.lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(FolderRefused, match="has not ended"):
+            folder.check(manifest, resume=False)
+        other.kill()
+    folder.check(manifest, resume=False)
 
 
 @pytest.mark.parametrize(

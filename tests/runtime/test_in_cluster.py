@@ -36,6 +36,12 @@ def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_
     assert said["left"].get("CPU", 0) == 0
 
 
+@pytest.mark.parametrize("profile", ["nvidia", "ascend"])
+def test_without_a_cluster_each_worker_sees_an_accelerator_of_its_own(in_pods, profile):
+    _, said = in_pods
+    assert sorted(said["visible"][profile]) == ["0", "1"]
+
+
 def test_nothing_is_kept_where_pods_share_no_folder(in_pods):
     folder, _ = in_pods
     assert not (folder / "checkpoints").exists()

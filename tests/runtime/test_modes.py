@@ -121,6 +121,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
     assert names == {
         "run.yaml",
         "run.id",
+        "run.lock",
         "metrics.jsonl",
         "samples.jsonl",
         "checkpoints",

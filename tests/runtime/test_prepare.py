@@ -1,12 +1,16 @@
+import weakref
 from pathlib import Path
 
 import pytest
 
 from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.runtime.beside import beside
 from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.run import _Prepared
 from qwen35_trainer.spec import load_manifest
+from tests.patience import PATIENCE
 
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
 
@@ -83,3 +87,24 @@ def test_a_new_run_does_not_delete_the_checkpoints_of_another(write, tmp_path):
 def test_auto_without_a_checkpoint_is_a_new_run(write, tmp_path):
     spec = load_manifest(write(tmp_path)).spec
     assert find_checkpoint("auto", RunFolder(Path(tmp_path / "out")), spec, tmp_path) is None
+
+
+def test_what_was_prepared_is_held_by_whoever_took_it_alone():
+    """A tokenizer takes hundreds of megabytes for as long as a run lasts."""
+
+    class Large:
+        pass
+
+    made = []
+
+    def prepare() -> tuple[None, Large]:
+        large = Large()
+        made.append(weakref.ref(large))
+        return None, large
+
+    prepared = _Prepared(beside("data", prepare))
+    _, large = prepared.take()
+    prepared.done.result(PATIENCE)
+    assert made[0]() is large
+    del large
+    assert made[0]() is None

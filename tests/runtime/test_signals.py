@@ -21,9 +21,11 @@ import sys
 import threading
 import time
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import psutil
@@ -32,9 +34,11 @@ from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
 from qwen35_trainer.contract import parse_progress
+from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.exits import FAILED, INTERRUPTED
 from qwen35_trainer.progress.records import FinishRecord, UpdateRecord
 from qwen35_trainer.runtime import run, signals
+from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link import reporter
@@ -89,10 +93,10 @@ class Child:
         self._attending: threading.Thread | None = None
         self.ended: list[object] = []
 
-    def attend(self, work) -> None:
+    def attend(self, work, needs: Future[Any] | None = None) -> None:
         def run() -> None:
             try:
-                self.ended.append(self.signals.attend(work))
+                self.ended.append(self.signals.attend(work, needs))
             except Exception as error:  # noqa: BLE001  # it is what the test is about
                 self.ended.append(error)
 
@@ -131,6 +135,21 @@ def test_the_result_of_what_is_attended(child):
 def test_an_error_of_what_is_attended(child):
     child.attend(lambda: int("seven"))
     assert isinstance(child.end(), ValueError)
+
+
+def test_what_the_work_needs_ends_it_by_failing_though_its_thread_goes_on(child, never):
+    """Data that are wrong are refused without waiting for Ray."""
+    needs: Future[int] = Future()
+    child.attend(never.wait, needs)
+    needs.set_exception(DataError(["no rows"]))
+    assert isinstance(child.end(), DataError)
+
+
+def test_what_the_work_needs_lets_it_go_on_by_succeeding(child):
+    needs: Future[int] = Future()
+    child.attend(lambda: needs.result() + 1, needs)
+    needs.set_result(6)
+    assert child.end() == 7
 
 
 def test_a_signal_before_the_run_has_begun_ends_it_though_its_thread_goes_on(child, never):
@@ -588,10 +607,11 @@ def _wrote_nothing(running: Running) -> None:
 def _stopped_whole(running: Running, file: Path) -> None:
     """As a run that was stopped, with a folder that can be resumed and nothing in it that is half written."""
     ended = running.end()
-    assert (ended.code, ended.err) == (0, ""), ended.err
+    saved = ended.summary["checkpoint"] is not None
+    assert (ended.code, ended.err) == ((0, "") if saved else (130, f"{NOTHING_SAVED}\n")), ended.err
     assert ended.of(FinishRecord)[-1].outcome == "Stopped"
     assert ended.summary["outcome"] == "Stopped"
-    assert "go on with --resume auto" in ended.out
+    assert ("--resume auto" in ended.out) == saved
     assert (running.folder / "report.html").is_file()
     manifest = load_manifest(file)
     folder = RunFolder(running.folder)
@@ -754,7 +774,7 @@ class _One:
         said = f"{running.out.read_text()}\n{running.err.read_text()}"
         assert "Traceback" not in said, said
         assert running.processes() == [], said
-        if code == 0:
+        if code == 0 or NOTHING_SAVED in said:
             _stopped_whole(running, file)
         elif self.twice and running.folder.exists():
             assert (code, running.err.read_text()) == (130, f"{SECOND}\n"), said

@@ -17,6 +17,7 @@ from qwen35_trainer.data.prompts import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from tests.patience import PATIENCE
 
 from .threads import Fault
@@ -93,7 +94,8 @@ def test_ctrl_c_finishes_the_update_saves_and_says_where(story):
     assert story.stopped.code == 0, story.stopped.err
     assert story.stopped.of(FinishRecord)[-1].outcome == "Stopped"
     assert story.stopped.of(UpdateRecord)[-1].update == story.saved.update
-    assert f"Saved to {story.saved.path}; go on with --resume auto" in story.stopped.out
+    assert f"Saved to {story.saved.path}; continue with:" in story.stopped.out
+    assert "--resume auto" in story.stopped.out
 
 
 def test_a_stopped_run_keeps_its_newest_checkpoints_and_no_half_one(story):
@@ -313,6 +315,6 @@ def test_a_signal_does_not_wait_for_the_evaluation_of_examples_at_the_start(loca
     running.wait_until(fault.fired.is_set, "evaluation")
     running.signal(signal.SIGTERM)
     ended = running.end()
-    assert (ended.code, ended.err) == (0, "")
+    assert (ended.code, ended.err) == (130, f"{NOTHING_SAVED}\n")
     assert ended.of(FinishRecord)[-1].outcome == "Stopped"
     assert ended.of(UpdateRecord) == []

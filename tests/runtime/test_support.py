@@ -25,7 +25,6 @@ CLUSTER = {
 }
 PLACES = {
     "spec.suspend",
-    "spec.accelerator.profile",
     "spec.model.source.persistentVolumeClaim",
     "spec.checkpoint.storage.persistentVolumeClaim",
     "spec.data.train[0].files.volume",

@@ -177,6 +177,26 @@ CASES = {
         "spec.rewards[0].function",
         {"rewards": [{"type": "Math"}]},
     ),
+    "function of a loss is missing": (
+        {"algorithm.loss": {"type": "Function"}},
+        "spec.algorithm.loss.function",
+        {"algorithm.loss": {"type": "Function", "function": "losses:mine"}},
+    ),
+    "function of another loss": (
+        {"algorithm.loss": {"function": "losses:mine"}},
+        "spec.algorithm.loss.function",
+        {"algorithm.loss": {}},
+    ),
+    "function of an advantage is missing": (
+        {"algorithm.advantage": "Function"},
+        "spec.algorithm.advantageFunction",
+        {"algorithm": {"advantage": "Function", "advantageFunction": "advantages:mine"}},
+    ),
+    "function of another advantage": (
+        {"algorithm.advantageFunction": "advantages:mine"},
+        "spec.algorithm.advantageFunction",
+        {"algorithm": {}},
+    ),
     "extract of another type": (
         {"rewards": [{"type": "Gym", "extract": "x"}]},
         "spec.rewards[0].extract",

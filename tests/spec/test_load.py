@@ -121,7 +121,7 @@ def test_a_folder_without_manifests_is_told(tmp_path):
 
 
 def test_a_folder_is_no_manifest(tmp_path):
-    assert told(tmp_path)[0] == "cannot be read: Is a directory."
+    assert told(tmp_path)[0] == "this is a folder, not a manifest."
 
 
 def test_bytes_that_are_no_text_are_told(tmp_path):

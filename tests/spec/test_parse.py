@@ -61,6 +61,12 @@ CASES = {
         '"Chain Sum" has characters that do not belong.',
         "It must match ^[a-z0-9_]+$",
     ),
+    "pattern with an example": (
+        {"rewards": [{"type": "Function", "function": "my_rewards.py"}]},
+        "spec.rewards[0].function",
+        '"my_rewards.py" has another form.',
+        "Write it like my_rewards:score.",
+    ),
     "required": ({"model": {"name": "x"}}, "spec.model.source", "is required.", None),
 }
 

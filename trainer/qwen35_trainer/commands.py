@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -48,7 +49,7 @@ def run(
         typer.Option("--set", metavar="PATH=VALUE", help="Change a field, e.g. train.updates=50. May be repeated."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of the run. [default: runs/<name>]", show_default=False)
+        str | None, typer.Option(metavar="DIR", help="Folder of the run. [default: runs/<name>]", show_default=False)
     ] = None,
     resume: Annotated[
         str | None,
@@ -72,7 +73,7 @@ def run(
     console = Console()
     from qwen35_trainer.data.errors import DataError
     from qwen35_trainer.runtime.checkpoint import CheckpointError
-    from qwen35_trainer.runtime.ending import print_end
+    from qwen35_trainer.runtime.ending import NOTHING_SAVED, print_end
     from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.interrupted import Interrupted
     from qwen35_trainer.runtime.link.base import LinkRefused
@@ -81,19 +82,23 @@ def run(
     from qwen35_trainer.runtime.run import run as run_manifest
     from qwen35_trainer.spec import ManifestError, load_manifest
 
+    if output == "":
+        fail("--output is empty; name a folder, or leave it out for runs/<name>", REFUSED)
+    how_to_resume = _how_to_resume(file, changes or [], output)
     try:
         with reporting(link) as reporter:
             manifest = load_manifest(file, changes or ())
             finished = run_manifest(
                 manifest,
                 file=file,
-                output=output,
+                output=None if output is None else Path(output),
                 resume=resume,
                 console=console,
                 started=started,
                 reporter=reporter,
                 signals=context.obj,
                 in_cluster=link == CLUSTER,
+                how_to_resume=how_to_resume,
             )
     except (LinkRefused, ManifestError, DataError, FolderRefused, CheckpointError) as error:
         fail(str(error), REFUSED)
@@ -103,7 +108,15 @@ def run(
         fail(str(error), INTERRUPTED if isinstance(error.__cause__, Interrupted) else FAILED)
     if finished.finish.outcome == "Failed":
         fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
-    print_end(console, finished)
+    print_end(console, finished, how_to_resume)
+    if link is None and finished.saved_nothing:
+        fail(NOTHING_SAVED, INTERRUPTED)
+
+
+def _how_to_resume(file: Path, changes: list[str], output: str | None) -> str:
+    """The command that continues the run of these arguments."""
+    options = [*(word for change in changes for word in ("--set", change)), *(["--output", output] if output else [])]
+    return shlex.join(["qwen35", "run", str(file), *options, "--resume", "auto"])
 
 
 @app.command()
@@ -141,14 +154,17 @@ def export(
 
 @app.command()
 def validate(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", help="Manifests.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE|DIR…", help="Manifests, or folders of them; - is standard input.")
+    ],
 ) -> None:
     """Check manifests and report all problems at once. Exit code 2: one is invalid; 3: this release cannot run one."""
     from qwen35_trainer.spec import ManifestError, cannot_run, load_manifest
+    from qwen35_trainer.spec.load import manifests_in
     from qwen35_trainer.spec.problems import beyond_release
 
     code = 0
-    for file in files:
+    for file in (file for place in files for file in manifests_in(place)):
         try:
             manifest = load_manifest(file)
         except ManifestError as error:

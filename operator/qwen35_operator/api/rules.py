@@ -116,6 +116,16 @@ MODES = (
     Rule("self.mode != 'SFT' || size(self.rewards) == 0", "mode SFT has no rewards. Remove them.", field=".rewards"),
     Rule("self.mode == 'SFT' || size(self.rewards) > 0", "This mode needs at least one reward.", field=".rewards"),
     Rule(
+        "(self.algorithm.loss.type == 'Function') == has(self.algorithm.loss.__function__)",
+        "A loss of type Function needs function: module:name, and no other loss has it.",
+        field=".algorithm.loss.function",
+    ),
+    Rule(
+        "(self.algorithm.advantage == 'Function') == has(self.algorithm.advantageFunction)",
+        "Advantage Function needs advantageFunction: module:name, and no other advantage has it.",
+        field=".algorithm.advantageFunction",
+    ),
+    Rule(
         "self.mode == 'SFT' || !(self.algorithm.advantage in ['GRPO', 'DrGRPO', 'RLOO']) || "
         "self.algorithm.groupSize >= 2",
         "This advantage compares the samples of a prompt: groupSize must be at least 2.",

@@ -38,15 +38,19 @@ from torch import Tensor
 from .aggregation import AGGREGATIONS, GlobalCounts, aggregate
 from .corrections import CORRECTIONS, correction
 from .kl import ESTIMATORS, kl
-from .losses import LOSSES, LossInputs, policy_loss
+from .losses import LOSSES, LossInputs
 from .masking import token_sum, zero_padding
+from .user import is_own, loss_of
 
 KL_PLACEMENTS = ("None", "Loss", "Reward")
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the objective; names are those of the registries. Raises ValueError with all wrong fields at once."""
+    """Settings of the objective; names are those of the registries, the loss may be the user's own (`user.py`).
+
+    Raises ValueError with all wrong fields together.
+    """
 
     loss: str
     clip_low: float
@@ -78,7 +82,7 @@ class Objective:
         problems = [
             f"{field} {getattr(self, field)!r} is unknown, use one of {', '.join(names)}"
             for field, names in known.items()
-            if getattr(self, field) not in names
+            if getattr(self, field) not in names and not (field == "loss" and is_own(self.loss))
         ]
         if self.dual_clip is not None and self.dual_clip <= 1:
             problems.append(f"dual_clip {self.dual_clip} would cut off the gradient at ratio 1, use a value above 1")
@@ -122,7 +126,7 @@ def policy_objective(
     proximal = log_probs.detach() if proximal_log_probs is None else proximal_log_probs
     denominator = behaviour_log_probs if objective.correction == "None" else proximal
     corrected = correction(objective.correction)(behaviour_log_probs, proximal, mask, objective.cap, objective.floor)
-    policy = policy_loss(objective.loss)(
+    policy = loss_of(objective.loss)(
         LossInputs(
             log_probs, denominator, advantages, mask, objective.clip_low, objective.clip_high, objective.dual_clip
         )

@@ -97,15 +97,31 @@ def _resolve(files: Files, base: Path, problems: _Problems) -> Iterator[tuple[Pa
         return
     for name in files.paths:
         path = base / name
-        form = files.format or _EXTENSIONS.get(path.suffix.lower())
-        if path.is_dir():
-            problems.add(f"{path} is a folder. Name the files in it.")
-        elif not path.exists():
-            problems.add(f"{path} does not exist. {_neighbours(path)}")
-        elif form is None:
-            problems.add(f"{path}: the extension {path.suffix!r} tells no format. Set format: JSONLines or Parquet.")
-        else:
+        form = _format(files, path)
+        if (wrong := _misnamed(path, form)) is not None:
+            problems.add(" ".join(wrong))
+        elif form is not None:
             yield path, form
+
+
+def misnamed(files: Files, base: Path) -> list[tuple[str, str]]:
+    """The paths of a source that name no file of a known format: what is wrong with each, and what to do. Reads no file."""
+    paths = [base / name for name in files.paths]
+    return [wrong for path in paths if (wrong := _misnamed(path, _format(files, path))) is not None]
+
+
+def _misnamed(path: Path, form: FileFormat | None) -> tuple[str, str] | None:
+    if path.is_dir():
+        return f"{path} is a folder.", "Name the files in it."
+    if not path.exists():
+        return f"{path} does not exist.", _neighbours(path)
+    if form is None:
+        return f"{path}: the extension {path.suffix!r} tells no format.", "Set format: JSONLines or Parquet."
+    return None
+
+
+def _format(files: Files, path: Path) -> FileFormat | None:
+    return files.format or _EXTENSIONS.get(path.suffix.lower())
 
 
 def _neighbours(path: Path) -> str:

@@ -253,6 +253,12 @@ def read_records(path: Path) -> list[Record]:
     return records
 
 
+def has_update(path: Path) -> bool:
+    """Whether a metrics file holds a record of an update. Reads no further than the first."""
+    with path.open("rb") as lines:
+        return any(line.startswith(b'{"record":"update",') for line in lines)
+
+
 def surviving_updates(records: Iterable[Record]) -> list[UpdateRecord]:
     """The updates that the final weights contain, in order.
 

@@ -23,6 +23,24 @@ def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
     return any(reward.type in _COMPARES_ANSWERS for reward in rewards)
 
 
+def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, RewardError]:
+    """Why functions of `spec.rewards` cannot be called, by the reward's index. Loads each in a process that ends again.
+
+    base: the manifest's folder, from which functions may be imported.
+    """
+    isolated = {at: _isolated(reward, (), base) for at, reward in enumerate(rewards) if reward.type == "Function"}
+    loading = {at: (function, function.load()) for at, function in isolated.items() if function is not None}
+    errors: dict[int, RewardError] = {}
+    for at, (function, loaded) in loading.items():
+        try:
+            loaded.result()
+        except RewardError as error:
+            errors[at] = error
+        finally:
+            function.close()
+    return errors
+
+
 def build_scorer(rewards: Sequence[RewardSpec], sources: Iterable[Source], base: Path, *, trial: int = 0) -> Scorer:
     """The scorer of `spec.rewards`, its worker processes started and all functions loaded.
 

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from qwen35_trainer.rewards.base import Completion, RewardError, RewardTimeoutError, as_score
@@ -74,7 +75,7 @@ def _arguments(completion: Completion) -> tuple[object, ...]:
 def load_function(target: str, base: str) -> Callable[..., Any]:
     """Import `module:function`; base, the manifest's folder, goes first on sys.path, as for a script in it.
 
-    Raises RewardError: no such module (or one that it imports), an error in it, no such function, wrong parameters.
+    Raises RewardError: no such module, an error in it (or in one that it imports), no such function, wrong parameters.
     """
     if base not in sys.path:
         sys.path.insert(0, base)
@@ -82,9 +83,14 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
-        details = "".join(traceback.format_exception(error))
+        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
+            reason = f"{target}: there is no module {error.name} in the manifest's folder {base}, nor on sys.path"
+            raise RewardError(reason, kind="NoModule") from error
+        own = _of_module(error.__traceback__)
+        details = "".join(traceback.format_exception(error.with_traceback(own)))
+        place = f" ({own.tb_frame.f_code.co_filename}, line {own.tb_lineno})" if own is not None else ""
         hint = f" Searched: the manifest's folder {base}, then sys.path." if isinstance(error, ImportError) else ""
-        reason = f"{target}: importing {module_name} failed: {type(error).__name__}: {error}.{hint}"
+        reason = f"{target}: importing {module_name} failed: {type(error).__name__}: {error}{place}.{hint}"
         raise RewardError(reason, kind="ImportFailed", details=details) from error
     function = getattr(module, name, None)
     if function is None:
@@ -95,6 +101,15 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
         raise RewardError(f"{target} is a {type(function).__name__}, no function", kind="NoFunction")
     _check_parameters(target, function)
     return function  # type: ignore[no-any-return]  # getattr is untyped; callable() narrowed it
+
+
+def _of_module(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of the import itself."""
+    while trace is not None and (
+        trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
+    ):
+        trace = trace.tb_next
+    return trace
 
 
 def _check_parameters(target: str, function: Callable[..., object]) -> None:

@@ -8,18 +8,18 @@ from qwen35_trainer.progress import formatting, held_out
 from qwen35_trainer.progress.summary import Summary
 from qwen35_trainer.runtime.run import Finished
 
+NOTHING_SAVED = "ended by a signal before the first update; there was nothing to save"
 
-def print_end(console: Console, finished: Finished) -> None:
-    """The numbers that matter, and where the rest lies."""
+
+def print_end(console: Console, finished: Finished, how_to_resume: str) -> None:
+    """The numbers that matter, and where the rest lies. how_to_resume: the command that continues the run."""
     summary, folder = finished.summary, finished.folder
     rows = summary_rows(summary)
     width = max((len(name) for name, _ in rows), default=0)
     lines = [f"\n{finished.finish.outcome}: {summary['updates']} updates in {summary['seconds']:.0f} s"]
     lines += [f"{name:<{width}}  {value}" for name, value in rows]
-    if finished.finish.outcome == "Stopped":
-        saved = summary["checkpoint"]
-        said = f"Saved to {saved}" if saved else "Nothing was saved"
-        lines.append(f"{said}; go on with --resume auto")
+    if finished.finish.outcome == "Stopped" and not finished.saved_nothing:
+        lines += [f"Saved to {summary['checkpoint']}; continue with:", f"  {how_to_resume}"]
     if summary["exportProblem"]:
         lines.append(f"Not exported: {summary['exportProblem']}")
         lines.append(f"Try again with: qwen35 export {summary['checkpoint']} --output DIR")

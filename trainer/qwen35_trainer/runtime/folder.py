@@ -2,6 +2,7 @@
 
 run.yaml          the resolved manifest: whose folder this is
 run.id            the run's name at metric services, the same for all its attempts
+run.lock          empty; locked by the run that uses the folder
 metrics.jsonl     every record, one line each
 samples.jsonl     a few responses of some updates and evaluations; not in SFT
 checkpoints/      update-000020/ … complete or absent
@@ -13,15 +14,25 @@ summary.json      report.html     at the end
 from __future__ import annotations
 
 import contextlib
-import os
+import fcntl
+import logging
 import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from qwen35_trainer.progress.records import has_update
 from qwen35_trainer.progress.samples import FILE
 from qwen35_trainer.spec import Manifest, dump_manifest
+
+logger = logging.getLogger(__name__)
+
+STILL_RUNNING = "is the folder of a run that has not ended; wait for it, or name another folder"
 
 
 class FolderRefused(ValueError):
@@ -37,6 +48,10 @@ class RunFolder:
     @property
     def manifest(self) -> Path:
         return self.root / "run.yaml"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "run.lock"
 
     @property
     def metrics(self) -> Path:
@@ -67,24 +82,42 @@ class RunFolder:
     def summary(self) -> Path:
         return self.root / "summary.json"
 
-    def check(self, manifest: Manifest, *, resume: bool) -> None:
-        """Raises FolderRefused when the folder holds something else, or cannot be written. Changes nothing."""
-        if self.root.exists() and not self.root.is_dir():
-            raise FolderRefused(f"--output {self.root} is a file; name a folder")
+    @property
+    def tensorboard(self) -> Path:
+        return self.root / "tensorboard"
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a run has left an update or a checkpoint here: what must not be lost."""
+        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return saved or (self.metrics.exists() and has_update(self.metrics))
+
+    def check(self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto") -> None:
+        """Raises FolderRefused when the folder holds something else, or cannot be written. Changes nothing.
+
+        resume: whether --resume is given; without it the folder of a run that has trained nothing can be used again.
+        how_to_resume: the command that continues the run that is here, for the message.
+        """
+        nearest = next(path for path in (self.root, *self.root.parents) if path.exists())
+        if not nearest.is_dir():
+            within = "" if nearest == self.root else f": {nearest}"
+            raise FolderRefused(f"--output {self.root}{within} is a file; name a folder")
         if self.manifest.exists():
-            self._check_owner(manifest, resume=resume)
-        elif self.root.exists() and any(path != _aside(self.manifest) for path in self.root.iterdir()):
+            self._check_owner(manifest, resume=resume, how_to_resume=how_to_resume)
+        elif self.root.exists() and any(path not in (self.lock, _aside(self.manifest)) for path in self.root.iterdir()):
             raise FolderRefused(
                 f"--output {self.root} holds files that do not belong to a run; name a new or empty folder"
             )
-        existing = next(folder for folder in (self.root, *self.root.parents) if folder.exists())
-        if not os.access(existing, os.W_OK):
-            raise FolderRefused(f"--output {self.root}: {existing} cannot be written; name another folder")
+        try:  # permissions alone do not tell: not of /proc, nor of a read-only disk
+            Path(tempfile.mkdtemp(prefix=".qwen35-", dir=nearest)).rmdir()
+        except OSError as error:
+            raise FolderRefused(f"--output {self.root}: {nearest} cannot be written; name another folder") from error
 
-    def claim(self, manifest: Manifest) -> None:
+    def claim(self, manifest: Manifest, *, resume: bool = False) -> None:
         """Make the folder this run's. Raises FolderRefused when that cannot be written.
 
         The manifest is first: killed before it, this leaves an empty folder; killed after it, a run that can be resumed.
+        Without `resume`, the records of a run that trained nothing are deleted; its logs stay.
         """
         new = not self.manifest.exists()
         identity = self.root / "run.id"
@@ -93,20 +126,52 @@ class RunFolder:
             write_whole(self.manifest, dump_manifest(manifest))
             if new or not identity.exists():
                 write_whole(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
+            if not new and not resume:
+                for records in (self.metrics, self.samples, self.journal):
+                    records.unlink(missing_ok=True)
+                shutil.rmtree(self.tensorboard, ignore_errors=True)
         except OSError as error:
             if new:
                 with contextlib.suppress(OSError):
                     self.manifest.unlink(missing_ok=True)
+                    self.lock.unlink(missing_ok=True)
                     self.root.rmdir()
-            raise FolderRefused(
-                f"--output {self.root} cannot be written: {error.strerror}; name another folder"
-            ) from error
+            raise FolderRefused(_unwritable(self.root, error)) from error
 
-    def _check_owner(self, manifest: Manifest, *, resume: bool) -> None:
+    @contextmanager
+    def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
+        """As `claim`; with `locked`, meanwhile no other run can use the folder. Raises FolderRefused."""
+        with self.held() if locked else contextlib.nullcontext():
+            self.claim(manifest, resume=resume)
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile no other run can use this folder. The kernel ends that with the process, however it ends.
+
+        Raises FolderRefused when another one does, or the folder cannot be written.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            file = self.lock.open("a")  # writable, as network file systems want it for a lock
+        except OSError as error:
+            raise FolderRefused(_unwritable(self.root, error)) from error
+        with file:
+            if not _locked(file.fileno()):
+                raise FolderRefused(f"--output {self.root} {STILL_RUNNING}")
+            yield
+
+    def _check_owner(self, manifest: Manifest, *, resume: bool, how_to_resume: str) -> None:
+        if self.lock.exists():
+            with self.held():
+                pass
         if not resume:
-            raise FolderRefused(
-                f"--output {self.root} holds an earlier run; continue it with --resume auto, or name another folder"
-            )
+            if self.has_trained:
+                raise FolderRefused(
+                    f"--output {self.root} holds an earlier run; name another folder, or continue it with:\n"
+                    f"  {how_to_resume}"
+                )
+            return
         now = yaml.safe_load(dump_manifest(manifest))["spec"]
         try:
             earlier = dict(yaml.safe_load(self.manifest.read_text())["spec"])
@@ -132,6 +197,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
     except OSError:
         aside.unlink(missing_ok=True)
         raise
+
+
+def _unwritable(root: Path, error: OSError) -> str:
+    return f"--output {root} cannot be written: {error.strerror}; name another folder"
+
+
+def _locked(file: int) -> bool:
+    """Lock an open file until it is closed. False when another process has it; true as well where nothing can be locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        logger.warning("the file system of the output folder has no locks: nothing keeps two runs out of it")
+    return True
 
 
 def _aside(path: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -131,7 +132,9 @@ def _updates(spec: TrainingSpec, examples: int) -> int:
 
 def threads(spec: TrainingSpec) -> int:
     """Threads of each worker: those that work at the same time share the cores."""
-    return max(1, len(os.sched_getaffinity(0)) // workers_at_a_time(spec))
+    # Only Linux tells which cores this process may use.
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores // workers_at_a_time(spec))
 
 
 def workers_at_a_time(spec: TrainingSpec) -> int:

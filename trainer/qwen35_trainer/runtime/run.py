@@ -1,6 +1,6 @@
 """`qwen35 run`: from a manifest to a finished run, on this machine or, as the command of a head pod, in a cluster.
 
-    manifest ─► refuse what needs a cluster ─► data ─► folder ─► Ray ─► driver ─► view … ─► summary.json, report.html
+    manifest ─► refuse what needs a cluster, what is not there ─► Ray, data ─► folder ─► driver ─► view … ─► summary.json, report.html
 
 The first Ctrl-C or SIGTERM lets the current update finish and saves; a second one ends at once. Before the folder is
 claimed, the first one ends the command: nothing is written yet (signals.py). With --link, an operator's order to stop does
@@ -12,6 +12,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,8 +37,10 @@ from qwen35_trainer.runtime.folder import RunFolder, write_whole
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.link.reporter import Reporter
+from qwen35_trainer.runtime.machine import devices_here, too_few_devices
 from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.news import News
+from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
 from qwen35_trainer.runtime.signals import Signals
 from qwen35_trainer.runtime.site import connected, driver_options
@@ -64,6 +68,11 @@ class Finished:
     summary: Summary
     folder: RunFolder
 
+    @property
+    def saved_nothing(self) -> bool:
+        """Whether it was stopped before there was anything to save."""
+        return self.finish.outcome == "Stopped" and not self.summary["checkpoint"]
+
 
 def run(
     manifest: Manifest,
@@ -76,19 +85,24 @@ def run(
     reporter: Reporter,
     signals: Signals | None = None,
     in_cluster: bool = False,
+    how_to_resume: str = "--resume auto",
 ) -> Finished:
     """Train, and tell `reporter` how it goes. in_cluster: on the Ray of the operator's pods, of which this is the head.
+    how_to_resume: the command that continues this run, for messages.
 
     Raises ManifestError, DataError, FolderRefused or CheckpointError, and has written nothing then; Interrupted for an
     end that leaves no time to save, and ReportFailed.
     """
-    if problems := unsupported(manifest, in_cluster=in_cluster):
+    problems = unsupported(manifest)
+    if manifest.spec.accelerator.profile != "cpu" and not in_cluster:
+        problems += too_few_devices(manifest.spec, devices_here(manifest.spec.accelerator.profile))
+    if problems:
         raise ManifestError(file, problems)
     if not in_cluster:
         share_cores(manifest.spec)
     base = file.resolve().parent
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
-    folder.check(manifest, resume=resume is not None)
+    folder.check(manifest, resume=resume is not None, how_to_resume=how_to_resume)
     checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
     reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=checkpoint, started=started)
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
@@ -96,32 +110,61 @@ def run(
     memory = None if in_cluster else MemoryWatch()  # which sees the processes of this machine
     with make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view:
         follower = _Follower(view, reporter, signals or Signals())
+        follower.phase("checking what the manifest names")
+        follower.signals.attend(partial(_check, manifest, file))
         follower.phase("starting Ray, reading the data")
         preparing = partial(prepare, manifest, base, folder, resume=checkpoint, started=started, in_cluster=in_cluster)
-        finish = follower.signals.attend(partial(_train, manifest, folder, preparing, follower, in_cluster))
+        prepared = _Prepared(beside("data", preparing))  # beside Ray's start, because both take seconds
+        # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
+        claimed = partial(folder.claimed, manifest, resume=resume is not None, locked=not in_cluster)
+        finish = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
         follower.phase("writing the report")
         return Finished(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
 
 
+class _Prepared:
+    """What is prepared on another thread. Who takes it is alone in holding it, and can let it go."""
+
+    def __init__(self, preparing: Future[tuple[Job, Data]]) -> None:
+        self._preparing: list[Future[tuple[Job, Data]]] = [preparing]
+        self.done: Future[None] = Future()
+        """Fails with the reason why it cannot be prepared."""
+        preparing.add_done_callback(self._end)
+
+    def take(self) -> tuple[Job, Data]:
+        """Wait for it. Once only. Raises why it cannot be prepared."""
+        return self._preparing.pop().result()
+
+    def _end(self, preparing: Future[tuple[Job, Data]]) -> None:
+        if error := preparing.exception():
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+
+
 def _train(
-    manifest: Manifest,
-    folder: RunFolder,
-    preparing: Callable[[], tuple[Job, Data]],
+    prepared: _Prepared,
+    claimed: Callable[[], AbstractContextManager[None]],
     follower: _Follower,
     in_cluster: bool,
 ) -> FinishRecord:
     """All of the run that needs Ray."""
-    prepared = beside("data", preparing)  # beside Ray's start, because both take seconds
     with connected(in_cluster=in_cluster):
-        job, data = prepared.result()
+        job, data = prepared.take()
         if follower.reporter.stop_ordered:
             raise Interrupted(ORDERED_EARLY)
         follower.signals.begin()
-        folder.claim(manifest)
-        follower.reporter.training(job.updates_total)
-        shared = ray.put(data)
-        del data, prepared  # a tokenizer takes hundreds of megabytes, and the driver has its own
-        return _drive(job, shared, follower)
+        with claimed():
+            follower.reporter.training(job.updates_total)
+            shared = ray.put(data)
+            del data  # a tokenizer takes hundreds of megabytes, and the driver has its own
+            return _drive(job, shared, follower)
+
+
+def _check(manifest: Manifest, file: Path) -> None:
+    """Raises ManifestError when something that the manifest names is not there, or not what it should be."""
+    if problems := problems_of(manifest.spec, file.resolve().parent):
+        raise ManifestError(file, problems)
 
 
 def _report(

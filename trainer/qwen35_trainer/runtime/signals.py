@@ -8,7 +8,7 @@
 phase      it begins with              signal   what happens                                   exit code
 starting   `main` of cli.py            first    the run ends within END_SECONDS or is killed   130, nothing was written
                                        second   it is killed                                   130, nothing was written
-begun      BEGUN, sent before the      first    it finishes the update and saves: no limit     0
+begun      BEGUN, sent before the      first    it finishes the update and saves: no limit     0; 130 before the first update
            first file is written       second   it ends within END_SECONDS or is killed        130, as of the last checkpoint
                                        third    it is killed                                   130, as of the last checkpoint
 
@@ -36,10 +36,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from qwen35_trainer.exits import FAILED, INTERRUPTED
 from qwen35_trainer.runtime.interrupted import Interrupted
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 END_SECONDS = 7.0
 """How long a run that was told to end may take to tell the operator, before it is killed. With a margin within 10 s."""
@@ -88,10 +91,11 @@ class Signals:
             self._begun = True
             self._parent.send(BEGUN)
 
-    def attend[T](self, work: Callable[[], T]) -> T:
+    def attend[T](self, work: Callable[[], T], needs: Future[Any] | None = None) -> T:
         """The result of `work`, which runs in a thread. Raises what it raises, or Interrupted as soon as it has a limit.
 
-        After Interrupted the thread still runs: the process is about to end without waiting for it.
+        needs: what `work` waits for at some time; if it fails, that is raised immediately. After this and after Interrupted the
+        thread still runs: the process is about to end without waiting for it.
         """
         if self._parent is None:
             return work()
@@ -101,6 +105,8 @@ class Signals:
         with over, end:
             running = beside("run", work)
             running.add_done_callback(lambda _: _send(end, b"over"))
+            if needs is not None:
+                needs.add_done_callback(lambda done: _send(end, b"failed") if done.exception() else None)
             news = select.poll()  # not select.select, which takes no file number above 1023
             news.register(self._parent, select.POLLIN)
             news.register(over, select.POLLIN)
@@ -112,6 +118,8 @@ class Signals:
                     raise Interrupted(SECOND if self._begun else TOO_EARLY)
                 if running.done():
                     return running.result()
+                if needs is not None and needs.done():
+                    needs.result()
 
     def _waiting(self) -> int:
         """Bytes that the main thread has not taken. They stay: it would not wake up for bytes that are gone."""

@@ -1,6 +1,6 @@
 """Where the processes of a run are.
 
-on this machine   a Ray of the run's own, which ends with it; its cores are shared out
+on this machine   a Ray of the run's own, which ends with it; its cores are shared out, and each worker has an accelerator of its own
 in a cluster      the Ray of the pods: the driver beside `qwen35 run` on the head, workers in the pods of their pool
 """
 
@@ -94,12 +94,12 @@ def driver_options() -> dict[str, Any]:
 
 def worker_options(job: Job, pool: Pool) -> dict[str, Any]:
     """What Ray is asked for, for each worker of a pool. A lost worker never comes back as it was."""
-    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0}
-    if not job.in_cluster:
-        return options  # threads, not Ray's slots, share out this machine's cores
     device = DEVICE.get(job.spec.accelerator.profile)
     wanted = {} if device is None else {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}}
-    return options | {"num_cpus": worker_cpus(job, pool), "label_selector": {POOL_LABEL: pool}} | wanted
+    options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0} | wanted
+    if not job.in_cluster:
+        return options  # threads, not Ray's slots, share out this machine's cores
+    return options | {"num_cpus": worker_cpus(job, pool), "label_selector": {POOL_LABEL: pool}}
 
 
 def worker_cpus(job: Job, pool: Pool) -> int:

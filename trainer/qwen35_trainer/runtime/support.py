@@ -5,7 +5,7 @@ from __future__ import annotations
 from qwen35_trainer.spec import Manifest, Problem, cannot_run
 
 
-def unsupported(manifest: Manifest, *, in_cluster: bool = False) -> list[Problem]:
+def unsupported(manifest: Manifest) -> list[Problem]:
     """Everything in the manifest that is meant for a cluster or a later release, each with what to change."""
     spec = manifest.spec
     problems: list[Problem] = []
@@ -15,13 +15,6 @@ def unsupported(manifest: Manifest, *, in_cluster: bool = False) -> list[Problem
 
     if spec.suspend:
         refuse("suspend", "the training is suspended.", "Set it to false.")
-    if spec.accelerator.profile != "cpu" and not in_cluster:
-        profile = spec.accelerator.profile
-        refuse(
-            "accelerator.profile",
-            f"{profile} nodes come from a cluster; run uses processes of this machine.",
-            "Set it to cpu and perNode to the processes of a pool, or kubectl apply the manifest.",
-        )
     if spec.model.source.persistentVolumeClaim is not None:
         claim = spec.model.source.persistentVolumeClaim.claimName
         refuse(

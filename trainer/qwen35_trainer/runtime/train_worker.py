@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -60,6 +61,8 @@ class TrainWorker(Process):
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine
         from qwen35_trainer.engines.fsdp.loading import origin
 
+        if self._spec.algorithm.own_functions:
+            sys.path.insert(0, str(self._base))  # modules of the user's own are found as those of rewards are
         profile = self._spec.accelerator.profile
         own = device(profile)  # before the group: its backend may come with the device
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=RENDEZVOUS)

@@ -4,10 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from qwen35_trainer.spec.base import Section
+from qwen35_trainer.spec.base import FUNCTION, Section
 
-AdvantageType = Literal["GRPO", "DrGRPO", "RLOO", "ReinforcePlusPlus", "GAE"]
-LossType = Literal["PPOClip", "GSPO", "CISPO", "GPG"]
+AdvantageType = Literal["GRPO", "DrGRPO", "RLOO", "ReinforcePlusPlus", "GAE", "Function"]
+LossType = Literal["PPOClip", "GSPO", "CISPO", "GPG", "Function"]
 Aggregation = Literal["TokenMean", "SequenceMeanTokenSum", "SequenceMeanTokenMean", "SequenceMeanTokenSumNorm"]
 KLPlacement = Literal["None", "Loss", "Reward"]
 KLEstimator = Literal["K1", "K2", "K3"]
@@ -20,8 +20,16 @@ class Loss(Section):
     type: LossType = Field(
         "PPOClip",
         description="Policy loss: clipped ratio per token (PPOClip) or per sequence (GSPO), clipped weight (CISPO), "
-        "plain policy gradient (GPG). PPOClip is the field's default. "
+        "plain policy gradient (GPG), your own (Function). PPOClip is the field's default. "
         "verl: actor_rollout_ref.actor.policy_loss.loss_mode.",
+    )
+    function: str | None = Field(
+        None,
+        max_length=256,
+        pattern=FUNCTION,
+        examples=["my_losses:loss"],
+        description="module:function that computes the loss of each token, for type Function and only there. No default. "
+        "verl: register_policy_loss.",
     )
     clipLow: float = Field(
         0.2,
@@ -104,8 +112,16 @@ class Algorithm(Section):
 
     advantage: AdvantageType = Field(
         "GRPO",
-        description="Advantage estimator. GRPO needs no critic and is what the published recipes use. "
+        description="Advantage estimator; Function is your own. GRPO needs no critic and is what the published recipes use. "
         "verl: algorithm.adv_estimator.",
+    )
+    advantageFunction: str | None = Field(
+        None,
+        max_length=256,
+        pattern=FUNCTION,
+        examples=["my_advantages:advantage"],
+        description="module:function that computes the advantage of each token, for advantage Function and only there. No "
+        "default. verl: register_adv_est.",
     )
     groupSize: int = Field(
         8,
@@ -145,3 +161,9 @@ class Algorithm(Section):
         description="Off-policy correction. On by default, since the default mode is off-policy. "
         "verl: algorithm.rollout_correction.",
     )
+
+    @property
+    def own_functions(self) -> dict[str, str]:
+        """The user's functions by the path of their field, from `spec.algorithm`."""
+        found = {"loss.function": self.loss.function, "advantageFunction": self.advantageFunction}
+        return {path: function for path, function in found.items() if function is not None}

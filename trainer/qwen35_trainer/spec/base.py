@@ -40,5 +40,7 @@ class PersistentVolumeClaim(Section):
     )
 
 
+FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
+"""A function of the user's own: module:function."""
 LONGEST_PATH = 1024
 PathName = Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]

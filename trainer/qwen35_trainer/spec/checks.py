@@ -35,6 +35,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.reward_options, ("rewards",)),
     (contents.reward_names, ("rewards",)),
     (contents.reward_patterns, ("rewards",)),
+    (contents.algorithm_functions, ("algorithm",)),
     (contents.clip, ("algorithm",)),
     (contents.correction, ("algorithm",)),
     (contents.elasticity, ("rollout",)),

@@ -68,6 +68,19 @@ def reward_options(spec: TrainingSpec) -> Iterator[Problem]:
             yield Problem(f"{path}.extract", f"type {reward.type} extracts nothing.", fix)
 
 
+def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
+    """A function of the user's own where the type says Function, and only there."""
+    loss, algorithm = spec.algorithm.loss, spec.algorithm
+    for path, name, chosen, function in (
+        ("spec.algorithm.loss.function", "type", loss.type, loss.function),
+        ("spec.algorithm.advantageFunction", "advantage", algorithm.advantage, algorithm.advantageFunction),
+    ):
+        if chosen == "Function" and function is None:
+            yield Problem(path, f"{name} Function needs a function.", f"Add {path.rpartition('.')[2]}: module:name.")
+        if chosen != "Function" and function is not None:
+            yield Problem(path, f"{name} {chosen} calls no function.", f"Remove it, or use {name} Function.")
+
+
 def reward_names(spec: TrainingSpec) -> Iterator[Problem]:
     """Rewards are told apart in metrics by name, or else by type."""
     names = [(f"spec.rewards[{index}]", reward.name or reward.type) for index, reward in enumerate(spec.rewards)]
@@ -75,9 +88,12 @@ def reward_names(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def reward_patterns(spec: TrainingSpec) -> Iterator[Problem]:
-    """An extracting expression compiles."""
+    """RE2, which extracts from responses, compiles the expression."""
     for index, reward in enumerate(spec.rewards):
-        yield from _compiles(f"spec.rewards[{index}].extract", reward.extract)
+        if reward.extract is not None and (reason := _refused_by_re2(reward.extract)):
+            fix = "Correct it; a literal sign needs \\. RE2 has no look-around and no back-references."
+            message = f"{reward.extract} is not an RE2 expression: {reason}."
+            yield Problem(f"spec.rewards[{index}].extract", message, fix)
 
 
 def clip(spec: TrainingSpec) -> Iterator[Problem]:
@@ -181,3 +197,16 @@ def _compiles(path: str, pattern: str | None) -> Iterator[Problem]:
         yield Problem(
             path, f"{pattern} is not a regular expression: {error.msg}{place}.", "Correct it; a literal sign needs \\."
         )
+
+
+def _refused_by_re2(pattern: str) -> str:
+    """Why RE2 does not take it; empty when it does."""
+    import re2  # here, because most manifests have no expression
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options=options)
+    except re2.error as error:
+        return error.args[0].decode() if isinstance(error.args[0], bytes) else str(error.args[0])
+    return ""

@@ -6,6 +6,7 @@ from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from qwen35_trainer.spec import fields, foreign
@@ -86,6 +87,8 @@ def _told(detail: ErrorDetails, loc: tuple[Segment, ...], model: type[BaseModel]
     if get_origin(fields.bare(fields.at(model, loc))) in (Union, UnionType):
         wrong = "too long" if isinstance(value, str) else _kind(value)
         return f"{show(value)} is {wrong}.", "Give a short text, a number, true or false."
+    if kind == "string_pattern_mismatch" and (examples := (field.examples if (field := _field(model, loc)) else None)):
+        return f"{show(value)} has another form.", f"Write it like {examples[0]}."
     if kind in WANTED:
         return f"{show(value)} is {_kind(value)}, not {WANTED[kind]}.", _retyped(kind, value)
     return _told_bound(kind, value, bounds) or (f"{show(value)}: {detail['msg']}.", f"It is: {_what(model, loc)}")
@@ -146,7 +149,11 @@ def _retyped(kind: str, value: object) -> str:
 
 def _what(model: type[BaseModel], loc: tuple[Segment, ...]) -> str:
     """The first sentence of the field's description."""
-    parent = fields.section(fields.at(model, loc[:-1]))
-    field = fields.fields(parent).get(str(loc[-1])) if parent and loc else None
+    field = _field(model, loc)
     description = (field.description or "") if field else ""
     return description.split(". ")[0].rstrip(".") + "."
+
+
+def _field(model: type[BaseModel], loc: tuple[Segment, ...]) -> FieldInfo | None:
+    parent = fields.section(fields.at(model, loc[:-1]))
+    return fields.fields(parent).get(str(loc[-1])) if parent and loc else None

@@ -1,5 +1,7 @@
 """Between files and manifests."""
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,9 +13,22 @@ from qwen35_trainer.spec.overrides import override
 from qwen35_trainer.spec.parse import parse_manifest
 from qwen35_trainer.spec.problems import ManifestError, Problem, either, near
 
+STDIN = Path("-")
+"""Stands for standard input in the place of a file."""
+_OF_OURS = re.compile(rb"^kind:\s*[\"']?qwen35", re.MULTILINE | re.IGNORECASE)
+
+
+def manifests_in(path: Path) -> list[Path]:
+    """The path itself, or of a folder all YAML files below it that hold a training, if there are any."""
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file())
+    return [file for file in files if _OF_OURS.search(file.read_bytes())] or [path]
+
 
 def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
-    """The manifest in a file, with `--set` overrides applied. Raises ManifestError with every problem found."""
+    """The manifest in a file, or on standard input (`STDIN`), with `--set` overrides applied.
+
+    Raises ManifestError with every problem found.
+    """
     document, problems = parse_document(_read(path))
     if problems:
         raise ManifestError(path, problems)
@@ -47,9 +62,11 @@ def _written(value: object) -> object:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return (sys.stdin.buffer.read() if path == STDIN else path.read_bytes()).decode()
     except FileNotFoundError:
         raise ManifestError(path, [Problem("", "the file does not exist.", _beside(path))]) from None
+    except IsADirectoryError:
+        raise ManifestError(path, [Problem("", "this is a folder, not a manifest.", _beside(path / "-"))]) from None
     except UnicodeDecodeError as error:
         problem = Problem("", f"byte {error.start} is not UTF-8.", "Save the file as UTF-8 text.")
         raise ManifestError(path, [problem]) from None

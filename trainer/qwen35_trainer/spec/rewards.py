@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from qwen35_trainer.spec.base import Section
+from qwen35_trainer.spec.base import FUNCTION, Section
 
 RewardType = Literal["Math", "ExactMatch", "Gym", "Function"]
 OnError = Literal["Zero", "Skip", "Fail"]
@@ -40,7 +40,8 @@ class Reward(Section):
     function: str | None = Field(
         None,
         max_length=256,
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+        pattern=FUNCTION,
+        examples=["my_rewards:score"],
         description="module:function to call, for type Function and only there. No default. "
         "verl: reward.custom_reward_function.path and .name.",
     )

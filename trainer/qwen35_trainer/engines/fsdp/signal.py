@@ -9,10 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen35_trainer.algorithms.advantages import AdvantageInputs, advantage
+from qwen35_trainer.algorithms.advantages import AdvantageInputs
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.kl import kl
 from qwen35_trainer.algorithms.objective import Objective
+from qwen35_trainer.algorithms.user import advantage_of, loss_of
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.forward import Offsets, Responses
 from qwen35_trainer.spec import Algorithm, TrainingSpec
@@ -54,7 +55,7 @@ class Signal:
             lam=algorithm.lambda_,
             valid=None if batch.valid is None else torch.from_numpy(np.array(batch.valid)),
         )
-        return cls(advantage(algorithm.advantage)(inputs), reference, proximal)
+        return cls(advantage_of(_advantage(algorithm))(inputs), reference, proximal)
 
 
 def rows(table: Tensor | None, samples: NDArray[np.int64], like: Tensor) -> Tensor | None:
@@ -71,8 +72,11 @@ def objective(spec: TrainingSpec) -> Objective | None:
     if spec.mode == "SFT":
         return None
     algorithm = spec.algorithm
+    loss = algorithm.loss.function or algorithm.loss.type
+    for find, name in ((loss_of, loss), (advantage_of, _advantage(algorithm))):
+        find(name)  # the user's own are imported now: what is wrong ends the run before it generates anything
     return Objective(
-        loss=algorithm.loss.type,
+        loss=loss,
         clip_low=algorithm.loss.clipLow,
         clip_high=algorithm.loss.clipHigh,
         dual_clip=algorithm.loss.dualClip,
@@ -85,6 +89,10 @@ def objective(spec: TrainingSpec) -> Objective | None:
         cap=algorithm.correction.cap,
         floor=algorithm.correction.floor,
     )
+
+
+def _advantage(algorithm: Algorithm) -> str:
+    return algorithm.advantageFunction or algorithm.advantage
 
 
 def counts(batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:

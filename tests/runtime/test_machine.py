@@ -1,0 +1,64 @@
+"""How many accelerators there are here, and whether they are enough."""
+
+import pytest
+from ray._private import accelerators
+
+from qwen35_trainer.progress.records import UpdateRecord
+from qwen35_trainer.runtime import run
+from qwen35_trainer.runtime.device import BACKENDS, KINDS
+from qwen35_trainer.runtime.machine import MANAGERS, devices_here, too_few_devices
+from qwen35_trainer.runtime.site import DEVICE
+from qwen35_trainer.spec import load_manifest
+
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
+
+
+@pytest.mark.parametrize("profile", MANAGERS)
+@pytest.mark.parametrize(("visible", "count"), [(None, 4), ("1,3", 2), ("", 0), ("0,1,2,3,4,5", 4)])
+def test_devices_are_counted_as_ray_counts_them(monkeypatch, profile, visible, count):
+    monkeypatch.setattr(MANAGERS[profile], "get_current_node_num_accelerators", staticmethod(lambda: 4))
+    if visible is None:
+        monkeypatch.delenv(VISIBLE[profile], raising=False)
+    else:
+        monkeypatch.setenv(VISIBLE[profile], visible)
+    assert devices_here(profile) == count
+    counted = accelerators.get_accelerator_manager_for_resource(DEVICE[profile])
+    assert counted is MANAGERS[profile]
+
+
+SFT = {"mode": "SFT", "async": {}, "train.batch.microBatchPerDevice": 4}
+CASES = {
+    "two of two": ({}, 2, None),
+    "one of two": ({}, 1, ("FullyAsync needs 1 + 1 nvidia devices, and this machine has 1.", "a machine with 2")),
+    "none": ({}, 0, ("and this machine has none.", "set profile to cpu")),
+    "taking turns on one": ({"mode": "Colocated", "async": {}}, 1, ("which Colocated cannot yet.", "a machine with 2")),
+    "more than one node has": (
+        {"accelerator.perNode": 4, "rollout.nodes": 2, "train.batch.microBatchPerDevice": 4},
+        8,
+        ("FullyAsync needs 8 + 4 nvidia devices, and this machine has 8.", "Set perNode to 2."),
+    ),
+    "training alone on one": (SFT, 1, None),
+    "training alone on none": (SFT, 0, ("SFT needs 1 nvidia devices", "a machine with 1")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
+    changes, here, problem = CASES[case]
+    if changes.get("mode") == "SFT":
+        changes = changes | {"rollout": removed, "rewards": removed}
+    spec = load_manifest(write(tmp_path, {"accelerator.profile": "nvidia"} | changes)).spec
+    found = too_few_devices(spec, here)
+    assert len(found) == (problem is not None)
+    if problem is not None:
+        assert (problem[0] in found[0].message, problem[1] in found[0].fix) == (True, True), str(found[0])
+
+
+def test_a_run_on_devices_of_this_machine_trains(local, write, tmp_path, monkeypatch):
+    """With processors in the place of two accelerators: all else is as it would be."""
+    monkeypatch.setattr(run, "devices_here", {"nvidia": 2}.get)
+    monkeypatch.setitem(KINDS, "nvidia", "cpu")
+    monkeypatch.setitem(BACKENDS, "nvidia", "gloo")
+    ended = local.run(write(tmp_path, {"accelerator.profile": "nvidia"}))
+    assert ended.code == 0, ended.err
+    assert len(ended.of(UpdateRecord)) == 3

@@ -1,0 +1,34 @@
+"""The names of the linear layers in the decoder layers of this family, from a configuration alone: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+FULL_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+GATED_DELTA_NET = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"})
+FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj"})
+"""Of a dense layer's MLP, or of the expert that every token goes through. Routed experts are not linear layers."""
+SHARED_EXPERT_GATE = frozenset({"shared_expert_gate"})
+
+
+def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
+    """The last parts of their names: what `spec.train.lora.targets` may list.
+
+    config: the contents of a config.json, of a text or a vision-language model (Qwen3_5TextConfig, Qwen3_5MoeTextConfig).
+    """
+    text = config.get("text_config", config)
+    kinds = text.get("layer_types") or _pattern(
+        text.get("num_hidden_layers", 32), text.get("full_attention_interval", 4)
+    )
+    names = FEED_FORWARD
+    if "full_attention" in kinds:
+        names |= FULL_ATTENTION
+    if "linear_attention" in kinds:
+        names |= GATED_DELTA_NET
+    return names | SHARED_EXPERT_GATE if "moe" in text.get("model_type", "") else names
+
+
+def _pattern(layers: int, interval: int) -> list[str]:
+    """The kinds of the layers where the configuration does not list them: every `interval`-th has full attention."""
+    return ["linear_attention" if layer % interval else "full_attention" for layer in range(1, layers + 1)]

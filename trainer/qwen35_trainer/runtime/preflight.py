@@ -1,0 +1,114 @@
+"""What of a run can be found wrong within a second or two, before Ray starts: functions, paths and names that the manifest gives.
+
+Rows of data, and what only a tokenizer can tell, follow in prepare.py, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from qwen35_trainer.data.files import misnamed
+from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
+from qwen35_trainer.rewards.build import function_errors
+from qwen35_trainer.runtime.user_code import wrong_with
+from qwen35_trainer.spec import Problem, RandomModel, TrainingSpec
+from qwen35_trainer.spec.problems import did_you_mean
+from qwen35_trainer.spec.train import LINEAR_LAYERS
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""An owner and a model, as on the Hugging Face hub."""
+MODEL_FILES = ("config.json", "tokenizer_config.json")
+
+FUNCTION_FIXES = {
+    "NoModule": "Correct the name, put the module beside the manifest, or put its folder on PYTHONPATH.",
+    "ImportFailed": "Correct the module, or install what it imports.",
+    "NoFunction": "Name a function of that module.",
+    "WrongParameters": "Let it take (prompt, response, answer, metadata), and score one response.",
+}
+
+
+def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
+    """Everything that is wrong with what the spec names. base: the manifest's folder, from which relative paths start."""
+    return [
+        *_rewards(spec, base),
+        *_algorithm(spec, base),
+        *_data(spec, base),
+        *_model(spec, base),
+        *_lora(spec, base),
+    ]
+
+
+def _rewards(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    for index, error in function_errors(spec.rewards, base).items():
+        fix = FUNCTION_FIXES.get(error.kind, "Let the module load in time, and without ending its process.")
+        yield Problem(f"spec.rewards[{index}].function", f"{str(error).rstrip('.')}.", fix)
+
+
+def _algorithm(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    for path, target in spec.algorithm.own_functions.items():
+        if (wrong := wrong_with(target, base)) is not None:
+            yield Problem(f"spec.algorithm.{path}", *wrong)
+
+
+def _data(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    for part, sources in (("train", spec.data.train), ("validation", spec.data.validation)):
+        for index, source in enumerate(sources):
+            if source.files is not None:
+                for message, fix in misnamed(source.files, base):
+                    yield Problem(f"spec.data.{part}[{index}].files", message, fix)
+
+
+def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    if (path := spec.model.source.path) is None:
+        return
+    folder, place = base / path, "spec.model.source.path"
+    if not folder.is_dir():
+        fix = "Give the folder of a Hugging Face checkpoint; a relative path starts at the manifest's folder."
+        if HUB_NAME.fullmatch(path):
+            local = f"models/{path.rpartition('/')[2]}"
+            fix = (
+                f"Names of the hub are not downloaded. Run `hf download {path} --local-dir {base / local}` first, "
+                f"and set path to {local}."
+            )
+        yield Problem(place, f"there is no folder {folder}.", fix)
+    elif missing := [name for name in MODEL_FILES if not (folder / name).is_file()]:
+        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
+        fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."
+        yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {found}).", fix)
+
+
+def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    lora, config = spec.train.lora, _configuration(spec, base)
+    if lora is None or config is None or lora.targets == LINEAR_LAYERS:  # of the default, some may be missing
+        return
+    known = linear_layers(config)
+    for index, target in enumerate(lora.targets):
+        if target not in known:
+            message = f"no linear layer of the decoder is called {target}."
+            yield Problem(f"spec.train.lora.targets[{index}]", message, did_you_mean(target, known))
+
+
+def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
+    """The contents of the model's config.json, or what stands for it; None where it cannot be read."""
+    source = spec.model.source
+    if source.random is not None:
+        return _of_random(source.random)
+    if source.path is None:
+        return None
+    try:
+        config = json.loads((base / source.path / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None  # the train workers say what is wrong with the files
+    return config if isinstance(config, dict) else None
+
+
+def _of_random(shape: RandomModel) -> Mapping[str, Any]:
+    return {
+        "model_type": "qwen3_5_moe_text" if shape.experts else "qwen3_5_text",
+        "num_hidden_layers": shape.layers,
+        "full_attention_interval": shape.fullAttentionInterval,
+    }
