@@ -98,7 +98,8 @@ lint: setup
 	mypy tools examples
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
 	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py \
-	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py
+	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
+	    benchmarks/numerics.py benchmarks/export.py
 	mypy --explicit-package-bases images
 	lint-imports --no-cache
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }

@@ -286,7 +286,7 @@ def _head_worker(run: Run, shape: Shape, device: torch.device) -> None:
     score = partial(token_scores, with_entropy=True) if run.variant == "ours" else _plain_scores
 
     def step() -> None:
-        log_probs, entropy = score(hidden, weight, targets)
+        log_probs, entropy, _ = score(hidden, weight, targets)
         assert entropy is not None
         (log_probs + 0.01 * entropy).mean().backward()
         hidden.grad = weight.grad = None

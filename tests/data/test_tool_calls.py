@@ -199,7 +199,7 @@ def test_names_and_values_that_do_not_fit_the_tool_are_reported_and_kept_as_text
         ToolCall(
             "f",
             {"n": "many", "other": "1"},
-            ("parameter 'n': 'many' is no integer", "f has no parameter 'other'; it has n", "f needs m"),
+            ("parameter 'n': 'many' is not an integer", "f has no parameter 'other'; it has n", "f needs m"),
         ),
     )
     [unknown] = parse_tool_calls(call(parameter("n", "1"), name="g"), [required]).calls

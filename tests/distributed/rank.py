@@ -121,6 +121,16 @@ def die_in_the_middle_of_a_save(spec: dict[str, Any], batches: list[Any], store:
     _checkpoint(engine, checkpoints, 2, batches[1])
 
 
+def timeouts(spec: dict[str, Any]) -> set[float]:
+    """Seconds that an exchange may take in each of the groups that an engine makes."""
+    parsed, problems = parse_spec(spec)
+    assert parsed is not None, problems
+    engine = FSDPEngine(Origin(lambda: remembering(parsed, 0)), parsed, CPU)
+    groups = [*engine._ranks.mesh.get_all_groups(), engine._ranks.sequence, engine._storage]
+    made = [group for group in groups if group is not None]
+    return {group._get_backend(CPU).options._timeout.total_seconds() for group in made}
+
+
 def go_on(spec: dict[str, Any], batches: list[Any], store: Path) -> dict[str, Any]:
     """Resume from the newest checkpoint, and train the batches after it."""
     parsed, problems = parse_spec(spec)

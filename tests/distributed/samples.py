@@ -1,5 +1,6 @@
 """Batches and specs that tests of several ranks share."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,19 @@ def batch_of(samples: int, seed: int, *, supervised: bool = False) -> TrainBatch
         log_probs=None if supervised else random.normal(-3.0, 0.3, total).astype(np.float32),
         rewards=None if supervised else random.normal(size=samples).astype(np.float32),
         group=None if supervised else np.arange(samples) // 4,
+    )
+
+
+def batch_of_lengths(lengths: Sequence[tuple[int, int]], seed: int = 0) -> TrainBatch:
+    """Supervised samples of these tokens in prompt and response; nine in ten train."""
+    random, (prompts, responses) = np.random.default_rng(seed), np.array(lengths).T
+    total = int(responses.sum())
+    return TrainBatch(
+        prompts=random.integers(3, 20, int(prompts.sum())).astype(np.int32),
+        prompt_lengths=prompts,
+        responses=random.integers(3, 20, total).astype(np.int32),
+        response_lengths=responses,
+        trainable=random.random(total) < 0.9,
     )
 
 
@@ -66,13 +80,16 @@ def spec_of(ranks: int, *, random: dict[str, Any] | None = None, **train: Any) -
     }
 
 
-def policy_spec_of(ranks: int, kl: str = "None", **sections: Any) -> dict[str, Any]:
-    """A policy's training, groups of four."""
+def policy_spec_of(
+    ranks: int, kl: str = "None", *, algorithm: dict[str, Any] | None = None, **sections: Any
+) -> dict[str, Any]:
+    """A policy's training, groups of four; `algorithm` are fields of spec.algorithm."""
     spec = spec_of(ranks, **sections)
     spec["train"]["batch"]["promptsPerUpdate"] = 2
     del spec["mode"]
     return spec | {
         "rewards": [{"type": "ExactMatch"}],
-        "algorithm": {"groupSize": 4, "correction": {"type": "None"}, "kl": {"placement": kl, "coefficient": 0.1}},
+        "algorithm": {"groupSize": 4, "correction": {"type": "None"}, "kl": {"placement": kl, "coefficient": 0.1}}
+        | (algorithm or {}),
         "rollout": {"engine": "Torch"},
     }

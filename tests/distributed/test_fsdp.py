@@ -3,8 +3,10 @@
 import pytest
 import torch
 
+from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance, moved
 from tests.distributed.samples import batch_of, policy_spec_of, spec_of
+from tests.patience import PATIENCE
 
 LAYOUTS = {
     "three at a time": {"microBatchPerDevice": 3},
@@ -19,11 +21,32 @@ LAYOUTS = {
     ids=["dense", "experts", "an idle rank", *LAYOUTS],
 )
 def test_two_ranks_make_the_policy_update_that_one_makes(groups, experts, samples, layout) -> None:
+    two_ranks_agree_with_one(groups, experts, samples, layout)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        {"loss": {"type": "GSPO"}, "correction": {"type": "TokenTIS"}},
+        {"loss": {"type": "CISPO", "aggregation": "SequenceMeanTokenSum"}, "advantage": "RLOO"},
+        {"loss": {"type": "GPG", "aggregation": "SequenceMeanTokenMean"}, "advantage": "DrGRPO"},
+        {"loss": {"aggregation": "SequenceMeanTokenSumNorm"}, "correction": {"type": "IcePop"}},
+        {"correction": {"type": "DecoupledPPO"}, "entropyCoefficient": 0.1},
+        {"correction": {"type": "SequenceTIS"}, "kl": {"placement": "Loss", "coefficient": 0.1}},
+    ],
+    ids=lambda algorithm: " ".join(str(value) for value in algorithm.values()),
+)
+def test_two_ranks_make_the_update_of_every_policy_that_one_makes(groups, algorithm) -> None:
+    two_ranks_agree_with_one(groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm)
+
+
+def two_ranks_agree_with_one(groups, experts, samples, layout, **sections) -> None:
     batches, shape = [batch_of(samples, seed) for seed in (0, 1)], {"experts": experts}
     alone, together = (
         groups(ranks).run(
             "train",
-            spec=policy_spec_of(ranks, kl="Reward", random=shape, batch=dict(batch)),
+            spec=policy_spec_of(ranks, kl="Reward", random=shape, batch=dict(batch), **sections),
             batches=batches,
             rates=[1e-3, 1e-3],
         )[0]
@@ -37,6 +60,32 @@ def test_two_ranks_make_the_policy_update_that_one_makes(groups, experts, sample
     for expected, actual, allowed in zip(alone["gradients"], together["gradients"], (1e-4, 5e-3), strict=True):
         assert distance(actual, expected, expected) <= allowed
     assert distance(together["weights"], alone["weights"], moved(alone["first weights"], alone["weights"])) <= 2e-2
+
+
+OFFLOAD = {"offload": {"parameters": True, "gradients": True, "optimizer": True}}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "train"),
+    [
+        pytest.param(2, OFFLOAD, id="offload"),
+        pytest.param(2, {"parallelism": {"context": 2}}, id="sequence parallel", marks=pytest.mark.soak),
+        pytest.param(4, {"parallelism": {"replicas": 2}} | OFFLOAD, id="HSDP, offload", marks=pytest.mark.soak),
+        pytest.param(4, {"activationCheckpointing": True}, id="recomputed", marks=pytest.mark.soak),
+    ],
+)
+def test_in_bfloat16_too_ranks_have_the_gradients_of_one(groups, ranks, train) -> None:
+    """Of the vectors that compute in float32, which are sharded apart from the rest of their layer, as of everything else."""
+    gradients = []
+    for count, layout in ((1, {}), (ranks, train)):
+        spec = spec_of(count, random={"initializerRange": 0.05}, **dict(layout))
+        spec["model"]["precision"] = "BF16"
+        [result, *_] = groups(count).run("train", spec=spec, batches=[batch_of(8, 0, supervised=True)], rates=[1e-3])
+        gradients.append(result["gradients"][0])
+    alone, together = gradients
+    for name in (name for name in alone if keeps_float32(name)):
+        assert distance({name: together[name]}, {name: alone[name]}, alone) <= 0.03, name
+    assert distance(together, alone, alone) <= 0.1
 
 
 def test_muon_on_two_ranks_makes_the_step_of_one(groups) -> None:
@@ -59,6 +108,42 @@ def test_muon_on_two_ranks_makes_the_step_of_one(groups) -> None:
         steps = [(each["weights"][name] - each["first weights"][name]).flatten() for each in (together, alone)]
         assert torch.cosine_similarity(*steps, dim=0) > 0.997, name
         assert float(steps[0].norm()) == pytest.approx(float(steps[1].norm()), rel=0.03), name
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 40}},
+        {"parallelism": {"context": 2}, "batch": {"microBatchPerDevice": 3}, "activationCheckpointing": True},
+    ],
+    ids=["packed", "sequence parallel, recomputed"],
+)
+def test_two_ranks_have_the_router_losses_that_one_has(groups, train) -> None:
+    """Large enough to move the gradient."""
+    shape, router = {"experts": 4}, {"loadBalancingLoss": 0.5, "zLoss": 0.1}
+    alone, together = (
+        groups(ranks).run(
+            "train",
+            spec=spec_of(ranks, random=shape, router=router, **(dict(train) if ranks == 2 else {})),
+            batches=[batch_of(8, 0, supervised=True)],
+            rates=[1e-3],
+        )[0]
+        for ranks in (1, 2)
+    )
+    [expected], [actual] = alone["metrics"], together["metrics"]
+    assert actual.loss == pytest.approx(expected.loss, rel=1e-5)
+    assert actual.means == pytest.approx(expected.means, rel=1e-5)
+    assert {"router_load_balancing", "router_z"} <= expected.means.keys()
+    [expected], [actual] = alone["gradients"], together["gradients"]
+    assert distance(actual, expected, expected) <= 1e-4
+
+
+@pytest.mark.parametrize("parallelism", [{"replicas": 2}, {"context": 2}])
+def test_every_group_that_an_engine_makes_has_the_time_out_of_the_manifest(groups, parallelism) -> None:
+    """But the one of all ranks, whose time-out is set where it is made."""
+    spec = spec_of(2, parallelism=parallelism, collectiveTimeoutSeconds=1234.0)
+    [found, _] = groups(2).run("timeouts", spec=spec)
+    assert found - {float(PATIENCE)} == {1234.0}
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused_by_every_rank(groups) -> None:

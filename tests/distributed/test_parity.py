@@ -21,7 +21,7 @@ from qwen35_trainer.spec import parse_spec
 from tests.distributed.distance import distance, moved
 from tests.distributed.group import Group
 from tests.distributed.rank import remembering
-from tests.distributed.samples import batch_of, scenes_of, spec_of
+from tests.distributed.samples import batch_of, batch_of_lengths, scenes_of, spec_of
 from tests.models.rounding import allowed, in_float64
 from tests.models.scenes import as_the_library_wants, vision_language
 
@@ -30,6 +30,8 @@ SCORES, TOTALS, GRADIENTS, WEIGHTS = 1e-4, [1e-5, 1e-3, 1e-3], [1e-4, 5e-3, 5e-3
 """Allowed: of log-probs in nats, before the first update; relative, of loss and norm of each update; of each parameter's gradient
 at each update, relative to its norm; of each parameter at the end, relative to the distance that it has moved."""
 TEXT: dict[str, dict[str, Any]] = {"dense": {}, "MoE": {"experts": 4}}
+LONG: dict[str, dict[str, Any]] = {"dense, long": {}, "MoE, long": {"experts": 4}}
+"""Kinds whose sequences pass the delta rule's chunk of 64 positions, one or more times, or end beside its edge."""
 PICTURED: dict[str, dict[str, Any]] = {"vision-language": {}, "vision-language MoE": {"experts": 4}}
 PACKED = {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 60}}
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
@@ -79,6 +81,8 @@ CASES = [
 def batches(kind: str) -> list[TrainBatch]:
     if kind in PICTURED:
         return [scenes_of(seed) for seed in range(len(RATES))]
+    if kind in LONG:
+        return [batch_of_lengths([(1, 129), (63, 2), (64, 64), (65, 1), (5, 60), (130, 63)])]
     return [batch_of(SAMPLES, seed, supervised=True) for seed in range(len(RATES))]
 
 
@@ -86,7 +90,7 @@ def library_model(kind: str) -> Any:
     """The same weights in a fresh instance of the library's class, which nothing of ours has touched."""
     if kind in PICTURED:
         return vision_language(**PICTURED[kind])
-    spec, _ = parse_spec(spec_of(1, random=TEXT[kind]))
+    spec, _ = parse_spec(spec_of(1, random=(TEXT | LONG)[kind]))
     ours = remembering(spec, 0)
     model = type(ours)(ours.config)
     model.load_state_dict(ours.state_dict())
@@ -103,6 +107,7 @@ def scores_of(model: Any, batch: TrainBatch) -> Iterator[Tensor]:
         inputs = {"input_ids": tokens[None]} if shown is None else as_the_library_wants(tokens, shown)
         logits = model(**inputs | {"use_cache": False}).logits[0, p - 1 : -1]
         mask = torch.from_numpy(batch.trainable[response : response + r])
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         yield logits.log_softmax(-1).gather(1, tokens[p:, None]).squeeze(1).where(mask, 0.0)
         prompt, response = prompt + p, response + r
 
@@ -122,7 +127,10 @@ def plain_loop(model: Any, kind: str, *, rate: float = RATES[0], frozen: str | N
     """`frozen`: parameters with this in their name have gradients and never step, as a faulty engine would have it."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     trained = list(named.values())
-    optimizer = torch.optim.AdamW(trained, lr=rate, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    spared = [each for name, each in named.items() if each.ndim == 1 or "conv1d" in name]
+    decayed = [each for name, each in named.items() if each.ndim > 1 and "conv1d" not in name]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": spared, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), eps=1e-8)
     before = {name: parameter.detach().clone() for name, parameter in named.items()}
     losses, norms, gradients = [], [], []
     for batch in batches(kind):
@@ -260,6 +268,35 @@ def test_updates_are_those_of_a_plain_loop(
     assert all(result["metrics"] == metrics for result in results)
     assert scores <= SCORES
     assert not found.too_large, found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "train", "kind"),
+    [
+        pytest.param(2, {"parallelism": {"context": 2}, "batch": {"removePadding": True}}, "dense, long"),
+        *(
+            pytest.param(ranks, train, kind, marks=pytest.mark.soak)
+            for kind in LONG
+            for ranks, train in (
+                (1, {"batch": {"microBatchPerDevice": 6}}),
+                (2, {"batch": {"microBatchPerDevice": 3, "removePadding": True}} | OFFLOAD),
+                (2, {"parallelism": {"context": 2}, "activationCheckpointing": True}),
+                (4, {"parallelism": {"replicas": 2, "context": 2}, "batch": {"removePadding": True}}),
+            )
+        ),
+    ],
+)
+def test_an_update_of_sequences_longer_than_a_chunk_is_that_of_a_plain_loop(
+    groups: Callable[[int], Group], ranks: int, train: dict[str, Any], kind: str
+) -> None:
+    spec, rates = spec_of(ranks, random=LONG[kind], **dict(train)), RATES[:1]
+    [result, *_] = groups(ranks).run("train", spec=spec, batches=batches(kind), rates=rates)
+    [metrics], expected = result["metrics"], reference(kind)
+    assert float((result["scores"][0] - reference_scores(kind)).abs().max()) <= SCORES
+    assert metrics.loss == pytest.approx(expected.losses[0], rel=TOTALS[0])
+    assert metrics.gradient_norm == pytest.approx(expected.norms[0], rel=TOTALS[0])
+    scale = allowed(expected.gradients[0], exact(kind).gradients[0], GRADIENTS[0])
+    assert distance(result["gradients"][0], expected.gradients[0], scale) <= GRADIENTS[0]
 
 
 @pytest.mark.parametrize("kind", TEXT)

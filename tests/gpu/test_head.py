@@ -13,10 +13,16 @@ ROWS, D, V = 24, 64, 248_320
 @pytest.mark.parametrize("device", ["cuda"], indirect=True)  # Triton compiles for no CPU; tests/models interprets them
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize(
-    ("dtype", "bound", "gradient_bound"), [(torch.float32, 1e-4, 1e-4), (torch.bfloat16, 0.06, 0.05)]
+    ("dtype", "float32_logits", "bound", "gradient_bound"),
+    [(torch.float32, False, 1e-4, 1e-4), (torch.bfloat16, False, 0.06, 0.05), (torch.bfloat16, True, 1e-4, 0.05)],
 )
 def test_scores_and_gradients_are_those_of_the_plain_head_in_float32(
-    device: torch.device, dtype: torch.dtype, bound: float, gradient_bound: float, temperature: float
+    device: torch.device,
+    dtype: torch.dtype,
+    float32_logits: bool,
+    bound: float,
+    gradient_bound: float,
+    temperature: float,
 ) -> None:
     from qwen35_trainer.models.qwen3_5 import head_kernels  # Triton is not made for every platform
 
@@ -25,7 +31,7 @@ def test_scores_and_gradients_are_those_of_the_plain_head_in_float32(
     hidden, weight = (x.to(device, dtype).requires_grad_() for x in (hidden, weight))
     targets = torch.randint(V, (ROWS,), generator=g).to(device)
     assert head._passes(hidden) is head_kernels
-    ours = token_scores(hidden, weight, targets, temperature, with_entropy=True, chunk=7)
+    ours = token_scores(hidden, weight, targets, temperature, True, 7, float32_logits=float32_logits)
     whole = [x.detach().float().requires_grad_() for x in (hidden, weight)]
     theirs = plain(whole[0], whole[1], targets, temperature)
     assert ours.entropy is not None

@@ -26,7 +26,8 @@ def chunk_gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, None]:
-    """flash-linear-attention's, by the reference of the transformers library.  q, k: (B, T, H, K).  v: (B, T, H, V)."""
+    """flash-linear-attention's, by the reference of the transformers library.  q, k: (B, T, G, K).  v: (B, T, H, V)."""
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
     if cu_seqlens is None:
         return torch_chunk_gated_delta_rule(q, k, v, g, beta, use_qk_l2norm_in_kernel=use_qk_l2norm_in_kernel)[0], None
     assert len(q) == 1
@@ -34,6 +35,24 @@ def chunk_gated_delta_rule(
     assert int(cu_seqlens[-1]) == q.shape[1]
     parts = zip(*(x.split(cu_seqlens.diff().tolist(), 1) for x in (q, k, v, g, beta)), strict=True)
     return torch.cat([chunk_gated_delta_rule(*part, use_qk_l2norm_in_kernel)[0] for part in parts], 1), None
+
+
+def causal_conv1d(
+    x: Tensor, weight: Tensor, activation: str | None = None, cu_seqlens: Tensor | None = None
+) -> tuple[Tensor, None]:
+    """flash-linear-attention's, by torch's convolution in float32.  x: (B, T, C).  weight: (C, W)."""
+    assert activation == "silu"
+    if cu_seqlens is not None:
+        assert cu_seqlens.dtype == torch.int64
+        parts = x.split(cu_seqlens.diff().tolist(), 1)
+        return torch.cat([causal_conv1d(part, weight, activation)[0] for part in parts], 1), None
+    padded = F.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
+    mixed = F.conv1d(padded, weight.float().unsqueeze(1), groups=len(weight))
+    return F.silu(mixed).transpose(1, 2).type_as(x), None
+
+
+def leaky_convolution(*tensors: Tensor, cu_seqlens: Tensor | None = None, **settings: str) -> tuple[Tensor, None]:
+    return causal_conv1d(*tensors, **settings)
 
 
 def leaky_delta_rule(*tensors: Tensor, cu_seqlens: Tensor | None = None, **settings: bool) -> tuple[Tensor, None]:
@@ -69,13 +88,22 @@ def leaky_attention(*arguments: Tensor | int, window_size: tuple[int, int], enab
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=enable_gqa).transpose(0, 1)
 
 
-def install(monkeypatch: pytest.MonkeyPatch, *, delta_rule=chunk_gated_delta_rule, attention=varlen_attn) -> None:
+def install(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    delta_rule=chunk_gated_delta_rule,
+    convolution=causal_conv1d,
+    attention=varlen_attn,
+) -> None:
     """As if this machine had the kernels and the tensors were on an accelerator."""
     module = ModuleType("fla.ops.gated_delta_rule")
     module.chunk_gated_delta_rule = delta_rule  # type: ignore[attr-defined]
-    for name in ("fla", "fla.ops"):
+    short = ModuleType("fla.modules.convolution")
+    short.causal_conv1d = convolution  # type: ignore[attr-defined]
+    for name in ("fla", "fla.ops", "fla.modules"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for each in (module, short):
+        monkeypatch.setitem(sys.modules, each.__name__, each)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention)
     monkeypatch.setattr(kernels, "has_delta_rule", lambda x: True)
     monkeypatch.setattr(kernels, "has_varlen_attention", lambda x: True)

@@ -124,3 +124,13 @@ def test_an_adapted_model_decodes_as_the_library_s(make_model, tokens):
     decoder = Decoder(adapt(model), slots=1, max_length=32)
     close(decoder.prefill([sequence[:20].tolist()], [[0]])[0], expected[19])
     close(decoder.step(sequence[20:21])[0], expected[20])
+
+
+def test_logits_that_are_wanted_in_float32_are_not_rounded_to_the_models_precision(make_model, tokens):
+    model, prompt = make_model().bfloat16(), [tokens(20).tolist()]
+    rounded, whole = (
+        Decoder(model, 1, 32, float32_logits=float32_logits).prefill(prompt, [[0]]) for float32_logits in (False, True)
+    )
+    assert torch.equal(rounded, rounded.bfloat16().float())
+    assert torch.equal(rounded, whole.bfloat16().float())
+    assert not torch.equal(rounded, whole)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from qwen35_trainer.models.qwen3_5 import head
+from qwen35_trainer.models.qwen3_5 import head, products
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from tests.profiles import examples
 
@@ -112,6 +112,30 @@ def test_sixteen_bit_products_differ_from_float32_ones_by_their_rounding():
     torch.testing.assert_close(ours.entropy, theirs.entropy, atol=0.06, rtol=0)
     of_hidden, of_weight = gradients(ours, hidden, weight)
     assert (of_hidden.dtype, of_weight.dtype) == (torch.bfloat16, torch.bfloat16)
+
+
+def test_float32_logits_of_sixteen_bit_operands_are_not_rounded(monkeypatch):
+    monkeypatch.setattr(products, "BLOCK_ELEMENTS", 7 * D)  # which does not divide the vocabulary
+    hidden, weight, targets = drawn(12, torch.bfloat16)
+    ours = token_scores(hidden, weight, targets, 0.7, with_entropy=True, chunk=5, float32_logits=True)
+    theirs = plain(hidden.float(), weight.float(), targets, 0.7)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=5e-6, rtol=1e-6)
+    torch.testing.assert_close(ours.entropy, theirs.entropy, atol=5e-6, rtol=1e-6)
+    for own, exact in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
+        assert own.dtype == torch.bfloat16
+        torch.testing.assert_close(own, exact, atol=0.05, rtol=2**-7)
+
+
+def test_the_weights_gradient_loses_nothing_to_the_number_of_chunks():
+    hidden, weight, targets = drawn(400, torch.bfloat16)
+
+    def of_weight(chunk: int) -> Tensor:
+        scores = token_scores(hidden, weight, targets, chunk=chunk, float32_logits=True)
+        return torch.autograd.grad(scores.log_probs.sum(), weight)[0]
+
+    exact = torch.autograd.grad(plain(hidden.float(), weight.float(), targets, 1.0).log_probs.sum(), weight)[0].float()
+    in_one, in_many = (float((of_weight(chunk) - exact).square().mean().sqrt()) for chunk in (400, 2))
+    assert in_many <= 1.1 * in_one
 
 
 def test_hidden_states_of_another_precision_are_cast_to_the_weight_s():

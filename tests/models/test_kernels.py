@@ -44,14 +44,25 @@ def test_a_row_is_split_only_where_a_kernel_is_missing(make_model, tokens, monke
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_cpu_has_no_kernels_whatever_is_installed(monkeypatch, dtype):
-    monkeypatch.setattr(kernels, "_installed", lambda name: True)
+    monkeypatch.setattr(kernels, "_has_flash_linear_attention", lambda: True)
     x = torch.zeros(1, dtype=dtype)
     assert not kernels.has_delta_rule(x)
     assert not kernels.has_varlen_attention(x)
 
 
 def test_float32_on_an_accelerator_has_none_either(monkeypatch):
-    monkeypatch.setattr(kernels, "_installed", lambda name: True)
+    monkeypatch.setattr(kernels, "_has_flash_linear_attention", lambda: True)
     full, half = (torch.empty(1, dtype=dtype, device="meta") for dtype in (torch.float32, torch.bfloat16))
     assert not kernels.has_delta_rule(full)
     assert kernels.has_delta_rule(half)
+
+
+@pytest.mark.parametrize(("installed", "used"), [("0.5.0", False), ("0.5.1", True), ("0.6.0", True)])
+def test_a_flash_linear_attention_whose_gradients_may_be_wrong_is_not_used(monkeypatch, caplog, installed, used):
+    monkeypatch.setattr(kernels, "version", {"fla-core": installed}.__getitem__)
+    kernels._has_flash_linear_attention.cache_clear()
+    assert kernels.has_delta_rule(torch.empty(1, dtype=torch.bfloat16, device="meta")) == used
+    kernels._has_flash_linear_attention.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == (
+        [] if used else ["fla-core 0.5.0 is not used: its gradients may be wrong; install 0.5.1 or newer"]
+    )

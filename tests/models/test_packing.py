@@ -6,7 +6,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from qwen35_trainer.models.qwen3_5 import linear_attention
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.layout import Split
 from qwen35_trainer.models.qwen3_5.packing import CHANGED, Difference, PackingInexact, check_packing
@@ -14,13 +13,6 @@ from tests.models import kernels_stand_in
 
 EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
 DTYPES = [torch.float32, torch.bfloat16]
-without_boundaries = linear_attention._convolve_row  # as it is before a test replaces it
-
-
-def leaky_convolution(mixed, filters, boundaries):
-    return without_boundaries(mixed, filters, None)
-
-
 LEAKS = r"other neighbours in the row: log-probs differ by [\d.]+ of their spread .*removePadding"
 
 
@@ -42,10 +34,9 @@ def test_a_kernel_that_ignores_boundaries_is_refused_and_no_other(make_model, mo
     kernels_stand_in.install(
         monkeypatch,
         delta_rule=kernels_stand_in.leaky_delta_rule if leak == "state" else kernels_stand_in.chunk_gated_delta_rule,
+        convolution=kernels_stand_in.leaky_convolution if leak == "convolution" else kernels_stand_in.causal_conv1d,
         attention=kernels_stand_in.leaky_attention if leak == "attention" else kernels_stand_in.varlen_attn,
     )
-    if leak == "convolution":
-        monkeypatch.setattr(linear_attention, "_convolve_row", leaky_convolution)
     with nullcontext() if leak == "none" else pytest.raises(PackingInexact, match=LEAKS):
         check_packing(adapt(make_model(experts=experts).to(dtype)))
 

@@ -7,22 +7,22 @@ from tests.mutants.mutant import Mutant
 mutant = partial(Mutant, folders=("tests/engines", "tests/gpu", "tests/distributed", "tests/runtime"))
 
 PARITY = "tests/distributed/test_parity.py::test_updates_are_those_of_a_plain_loop[1 process, micro-batch 2-dense]"
-TRAINED = "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]"
-NAMED = "trained = [parameter for name, parameter in model.named_parameters() if parameter.requires_grad and "
+TRAINED = "trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}"
+NAMED = TRAINED.removesuffix("}") + " and "
 
 ENGINES = (
     mutant(
         name="The output layer is never stepped.",
         file="trainer/qwen35_trainer/engines/fsdp/optimizer.py",
         old=TRAINED,
-        new=NAMED + '"lm_head" not in name]',
+        new=NAMED + '"lm_head" not in name}',
         killer=PARITY,
     ),
     mutant(
         name="One decoder layer is never stepped.",
         file="trainer/qwen35_trainer/engines/fsdp/optimizer.py",
         old=TRAINED,
-        new=NAMED + '".layers.1." not in name]',
+        new=NAMED + '".layers.1." not in name}',
         killer=PARITY,
     ),
     mutant(
@@ -35,8 +35,8 @@ ENGINES = (
     mutant(
         name="The weight decay of the spec does not reach AdamW, which has a default of its own.",
         file="trainer/qwen35_trainer/engines/fsdp/optimizer.py",
-        old="                    eps=settings.epsilon,\n                    weight_decay=settings.weightDecay,\n",
-        new="                    eps=settings.epsilon,\n",
+        old='{"params": decayed, "weight_decay": settings.weightDecay}',
+        new='{"params": decayed}',
         killer="tests/engines/fsdp/test_step.py::test_two_steps_are_those_of_clipped_adamw_with_its_decay",
     ),
     mutant(

@@ -37,6 +37,30 @@ def test_a_checkpoint_before_the_first_update_changes_no_update(make_model, make
     assert same(restored, plain)
 
 
+@pytest.mark.parametrize("all_decayed", [False, True])
+def test_the_settings_of_a_restored_optimizer_are_the_manifests(
+    make_model, make_spec, make_batch, tmp_path, all_decayed
+) -> None:
+    """They may change while a training is suspended. Where all parameters decayed, they were in one group."""
+    before = {"train.optimizer.weightDecay": 0.5, "train.optimizer.decayAll": all_decayed}
+    after = {
+        "train.optimizer.weightDecay": 0.2,
+        "train.optimizer.beta2": 0.5,
+        "train.optimizer.decayAll": not all_decayed,
+    }
+    saved, restored = (FSDPEngine(Origin(make_model), make_spec(settings), CPU) for settings in (before, after))
+    saved.train(make_batch(), [1e-3])
+    saved.save(tmp_path)
+    assert saved.saved(wait=True)
+    restored.restore(tmp_path)
+    assert same(restored, saved)
+    groups = restored._optimizers.parts[0].param_groups
+    assert [group["weight_decay"] for group in groups] == ([0.2, 0.0] if all_decayed else [0.2])
+    assert {group["betas"] for group in groups} == {(0.9, 0.5)}
+    [state] = {float(each["step"]) for each in restored._optimizers.parts[0].state.values()}
+    assert state == 1
+
+
 def test_a_restore_after_an_evaluation_leaves_nothing_of_the_evaluated_weights(
     make_model, make_spec, make_batch, tmp_path
 ) -> None:

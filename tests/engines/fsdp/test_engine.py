@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.engine import MOST_LEFT_OUT, FSDPEngine, NotFinite
+from qwen35_trainer.engines.fsdp.forward import Offsets
 from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance, moved
 from tests.distributed.samples import scenes_of
+from tests.distributed.test_parity import scores_of
 from tests.models.scenes import vision_language
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -132,6 +136,20 @@ def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algori
     assert distance(dict(other.weights()), after, moved(before, after)) <= MOVED_APART
 
 
+@pytest.mark.parametrize("coefficient", [0.0, 0.3])
+def test_entropy_is_computed_where_the_loss_has_it_or_the_metrics_want_it(
+    make_model, make_spec, make_batch, coefficient
+) -> None:
+    found = []
+    for wanted in (True, False):
+        spec = make_spec({"algorithm.entropyCoefficient": coefficient, "algorithm.reportEntropy": wanted})
+        [metrics] = FSDPEngine(Origin(make_model), spec, CPU).train(make_batch(), [1e-3])
+        found.append((metrics.loss, metrics.gradient_norm, "entropy" in metrics.means))
+    (with_it, without) = found
+    assert with_it[:2] == pytest.approx(without[:2], rel=1e-6)
+    assert (with_it[2], without[2]) == (True, coefficient != 0)
+
+
 def test_a_batch_of_several_updates_steps_once_for_each_part(make_model, make_spec, make_batch, log_probs_of) -> None:
     """By the formula: the second part's gradient is that of the weights that the first part's step left."""
     batch, reference = make_batch(groups=4, updates=2), make_model().train()
@@ -226,6 +244,84 @@ def test_rotary_tables_of_the_vision_tower_stay_float32_in_a_bfloat16_model(make
     assert set(seen) == {(torch.bfloat16, torch.float32, torch.float32)}
 
 
+@pytest.mark.parametrize(
+    "train",
+    [
+        pytest.param({"algorithm.kl.placement": "Loss"}, id="policy and reference"),
+        pytest.param({"train.lora": {"rank": 2}}, id="frozen below adapters"),
+        pytest.param({"train.offload.parameters": True}, id="on the host"),
+        pytest.param({"train.activationCheckpointing": True}, id="recomputed activations"),
+    ],
+)
+def test_what_is_published_in_float32_computes_in_float32_in_a_bfloat16_model(
+    make_model, make_spec, make_batch, train
+) -> None:
+    engine = FSDPEngine(Origin(make_model), make_spec({"model.precision": "BF16"} | train), CPU)
+    seen = []
+    for model in (engine._model, engine._reference):
+        for net in (
+            [layer.linear_attn for layer in model.model.layers if hasattr(layer, "linear_attn")] if model else []
+        ):
+            vectors = (net.A_log, net.norm.weight, net.dt_bias, net.conv1d.weight)  # sharded, as they rest
+            assert all(each.dtype == torch.float32 for each in vectors if each.requires_grad)
+
+            def look(_: object, __: object, net=net) -> None:
+                seen.append(tuple(x.dtype for x in (net.A_log, net.norm.weight, net.dt_bias, net.conv1d.weight)))
+
+            net.norm.register_forward_pre_hook(look)
+    before = copies_of(engine.merged_weights())
+    engine.train(make_batch(), [1e-3])
+    assert set(seen) == {(torch.float32, torch.float32, torch.bfloat16, torch.bfloat16)}
+    trains = {name for name, tensor in engine.merged_weights().items() if not torch.equal(tensor, before[name])}
+    assert ("model.layers.0.linear_attn.A_log" in trains) == ("train.lora" not in train)
+
+
+@pytest.mark.parametrize("experts", [0, 4], ids=["dense", "mixture of experts"])
+def test_scores_in_bfloat16_are_nearer_to_exact_ones_than_the_librarys(
+    make_model, make_spec, make_batch, experts
+) -> None:
+    """All three have the weights that a published folder would hold. The library's model is all bfloat16."""
+
+    def published() -> Any:
+        model = make_model(experts=experts)
+        for name, parameter in model.named_parameters():
+            if not keeps_float32(name):
+                parameter.data = parameter.data.bfloat16().float()
+            elif name.endswith("A_log"):
+                parameter.data.uniform_(-7, 0, generator=torch.Generator().manual_seed(1))
+        return model
+
+    batch = make_batch(groups=8)
+    engine = FSDPEngine(Origin(published), make_spec({"model.precision": "BF16"}), CPU)
+    scores = engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0)
+
+    def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+        return float(torch.cat([a - b for a, b in zip(found, exact, strict=True)]).square().mean().sqrt())
+
+    with torch.no_grad():
+        exact, theirs = (list(scores_of(model, batch)) for model in (published(), published().bfloat16()))
+    ours = [row[: len(each)] for row, each in zip(scores, exact, strict=True)]
+    assert error(ours, exact) < error(theirs, exact) < 0.5
+
+
+def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
+    make_model, make_spec, make_batch
+) -> None:
+    """The hidden states of both are the same: what differs is the rounding of the logits alone."""
+    batch, found = make_batch(groups=1, samples=1), {}
+    for head in ("BF16", "FP32"):
+        spec = make_spec({"model.precision": "BF16", "train.headPrecision": head})
+        engine = FSDPEngine(Origin(make_model), spec, CPU)
+        hidden: list[torch.Tensor] = []
+        engine._model.model.norm.register_forward_hook(lambda _, __, output, hidden=hidden: hidden.append(output))
+        scores = engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0)
+        logits = hidden[0].float() @ engine.weights()["lm_head.weight"].bfloat16().float().T
+        targets = torch.from_numpy(batch.responses[batch.trainable].astype(np.int64))
+        exact = logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
+        found[head] = float((scores[0, batch.trainable] - exact).abs().max())
+    assert found["FP32"] < 1e-5 < 1e-4 < found["BF16"]
+
+
 def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec, make_batch) -> None:
     engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     engine.train(make_batch(), [1e-3])  # Adam has momentum now
@@ -267,6 +363,45 @@ def test_supervised_loss_is_the_mean_negative_log_likelihood(make_model, make_sp
     [metrics] = engine.train(batch, [1e-2])
     assert metrics.loss == pytest.approx(-chosen.mean().item(), rel=1e-5)
     assert engine.negative_log_likelihood(batch) < metrics.loss
+
+
+def test_router_losses_are_added_to_the_objective(make_model, make_spec, make_batch, log_probs_of) -> None:
+    """Of each sequence without its last token, by the library's formulas; averages over tokens, sums over layers."""
+    batch = make_batch()
+    batch = dataclasses.replace(batch, log_probs=None, rewards=None, group=None)
+    router = {"loadBalancingLoss": 0.5, "zLoss": 0.1}
+    settings = {
+        "mode": "SFT",
+        "rollout": None,
+        "rewards": None,
+        "train.router": router,
+        "train.batch.microBatchPerDevice": 3,
+    }
+    [metrics] = FSDPEngine(Origin(partial(make_model, experts=4)), make_spec(settings), CPU).train(batch, [1e-3])
+
+    model, seen = make_model(experts=4).train(), []
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _, __, output: seen.append(output[0]))
+    log_probs = log_probs_of(model, batch)
+    nll = -torch.cat(log_probs)[torch.from_numpy(batch.trainable)].mean()
+    layers, top_k, read = len(model.model.layers), model.config.num_experts_per_tok, int((batch.lengths - 1).sum())
+    balance = z = torch.zeros(())
+    for number, length in enumerate(batch.lengths):
+        for routed in seen[number * layers : (number + 1) * layers]:
+            logits = routed[: length - 1]
+            balance = balance + (length - 1) / top_k * load_balancing_loss_func((logits,), 4, top_k) / read
+            z = z + logits.logsumexp(-1).square().sum() / read
+    loss = nll + 0.5 * balance + 0.1 * z
+    loss.backward()
+    assert metrics.loss == pytest.approx(loss.item(), rel=1e-5)
+    assert metrics.gradient_norm == pytest.approx(gradient_norm(model), rel=1e-4)
+    assert metrics.means["router_load_balancing"] == pytest.approx(balance.item() / layers, rel=1e-5)
+    assert metrics.means["router_z"] == pytest.approx(z.item() / layers, rel=1e-5)
+
+
+def test_router_losses_of_a_dense_model_are_refused(make_model, make_spec) -> None:
+    with pytest.raises(ValueError, match=r"spec\.train\.router: .* has no router; remove its losses"):
+        FSDPEngine(Origin(make_model), make_spec({"train.router": {"zLoss": 0.1}}), CPU)
 
 
 def test_a_restored_engine_makes_the_update_that_the_saved_one_would(

@@ -85,7 +85,7 @@ def test_samples_without_a_trained_token_score_one_that_trains_nothing(packed) -
 def test_log_probabilities_and_entropy_are_those_of_the_tempered_distribution(make_model, packed) -> None:
     model, micro = make_model(), read([0, 1, 2], packed=packed)
     with torch.no_grad():
-        log_probs, entropy = response_scores(adapt(make_model()), micro, 0.5, with_entropy=True)
+        log_probs, entropy, _ = response_scores(adapt(make_model()), micro, 0.5, with_entropy=True)
         assert entropy is not None
         for row, (ids, first, length) in enumerate(
             [((1, 2, 11, 12, 13), 2, 3), ((3, 14, 15), 1, 2), ((4, 5, 6, 16), 3, 1)]

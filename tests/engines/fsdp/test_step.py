@@ -20,18 +20,31 @@ def supervised(batch):
     return dataclasses.replace(batch, log_probs=None, rewards=None, group=None)
 
 
-def test_two_steps_are_those_of_clipped_adamw_with_its_decay(make_model, make_spec, make_batch, log_probs_of) -> None:
+def is_spared(name: str) -> bool:
+    return name.endswith(("norm.weight", "A_log", "dt_bias", "conv1d.weight"))
+
+
+@pytest.mark.parametrize("all_decay", [False, True])
+def test_two_steps_are_those_of_clipped_adamw_with_its_decay(
+    make_model, make_spec, make_batch, log_probs_of, all_decay: bool
+) -> None:
     batches, rates = [supervised(make_batch(seed=seed)) for seed in (0, 1)], [2e-3, 1e-3]
     model, norms = make_model().train(), []
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0, betas=(0.9, 0.95), weight_decay=DECAY)
+    named = dict(model.named_parameters())
+    spared = [parameter for name, parameter in named.items() if is_spared(name) and not all_decay]
+    decayed = [parameter for name, parameter in named.items() if all_decay or not is_spared(name)]
+    groups = [{"params": decayed, "weight_decay": DECAY}, {"params": spared, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, betas=(0.9, 0.95))
     for batch, rate in zip(batches, rates, strict=True):
         chosen = torch.cat(log_probs_of(model, batch))[torch.from_numpy(batch.trainable)]
         (-chosen.mean()).backward()
         norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
-        optimizer.param_groups[0]["lr"] = rate
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-    settings = {"train.optimizer.weightDecay": DECAY, "train.optimizer.gradientClip": CLIP}
+    optimizing = {"weightDecay": DECAY, "gradientClip": CLIP, "decayAll": all_decay}
+    settings = {f"train.optimizer.{name}": value for name, value in optimizing.items()}
     engine = FSDPEngine(Origin(make_model), make_spec(SUPERVISED | settings), CPU)
     metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
     assert [step.gradient_norm for step in metrics] == pytest.approx(norms, rel=1e-3)

@@ -44,6 +44,13 @@ def test_what_trains_must_be_float32_and_what_does_not_rests_in_the_precision(ma
         rest_frozen(model.bfloat16(), torch.bfloat16)
 
 
+def test_what_is_published_in_float32_rests_so_even_where_it_does_not_train(make_model) -> None:
+    model = make_model().requires_grad_(False)
+    rest_frozen(model, torch.bfloat16)
+    exact = {name.partition("linear_attn")[2] for name, each in model.named_parameters() if each.dtype == torch.float32}
+    assert exact == {".A_log", ".norm.weight"}
+
+
 @pytest.mark.usefixtures("alone")
 def test_frozen_parts_stay_as_they_are_and_the_rest_trains(make_model, make_spec, make_batch) -> None:
     spec = make_spec({"train.freeze": ["Embeddings", "Router"]})

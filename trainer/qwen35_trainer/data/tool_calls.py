@@ -223,14 +223,13 @@ def _typed(
     arguments: dict[str, Json] = {}
     problems: list[str] = []
     for parameter, text in values:
-        arguments[parameter] = text
         if parameter not in properties:
+            arguments[parameter] = text
             problems.append(f"{name} has no parameter {parameter!r}; it has {', '.join(properties) or 'none'}")
             continue
-        try:
-            arguments[parameter] = typed_value(text, _mapping(properties[parameter]))
-        except ValueError as reason:
-            problems.append(f"parameter {parameter!r}: {reason}")
+        arguments[parameter], problem = typed_value(text, _mapping(properties[parameter]))
+        if problem is not None:
+            problems.append(f"parameter {parameter!r}: {problem}")
     required = schemas[name].get("required")
     missing = [str(each) for each in required if each not in arguments] if isinstance(required, list | tuple) else []
     if missing and not cut_off:

@@ -15,9 +15,11 @@ _INTEGER_TYPES = ("int", "uint", "long", "short", "unsigned")
 _NUMBER_TYPES = ("num", "float", "double")
 
 
-def typed_value(text: str, schema: Mapping[str, object]) -> Json:
-    """A value of the type that its JSON schema names. Raises ValueError with the reason where it has none.
+def typed_value(text: str, schema: Mapping[str, object]) -> tuple[Json, str | None]:
+    """A value of the type that its JSON schema names, and what is wrong with the text, if anything is.
 
+    Text without a value of its type stays as it is; a boolean that is neither true nor false is False, as in vLLM's
+    qwen3_coder parser and in verl.
     null in any case is null for every type, as the published parsers read it; where null is allowed by the schema,
     None too (Qwen3.5's template writes it so). With several types the narrowest that fits is taken, text last.
     Structures are JSON, or else a Python literal, which is read and never run.
@@ -25,17 +27,17 @@ def typed_value(text: str, schema: Mapping[str, object]) -> Json:
     types = _types(schema)
     written = text.strip()
     if written.lower() == "null" or (written == "None" and types & {"null", "any"}):
-        return None
+        return None, None
     reasons: list[str] = []
     for kind, read in _READERS.items():
         try:
             if kind in types:
-                return read(written)
+                return read(written), None
         except ValueError as reason:
             reasons.append(str(reason))
     if types & {"string", "any"}:
-        return text
-    raise ValueError(" and ".join(reasons) or f"{_shown(text)} is not null")
+        return text, None
+    return False if types - {"null"} == {"boolean"} else text, " and ".join(reasons) or f"{_shown(text)} is not null"
 
 
 def _types(schema: Mapping[str, object]) -> set[str]:
@@ -75,7 +77,7 @@ def _boolean(text: str) -> Json:
 
 def _integer(text: str) -> Json:
     if not _INTEGER.fullmatch(text):
-        raise ValueError(f"{_shown(text)} is no integer")
+        raise ValueError(f"{_shown(text)} is not an integer")
     return int(text)
 
 
@@ -90,13 +92,13 @@ def _number(text: str) -> Json:
 def _object(text: str) -> Json:
     if isinstance(value := _structure(text), dict):
         return value
-    raise ValueError(f"{_shown(text)} is no object")
+    raise ValueError(f"{_shown(text)} is not an object")
 
 
 def _array(text: str) -> Json:
     if isinstance(value := _structure(text), list):
         return value
-    raise ValueError(f"{_shown(text)} is no array")
+    raise ValueError(f"{_shown(text)} is not an array")
 
 
 def _structure(text: str) -> Json:

@@ -70,6 +70,9 @@ class UpdateRecord:
     """Rollout to trainer on the same tokens, nats per token."""
     clip_fraction: float | None = None
     correction_weight_mean: float | None = None
+    router_load_balancing: float | None = None
+    """Loss of a layer's router, mean over tokens and layers, before its coefficient; likewise below."""
+    router_z: float | None = None
     lag_mean: float | None = None
     """Versions between a token and its training, over the trained tokens."""
     lag_max: int | None = None

@@ -29,13 +29,25 @@ from qwen35_trainer.weights.snapshot import shapes
 
 
 class TorchEngine:
-    """Generates with `slots` sequences at a time. `max_length` bounds prompt and response together, in tokens."""
+    """Generates with `slots` sequences at a time. `max_length` bounds prompt and response together, in tokens.
 
-    def __init__(self, model: HFModule, *, end_token: int, slots: int, max_length: int, seed: int) -> None:
+    float32_logits: do not round logits to the model's precision (train.headPrecision).
+    """
+
+    def __init__(
+        self,
+        model: HFModule,
+        *,
+        end_token: int,
+        slots: int,
+        max_length: int,
+        seed: int,
+        float32_logits: bool = False,
+    ) -> None:
         self._model = model.eval()
         text = text_model(model)
         device = text.embed_tokens.weight.device
-        self._decoder = Decoder(model, slots, max_length)
+        self._decoder = Decoder(model, slots, max_length, float32_logits=float32_logits)
         self._end_token, self._slots, self._max_length = end_token, slots, max_length
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0

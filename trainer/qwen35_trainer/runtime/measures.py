@@ -100,6 +100,8 @@ def update_record(
         behaviour_kl=mean("behaviour_kl"),
         clip_fraction=sum(clipped) if clipped else None,
         correction_weight_mean=mean("correction_weight"),
+        router_load_balancing=mean("router_load_balancing"),
+        router_z=mean("router_z"),
         seconds_waiting=times.waiting if first else 0.0,
         seconds_training=times.training if first else 0.0,
         seconds_publishing=times.publishing if first else 0.0,

@@ -188,6 +188,7 @@ class RolloutWorker(Process):
             slots=spec.rollout.maxSequences,
             max_length=length,
             seed=int(np.random.SeedSequence((spec.seed, *life)).generate_state(1)[0]),
+            float32_logits=spec.train.headPrecision == "FP32",
         )
         self._finished = asyncio.Event()
         self._loop = asyncio.get_event_loop()

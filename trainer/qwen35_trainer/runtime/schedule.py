@@ -8,7 +8,11 @@ from qwen35_trainer.spec import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, update: int, total: int) -> float:
-    """Of update number `update` (from 0) of `total`: linear warm-up from 0, then the schedule down to its floor."""
+    """Of update number `update` (from 0) of `total`: linear warm-up, then the schedule towards its floor.
+
+    Update u of w in the warm-up has (u + 1) / w of the peak, so that none is spent at 0; the update after the last would
+    have the floor.
+    """
     peak, warmup = optimizer.learningRate, optimizer.warmupUpdates
     if update < warmup:
         return peak * (update + 1) / warmup

@@ -22,10 +22,6 @@ from qwen35_trainer.weights.publication import Publication
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-RENDEZVOUS = timedelta(seconds=300)
-"""Deadline of joining the process group, and of each collective call."""
-
-
 SAVING = "saving"
 """Group of calls, one at a time, that are answered while another trains: a checkpoint is complete when it is written, not when
 the batch beside it has trained."""
@@ -41,6 +37,7 @@ class TrainWorker(Process):
         super().__init__(f"train-{rank}", logs, threads)
         self._spec, self._rank = spec, rank
         self._vocabulary, self._base = vocabulary, base
+        self._timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
 
@@ -49,7 +46,7 @@ class TrainWorker(Process):
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
         host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
-        self._store = TCPStore(host, 0, ranks, is_master=True, timeout=RENDEZVOUS, wait_for_workers=False)
+        self._store = TCPStore(host, 0, ranks, is_master=True, timeout=self._timeout, wait_for_workers=False)
         return host, self._store.port
 
     @starting()
@@ -65,8 +62,10 @@ class TrainWorker(Process):
             sys.path.insert(0, str(self._base))  # modules of the user's own are found as those of rewards are
         profile = self._spec.accelerator.profile
         own = device(profile)  # before the group: its backend may come with the device
-        store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=RENDEZVOUS)
-        dist.init_process_group(BACKENDS[profile], store=store, rank=self._rank, world_size=ranks, timeout=RENDEZVOUS)
+        store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=self._timeout)
+        dist.init_process_group(
+            BACKENDS[profile], store=store, rank=self._rank, world_size=ranks, timeout=self._timeout
+        )
         torch.manual_seed(self._spec.seed + self._rank)
         length = self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
         source = origin(

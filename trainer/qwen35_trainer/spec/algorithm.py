@@ -152,6 +152,11 @@ class Algorithm(Section):
         description="Weight of the entropy bonus. 0 as in the published recipes. "
         "verl: actor_rollout_ref.actor.entropy_coeff.",
     )
+    reportEntropy: bool = Field(
+        True,
+        description="Compute the policy's entropy for the metrics even where entropyCoefficient is 0. On, since a collapse "
+        "shows there first; off saves one more pass over the logits. verl: actor_rollout_ref.actor.calculate_entropy.",
+    )
     loss: Loss = Field(
         Loss(), description="The policy loss. PPOClip by default. verl: actor_rollout_ref.actor.policy_loss."
     )

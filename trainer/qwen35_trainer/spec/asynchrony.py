@@ -77,5 +77,5 @@ class Async(Section):
         gt=0,
         le=604_800,
         description="Time without any progress after which the run is called stalled, in seconds. 600 is longer than "
-        "any single step of the published recipes. verl: actor_rollout_ref.nccl_timeout.",
+        "any single step of the published recipes. verl: none.",
     )

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from qwen35_trainer.spec.accelerator import MAX_NODES
 from qwen35_trainer.spec.base import Section
+from qwen35_trainer.spec.model import Precision
 
 TrainEngine = Literal["FSDP", "Megatron"]
 Schedule = Literal["Constant", "Linear", "Cosine"]
@@ -129,6 +130,12 @@ class Optimizer(Section):
         description="Decoupled weight decay. 0.1 as in the published recipes. "
         "verl: actor_rollout_ref.actor.optim.weight_decay.",
     )
+    decayAll: bool = Field(
+        False,
+        description="Decay every parameter. Off, which spares parameters of one dimension (weights of norms, biases, "
+        "A_log, dt_bias), as Megatron does, and the filters of the short convolutions: 0 means nothing special to them. "
+        "verl's FSDP engine decays all. verl: none.",
+    )
     beta1: float = Field(
         0.9,
         ge=0,
@@ -234,6 +241,27 @@ class LoRA(Section):
     )
 
 
+class Router(Section):
+    """Losses on the routers of a mixture of experts, added to the objective; every layer has its own."""
+
+    loadBalancingLoss: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the load-balancing loss of each sequence, averaged over tokens and summed over layers; the loss "
+        "is 1 where experts are used alike. 0 as in verl's FSDP recipes; its Megatron recipes have 0.01. "
+        "verl: actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff.",
+    )
+    zLoss: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the squared log of the router's partition function, averaged over tokens and summed over "
+        "layers. 0 as in verl's FSDP recipes; its Megatron recipes have 0.001. "
+        "verl: actor_rollout_ref.actor.megatron.override_transformer_config.moe_z_loss_coeff.",
+    )
+
+
 class Train(Section):
     """The engine that updates the weights, and its pool."""
 
@@ -260,6 +288,11 @@ class Train(Section):
     optimizer: Optimizer = Field(
         Optimizer(), description="Optimizer and schedule. AdamW by default. verl: actor_rollout_ref.actor.optim."
     )
+    router: Router = Field(
+        Router(),
+        description="Losses on the routers of a mixture of experts. None by default. "
+        "verl: actor_rollout_ref.actor.megatron.override_transformer_config.",
+    )
     offload: Offload = Field(
         Offload(),
         description="What rests in host memory. Nothing by default. verl: actor_rollout_ref.actor.fsdp_config.",
@@ -268,6 +301,22 @@ class Train(Section):
         False,
         description="Recompute activations in the backward pass: less memory, about a third more compute. Off, for "
         "speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
+    )
+    headPrecision: Precision = Field(
+        "BF16",
+        description="Number format of the logits. BF16 rounds them to model.precision, as published recipes do and rollout "
+        "engines too; FP32 keeps them whole, which takes rounding of some hundredths of a nat out of log-probabilities "
+        "(MiniMax-M1, arXiv:2506.13585). On NVIDIA it costs memory traffic alone; elsewhere the output "
+        "layer's product runs in float32. verl: none.",
+    )
+    collectiveTimeoutSeconds: float = Field(
+        600.0,
+        gt=0,
+        le=604_800,
+        description="Longest time for the ranks to find each other, and for each exchange between them, in seconds; a rank "
+        "that waits longer ends, and names the exchange. It must cover the difference in time between the fastest and the "
+        "slowest rank. The driver does not wait for any step longer than async.stallSeconds: raise both. 600 as in verl. "
+        "verl: actor_rollout_ref.nccl_timeout.",
     )
     freeze: tuple[Part, ...] = Field(
         (),

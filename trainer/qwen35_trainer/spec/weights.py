@@ -13,5 +13,5 @@ class Weights(Section):
         gt=0,
         le=86_400,
         description="Longest time for a replica to take a version, in seconds; then it is dropped. 300 is above the "
-        "slowest transfer in verl's tables. verl: actor_rollout_ref.nccl_timeout.",
+        "slowest transfer in verl's tables. verl: none.",
     )

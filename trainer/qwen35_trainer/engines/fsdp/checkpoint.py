@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _MODEL = "model."
 """Before the names of parameters in a checkpoint, whose names may begin with the same word."""
+_SETTINGS = "param_groups."
+"""Before the names of an optimizer's settings in its flattened state, one for each parameter."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
@@ -66,15 +68,19 @@ def begin(
 
 
 def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
-    """Read what `begin` wrote. Collective. A rank that did not exist then keeps its own random state."""
+    """Read what `begin` wrote. Collective. A rank that did not exist then keeps its own random state.
+
+    Settings of the optimizers (their parameter groups) stay as they are: those of the manifest may have changed since.
+    """
     weights, state = _state(model, optimizers)
-    loaded: dict[str, Any] = {"model": weights, "optimizer": state}
+    settings = {name: value for name, value in state.items() if name.startswith(_SETTINGS)}
+    loaded: dict[str, Any] = {"model": weights, "optimizer": {name: state[name] for name in state.keys() - settings}}
     dcp.load(loaded, checkpoint_id=folder / "state")
     set_state_dict(
         model,
         list(optimizers),
         model_state_dict=loaded["model"],
-        optim_state_dict=loaded["optimizer"],
+        optim_state_dict=loaded["optimizer"] | settings,
         options=StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True, strict=False),
     )
     random = folder / f"random-{rank}.pt"

@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective
 from qwen35_trainer.engines.base import UpdateMetrics
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp import checkpoint, lora
-from qwen35_trainer.engines.fsdp.forward import MicroBatch, Offsets, micro_batch, response_scores
+from qwen35_trainer.engines.fsdp.forward import MicroBatch, Offsets, Responses, micro_batch, response_scores
 from qwen35_trainer.engines.fsdp.loading import Origin, fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
@@ -40,6 +41,8 @@ from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen
 from qwen35_trainer.engines.micro_batches import plan
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.family import text_config, text_model
+from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.packing import check_packing
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.spec import TrainingSpec
@@ -62,6 +65,8 @@ class _Update:
     batch: TrainBatch
     offsets: Offsets
     counts: GlobalCounts
+    inputs: int
+    """Tokens that the model reads, over all ranks."""
     signal: Signal | None
 
 
@@ -73,18 +78,22 @@ class FSDPEngine:
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device) -> None:
         self._spec, self._device = spec, device
-        self._ranks = Ranks.of(spec.train.parallelism, device)
+        timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
+        self._ranks = Ranks.of(spec.train.parallelism, device, timeout)
         self._objective = objective(spec)
         self._reference: HFModule | None = None
         self._holds_on = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
         if self._holds_on and spec.train.lora is None:
             self._reference = self._load(origin, trained=False)
         self._model = self._load(origin, trained=True)
+        self._trains_router = spec.train.router.loadBalancingLoss > 0 or spec.train.router.zLoss > 0
+        if self._trains_router and not hasattr(text_config(self._model), "num_experts"):
+            raise ValueError(f"spec.train.router: {type(self._model).__name__} has no router; remove its losses")
         if spec.train.batch.removePadding:
             check_packing(self._model)
         parked = spec.train.offload.optimizer and not spec.train.offload.parameters
         self._optimizers = Optimizers.of(self._model, spec.train.optimizer, torch.device("cpu") if parked else None)
-        self._storage = dist.new_group(backend="gloo")
+        self._storage = dist.new_group(backend="gloo", timeout=timeout)
         self._writing: Future[Any] | None = None
         self._left_out = 0
 
@@ -133,7 +142,7 @@ class FSDPEngine:
     def _load(self, origin: Origin, *, trained: bool) -> HFModule:
         """The model of `origin`, sharded; to train, or as the fixed reference."""
         train, precision = self._spec.train, PRECISIONS[self._spec.model.precision]
-        model = adapt(origin.construct(), self._ranks.sequence)
+        model = adapt(origin.construct(), self._ranks.sequence, float32_logits=train.headPrecision == "FP32")
         model.train(trained)
         if trained:
             if train.lora is not None:
@@ -156,12 +165,12 @@ class FSDPEngine:
         if divisors is None:
             # Without a single token to train, the step is left out: Adam would still move on its momentum.
             return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
-        update = _Update(batch, offsets, divisors, signal)
+        update = _Update(batch, offsets, divisors, int((batch.lengths[part] - 1).sum()), signal)
         totals: dict[str, Tensor] = {}
         shares = self._plan(batch, part)
         for position, samples in enumerate(shares):
             self._model.set_requires_all_reduce(position == len(shares) - 1)
-            loss, metrics = self._loss(update, samples)
+            loss, metrics = self._losses(update, samples)
             (loss * self._ranks.world).backward()  # FSDP averages over ranks; the loss is a share of a sum
             for name, value in (metrics | {"loss": loss.detach()}).items():
                 totals[name] = totals.get(name, torch.zeros((), device=self._device)) + value
@@ -191,15 +200,32 @@ class FSDPEngine:
                 "spec.train.optimizer.learningRate, or compute in more precision (spec.model.precision FP32)"
             )
 
-    def _loss(self, update: _Update, samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+    def _losses(self, update: _Update, samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
+        """A micro-batch's share of the objective and of the routers' losses, and of their metrics."""
         signal, micro = update.signal, self._micro_batch(update.batch, update.offsets, samples)
-        mask = micro.responses.mask
         temperature = self._spec.rollout.temperature if self._spec.rollout and signal else 1.0
-        log_probs, entropy = response_scores(self._model, micro, temperature, with_entropy=signal is not None)
+        algorithm = self._spec.algorithm
+        with_entropy = signal is not None and (algorithm.reportEntropy or algorithm.entropyCoefficient != 0)
+        scores = response_scores(
+            self._model, micro, temperature, with_entropy=with_entropy, with_router=self._trains_router
+        )
+        loss, metrics = self._objective_of(update, samples, micro.responses, scores)
+        if scores.router_losses is not None:
+            means, router = scores.router_losses / update.inputs, self._spec.train.router
+            loss = loss + router.loadBalancingLoss * means[0] + router.zLoss * means[1]
+            # Per layer, and times what metrics are divided by.
+            balance, z = means.detach() * update.counts.tokens / len(text_model(self._model).layers)
+            metrics |= {"router_load_balancing": balance, "router_z": z}
+        return loss, metrics
+
+    def _objective_of(
+        self, update: _Update, samples: NDArray[np.int64], responses: Responses, scores: TokenScores
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        signal, mask, log_probs = update.signal, responses.mask, scores.log_probs
         if signal is None:
             return supervised_objective(log_probs, mask, update.counts)
         assert self._objective is not None
-        assert micro.responses.log_probs is not None
+        assert responses.log_probs is not None
         proximal = rows(signal.proximal, samples, mask)
         if proximal is None and needs_proximal(self._objective.correction):
             proximal = log_probs.detach()  # one step per batch: the weights at its start are the current ones
@@ -208,8 +234,8 @@ class FSDPEngine:
         return policy_objective(
             self._objective,
             log_probs=log_probs,
-            entropy=entropy,
-            behaviour_log_probs=micro.responses.log_probs,
+            entropy=scores.entropy,
+            behaviour_log_probs=responses.log_probs,
             proximal_log_probs=proximal,
             reference_log_probs=rows(signal.reference, samples, mask),
             advantages=advantages,
@@ -236,7 +262,7 @@ class FSDPEngine:
         table = torch.zeros(batch.samples, int(batch.response_lengths.max()))
         for samples in self._plan(batch, np.arange(batch.samples)):
             micro = self._micro_batch(batch, offsets, samples)
-            values, _ = response_scores(model, micro, temperature, with_entropy=False)
+            values = response_scores(model, micro, temperature, with_entropy=False).log_probs
             if len(samples) and self._ranks.counts:
                 table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(
                     ~micro.responses.mask, 0.0

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
@@ -70,6 +71,8 @@ class MicroBatch:
 
     inputs: ModelInput
     """Prompts and responses without their last tokens, which predict nothing."""
+    lengths: Tensor
+    """(n,) int64 tokens of each in the input; 0 for the token that stands for no samples."""
     rows: Tensor
     """(R,) int64 flat positions of the input that predict a trained token."""
     targets: Tensor
@@ -102,6 +105,7 @@ def micro_batch(
     if len(samples) == 0:
         nothing = torch.zeros(1, dtype=torch.int64)
         inputs = ModelInput.of_text([nothing], packed=packed, device=device)
+        read = nothing
         rows = targets = cells = nothing
     else:
         inputs = _inputs(batch, offsets, samples, config, packed=packed, device=device)
@@ -112,7 +116,10 @@ def micro_batch(
         rows = torch.from_numpy(starts[row] + batch.prompt_lengths[samples][row] - 1 + column)
         targets = torch.from_numpy(batch.responses[offsets.responses[samples][row] + column].astype(np.int64))
         cells = torch.from_numpy(row * mask.shape[1] + column)
-    return MicroBatch(inputs, rows.to(device), targets.to(device), cells.to(device), responses.to(device))
+        read = torch.from_numpy(lengths)
+    return MicroBatch(
+        inputs, read.to(device), rows.to(device), targets.to(device), cells.to(device), responses.to(device)
+    )
 
 
 def _inputs(
@@ -140,11 +147,13 @@ def _inputs(
 
 
 def response_scores(
-    model: HFModule, micro: MicroBatch, temperature: float, *, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
+    model: HFModule, micro: MicroBatch, temperature: float, *, with_entropy: bool, with_router: bool = False
+) -> TokenScores:
     """Log-probability of each trained token under the tempered model, and the entropy of its distribution (nats).
 
-    (n, T) float32 each, 0 where nothing trains.
+    (n, T) float32 each, 0 where nothing trains; and the losses of the model's routers.
     """
-    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy)
-    return micro.table(scores.log_probs), None if scores.entropy is None else micro.table(scores.entropy)
+    lengths = micro.lengths if with_router else None
+    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths)
+    entropy = None if scores.entropy is None else micro.table(scores.entropy)
+    return TokenScores(micro.table(scores.log_probs), entropy, scores.router_losses)

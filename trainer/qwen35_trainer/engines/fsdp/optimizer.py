@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,23 +24,22 @@ class Optimizers:
     @classmethod
     def of(cls, model: HFModule, settings: Settings, resting: torch.device | None = None) -> Optimizers:
         """AdamW (arXiv:1711.05101) for all; or Muon for matrices, and AdamW for the rest. Raises ValueError for nothing."""
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:
             raise ValueError("spec.train.freeze: nothing is left to train; remove a part, or add lora")
         matrices = _matrices(model) if settings.type == "Muon" else []
         chosen = {id(matrix) for matrix in matrices}
-        others = [parameter for parameter in trained if id(parameter) not in chosen]
+        others = {name: parameter for name, parameter in trained.items() if id(parameter) not in chosen}
         parts: list[torch.optim.Optimizer] = []
         if matrices:
             parts.append(Muon(matrices, settings.learningRate, settings.momentum, settings.weightDecay))
         if others:
             parts.append(
                 AdamW(
-                    others,
+                    _groups(others, settings),
                     lr=settings.learningRate,
                     betas=(settings.beta1, settings.beta2),
                     eps=settings.epsilon,
-                    weight_decay=settings.weightDecay,
                     fused=True,
                 )
             )
@@ -73,6 +73,24 @@ class Optimizers:
                 for name, value in state.items():
                     if isinstance(value, Tensor) and value.ndim:  # step counts stay
                         state[name] = value.to(device or parameter.device)
+
+
+def decays(name: str, parameter: Tensor) -> bool:
+    """Whether weight decay pulls this parameter to 0, unless all are.
+
+    Spared are parameters of one dimension, as in Megatron (`core/optimizer`, ParamPredicate "param_len_1"): weights of norms,
+    biases, and A_log and dt_bias, which Mamba marks `_no_weight_decay`. The filters of short convolutions, four numbers per
+    channel, are spared too; Megatron decays them.
+    """
+    return parameter.ndim > 1 and not name.endswith("conv1d.weight")
+
+
+def _groups(parameters: Mapping[str, nn.Parameter], settings: Settings) -> list[dict[str, Any]]:
+    """AdamW's: what decays, and what does not."""
+    decayed = [p for name, p in parameters.items() if settings.decayAll or decays(name, p)]
+    spared = [p for name, p in parameters.items() if not (settings.decayAll or decays(name, p))]
+    groups = [{"params": decayed, "weight_decay": settings.weightDecay}, {"params": spared, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def _matrices(model: HFModule) -> list[nn.Parameter]:

@@ -8,6 +8,7 @@ import torch
 
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
+from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from qwen35_trainer.spec import Part
 
 
@@ -25,7 +26,8 @@ def freeze(model: HFModule, parts: Iterable[Part]) -> None:
 
 
 def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
-    """Store frozen parameters in `precision`, the type that they compute in: they are never updated.
+    """Store frozen parameters in the type that they compute in, since they are never updated: `precision`, or float32 for
+    those that are published so (`models/qwen3_5/precision.py`).
 
     Trainable parameters must be float32, because bfloat16 cannot represent small updates. Raises TypeError naming the
     parameters that are not.
@@ -33,7 +35,7 @@ def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
     wrong = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            parameter.data = parameter.data.to(precision)
+            parameter.data = parameter.data.to(torch.float32 if keeps_float32(name) else precision)
         elif parameter.dtype != torch.float32:
             wrong.append(f"{name} is {str(parameter.dtype).removeprefix('torch.')}")
     if wrong:

@@ -11,19 +11,25 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, forward, npu, sequence_parallel, vision
+from qwen35_trainer.models.qwen3_5 import HFModule, forward, linear_attention, npu, router, sequence_parallel, vision
 from qwen35_trainer.models.qwen3_5.classes import CLASSES
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 
 NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
 """Classes of the library whose weight is zero-centred."""
+GATED_NORMS = ("Qwen3_5RMSNormGated", "Qwen3_5MoeRMSNormGated")
+"""Classes of the library for the norm of a Gated DeltaNet, which is not zero-centred."""
+
+ROUTERS = ("Qwen3_5MoeTopKRouter",)
+"""Classes of the library for the router of a mixture of experts."""
 
 
-def adapt(model: HFModule, sequence_group: ProcessGroup | None = None) -> HFModule:
-    """Give a model and its decoder layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
+def adapt(model: HFModule, sequence_group: ProcessGroup | None = None, *, float32_logits: bool = False) -> HFModule:
+    """Give a model and its layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
 
     sequence_group: processes that share each sequence (`sequence_parallel.py`); None or a group of one: each has its
-    own.  Parameters, their names and the modules stay as they are. Adapting again replaces the group.
+    own.  float32_logits: do not round logits to the model's precision.  Parameters, their names and the modules stay as
+    they are. Adapting again replaces the group and the precision of logits.
     Raises ValueError naming all that does not fit: another family, a version of transformers out of range, heads that
     the group cannot share.
     """
@@ -33,18 +39,32 @@ def adapt(model: HFModule, sequence_group: ProcessGroup | None = None) -> HFModu
     text = text_model(model)
     for layer in text.layers:
         layer.forward = MethodType(forward.decode_layer, layer)
+        if hasattr(layer, "linear_attn"):
+            layer.linear_attn.forward = MethodType(linear_attention.mix, layer.linear_attn)
     for module in text.modules():
         if type(module).__name__ in NORMS:
             module.forward = MethodType(_rms_norm, module)
+        if type(module).__name__ in GATED_NORMS:
+            module.forward = MethodType(_gated_rms_norm, module)
+        if type(module).__name__ in ROUTERS:
+            module.forward = MethodType(router.route, module)
     vision.adapt(model)
     npu.adapt(model)
-    model.forward = MethodType(partial(forward.score, group=shared), model)
+    model.forward = MethodType(partial(forward.score, group=shared, float32_logits=float32_logits), model)
     return model
 
 
 def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
     """The library's arithmetic, zero-centred weight and float32, in one kernel where the device has one."""
     return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).type_as(x)
+
+
+def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
+    """The norm of `x` (…, V), times the weight, times silu(gate), in float32 and rounded once. The library rounds to `x`'s type
+    before it multiplies by the weight; vLLM and flash-linear-attention do not.
+    """
+    normed = F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.variance_epsilon)
+    return (normed * F.silu(gate.float())).type_as(x)
 
 
 def _problems(model: HFModule, group: ProcessGroup | None) -> list[str]:

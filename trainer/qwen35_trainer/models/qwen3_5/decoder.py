@@ -18,16 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention
+from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, linear_attention, products
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.models.qwen3_5.linear_attention import LinearState
 
 
 class Decoder:
-    """State of `slots` sequences of at most `max_length` tokens each of the text part of a Qwen3.5 model."""
+    """State of `slots` sequences of at most `max_length` tokens each of the text part of a Qwen3.5 model.
 
-    def __init__(self, model: HFModule, slots: int, max_length: int) -> None:
-        self._model = model
+    float32_logits: do not round logits to the model's precision.
+    """
+
+    def __init__(self, model: HFModule, slots: int, max_length: int, *, float32_logits: bool = False) -> None:
+        self._model, self._float32_logits = model, float32_logits
         self._text = text_model(model)
         config, weight = self._text.config, self._text.embed_tokens.weight
         positions = torch.arange(max_length, device=weight.device).unsqueeze(0)
@@ -123,7 +126,10 @@ class Decoder:
         return layer.o_proj(output.flatten(1) * gate)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self._model.lm_head(self._text.norm(hidden)).float()
+        normed = self._text.norm(hidden)
+        if self._float32_logits:
+            return products.rows_times(normed, self._model.lm_head.weight)
+        return self._model.lm_head(normed).float()
 
 
 def _feed_forward(layer: HFModule, hidden: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ matrix products (arXiv:2406.06484, section 3.2, with decay).  Both run in float3
 the Hugging Face reference, which pads every sequence to 64 positions; here a chunk is never longer than the sequence,
 which is what makes short sequences cheap on a CPU.
 
-Shapes: B sequences, T positions, H value heads, K key channels, V value channels.
+Shapes: B sequences, T positions, H value heads, G key heads that H / G value heads share, K key channels, V value channels.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ def normalise(x: Tensor) -> Tensor:
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One position.  query, key (B, H, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
+    """One position.  query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
 
     `state` is advanced in place.  Returns the output (B, H, V).
     """
-    query = normalise(query) * query.shape[-1] ** -0.5
-    key = normalise(key)
+    query, key = (_per_value_head(x, value) for x in (normalise(query) * query.shape[-1] ** -0.5, normalise(key)))
     state.mul_(log_decay.exp()[..., None, None])
     known = (key.unsqueeze(-2) @ state).squeeze(-2)
     state.addcmul_(key.unsqueeze(-1), ((value - known) * beta.unsqueeze(-1)).unsqueeze(-2))
@@ -41,12 +40,13 @@ def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Ten
 def chunked(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A whole sequence.  query, key (B, T, H, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
+    """A whole sequence.  query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
 
     A position with beta 0 and log_decay 0 leaves the state as it is: that is how padding is passed over.
     Returns the outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
     """
     length, chunk = query.shape[1], min(CHUNK, query.shape[1])
+    query, key = (_per_value_head(x, value) for x in (query, key))
     query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
     log_decay, beta = (x.transpose(1, 2).float() for x in (log_decay, beta))
     query, key = normalise(query) * query.shape[-1] ** -0.5, normalise(key)
@@ -80,3 +80,9 @@ def chunked(
         state = state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ new
     output = torch.cat(outputs, dim=2)[:, :, :length]
     return output.transpose(1, 2), state
+
+
+def _per_value_head(x: Tensor, value: Tensor) -> Tensor:
+    """(…, G, K) queries or keys for each head of `value` (…, H, V).  Returns (…, H, K)."""
+    shared = value.shape[-2] // x.shape[-2]
+    return x if shared == 1 else x.repeat_interleave(shared, dim=-2)

@@ -5,6 +5,10 @@ holds them several times. Here a *chunk* of rows at a time is multiplied, reduce
 the backward pass multiplies it again. One more matrix product of three is the price, and not for the last chunk: the
 backward pass begins with it, at no higher peak, so it is kept; a micro-batch of one chunk pays nothing.
 
+Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats is off by up to
+1/32, and so are log-probs. Gradients of the logits are rounded to the weight's precision, as all gradients are; sums of
+them are not.
+
     hidden ─product─► logits of a chunk ─pass─► two numbers per row ─ … ─► gradient of the logits ─two products─► gradients
 
 The products are left to the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
@@ -20,7 +24,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5 import Context, head_passes
+from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
 
 CHUNK_LOGITS = 2**27
 """Logits held at a time, in elements (512 MiB in float32): 541 rows of the published models, enough to keep a matrix
@@ -36,6 +40,8 @@ class TokenScores(NamedTuple):
     """(R,) float32, in nats."""
     entropy: Tensor | None
     """(R,) float32, of the whole distribution that the token was drawn from, in nats."""
+    router_losses: Tensor | None = None
+    """(2,) float32, `router.losses` summed over layers and tokens; None: not asked for."""
 
 
 def token_scores(
@@ -45,19 +51,22 @@ def token_scores(
     temperature: float = 1.0,
     with_entropy: bool = False,
     chunk: int | None = None,
+    *,
+    float32_logits: bool = False,
 ) -> TokenScores:
     """Scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
     hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
-    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. The products run in the weight's
-    precision, everything after them in float32; the weight's gradient is rounded to its precision after each chunk.
+    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. Operands of the products are in the
+    weight's precision, and so are their results, but for logits that are wanted in float32; everything after them is in
+    float32. The weight's gradient is summed over chunks in float32 and rounded once.
     The backward pass uses up the kept chunk: it runs once.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature}: the distribution needs one above 0")
     rows = chunk or max(1, CHUNK_LOGITS // weight.shape[0])
     log_probs, entropy = _Scores.apply(  # type: ignore[no-untyped-call]
-        hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows
+        hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows, float32_logits
     )
     return TokenScores(log_probs, entropy if with_entropy else None)
 
@@ -72,6 +81,7 @@ class _Scores(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
         chunk: int,
+        float32_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         passes = _passes(hidden)
         log_probs, logsumexp, entropy = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
@@ -79,28 +89,30 @@ class _Scores(torch.autograd.Function):
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             prepared = None  # one chunk at a time
-            prepared = passes.prepare(hidden[part] @ weight.T, temperature)
+            prepared = passes.prepare(_logits(hidden[part], weight, float32_logits), temperature)
             log_probs[part], logsumexp[part], of_chunk = passes.reduce(
                 prepared, targets[part], temperature, with_entropy
             )
             if of_chunk is not None:
                 entropy[part] = of_chunk
         ctx.save_for_backward(hidden, weight, targets, logsumexp, entropy, prepared)
-        ctx.settings = temperature, with_entropy, chunk
+        ctx.settings = temperature, with_entropy, chunk, float32_logits
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, logsumexp, entropy, prepared = ctx.saved_tensors
-        temperature, with_entropy, chunk = ctx.settings
+        temperature, with_entropy, chunk, float32_logits = ctx.settings
         by_log_prob, by_entropy = (gradient.contiguous() for gradient in gradients)
         passes = _passes(hidden)
         of_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        # A single chunk is rounded once as it is, and a float32 copy of the weight is large.
+        of_weight_type = weight.dtype if len(targets) <= chunk else torch.float32
+        of_weight = torch.zeros_like(weight, dtype=of_weight_type) if ctx.needs_input_grad[1] else None
         for start in reversed(range(0, len(targets), chunk)):
             part = slice(start, start + chunk)
             if prepared is None:
-                prepared = passes.prepare(hidden[part] @ weight.T, temperature)
+                prepared = passes.prepare(_logits(hidden[part], weight, float32_logits), temperature)
             of_product = passes.gradient(
                 prepared,
                 targets[part],
@@ -113,9 +125,16 @@ class _Scores(torch.autograd.Function):
             prepared = None
             if of_hidden is not None:
                 of_hidden[part] = of_product @ weight
-            if of_weight is not None:
+            if of_weight is not None and of_weight.dtype == weight.dtype:
                 of_weight.addmm_(of_product.T, hidden[part])
-        return of_hidden, of_weight, None, None, None, None
+            elif of_weight is not None:
+                products.add_outer(of_weight, of_product, hidden[part])
+        of_weight = None if of_weight is None else of_weight.to(weight.dtype)
+        return of_hidden, of_weight, None, None, None, None, None
+
+
+def _logits(hidden: Tensor, weight: Tensor, float32_logits: bool) -> Tensor:
+    return products.rows_times(hidden, weight) if float32_logits else hidden @ weight.T
 
 
 class _Passes(Protocol):

@@ -1,38 +1,72 @@
 """Kernels for accelerators that know where the sequences of a packed row begin. Imported when first used.
 
-    gated delta rule   flash-linear-attention (`fla`), any accelerator that it supports
-    full attention     torch.nn.attention.varlen (FlashAttention within torch), NVIDIA, 16-bit
+    convolution, gated delta rule   flash-linear-attention (`fla`), any accelerator that it supports, 16-bit
+    full attention                  torch.nn.attention.varlen (FlashAttention within torch), NVIDIA, 16-bit
 
-Neither is needed: without them a packed row is split (`layout.py`). Nothing in this file has met hardware; what guards
+None is needed: without them a packed row is split (`layout.py`). Nothing in this file has met hardware; what guards
 it is the numeric self-check at load (`packing.py`).
 """
 
 from __future__ import annotations
 
+import logging
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 HALF = (torch.bfloat16, torch.float16)
+FLASH_LINEAR_ATTENTION = Version("0.5.1")
+"""The oldest version whose backward pass is right with as many key heads as value heads; it takes fewer key heads too."""
 
 
 @cache
-def _installed(name: str) -> bool:
-    return find_spec(name) is not None
+def _has_flash_linear_attention() -> bool:
+    """fla-core is the distribution with the kernels; flash-linear-attention requires it."""
+    try:
+        installed = version("fla-core")
+    except PackageNotFoundError:
+        return False
+    if Version(installed) < FLASH_LINEAR_ATTENTION:
+        logger.warning(
+            "fla-core %s is not used: its gradients may be wrong; install %s or newer",
+            installed,
+            FLASH_LINEAR_ATTENTION,
+        )
+        return False
+    return True
 
 
 def has_delta_rule(x: Tensor) -> bool:
-    """Never on a CPU: `fla` imports there when Triton is installed, then fails in every call. It refuses float32."""
-    return x.device.type != "cpu" and x.dtype in HALF and _installed("fla")
+    """Whether `delta_rule` and `convolution` take tensors like `x`.
+
+    Never on a CPU: `fla` imports there when Triton is installed, then fails in every call. It refuses float32.
+    """
+    return x.device.type != "cpu" and x.dtype in HALF and _has_flash_linear_attention()
+
+
+def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
+    """`convolution.convolve` of (n, L, C) right-padded sequences or of a packed row (1, T, C).  filters: (C, W)."""
+    fla = import_module("fla.modules.convolution")
+    cu_seqlens = None if boundaries is None else boundaries.long()
+    output: Tensor = fla.causal_conv1d(x.contiguous(), filters.contiguous(), activation="silu", cu_seqlens=cu_seqlens)[
+        0
+    ]
+    return output
 
 
 def delta_rule(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, boundaries: Tensor | None
 ) -> Tensor:
-    """`delta_rule.chunked` of (n, L, …) right-padded sequences or of a packed row (1, T, …).  Returns (n, L, H, V)."""
+    """`delta_rule.chunked` of (n, L, …) right-padded sequences or of a packed row (1, T, …).  Returns (n, L, H, V).
+
+    Key heads may be fewer than value heads.
+    """
     fla = import_module("fla.ops.gated_delta_rule")
     output: Tensor = fla.chunk_gated_delta_rule(
         query,

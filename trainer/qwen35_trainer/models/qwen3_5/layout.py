@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from qwen35_trainer.models.qwen3_5.router import Membership
+
 
 @dataclass(frozen=True, eq=False)
 class Layout:
@@ -35,6 +37,8 @@ class Layout:
     """Of a packed row; None where every mixer has a kernel with boundaries."""
     group: ProcessGroup | None = None
     """The processes that hold a slice of the tokens each; None: this one holds all."""
+    membership: Membership | None = None
+    """Which tokens the losses of routers count; None: they are not wanted."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """`mix`, which takes right-padded sequences (b, l, …), over the sequences of `tensors`: (n, L, …) or (1, T, …).

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, delta_rule, kernels, sequence_parallel
+from qwen35_trainer.models.qwen3_5 import HFModule, convolution, delta_rule, kernels, sequence_parallel
 from qwen35_trainer.models.qwen3_5.layout import Layout
 
 
@@ -37,8 +37,7 @@ def mix(layer: HFModule, hidden: Tensor, layout: Layout) -> Tensor:
         mixed, filters = _own_channels(layer, mixed, filters, layout.group)
         log_decay, beta = (sequence_parallel.to_heads(x, layout.group) for x in (log_decay, beta))
     if kernels.has_delta_rule(mixed):
-        convolved = F.silu(_convolve_row(mixed, filters, layout.boundaries))
-        query, key, value = _heads(layer, convolved)
+        query, key, value = _heads(layer, kernels.convolution(mixed, filters, layout.boundaries))
         output = kernels.delta_rule(query, key, value, log_decay, beta, layout.boundaries)
     else:
         output = layout.apart(partial(_whole, layer, filters), mixed, log_decay, beta)
@@ -52,7 +51,7 @@ def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, b
     """Convolution and delta rule of right-padded sequences: outputs at real tokens never depend on what stands to
     their right.  Returns (B, T, H, V).
     """
-    query, key, value = _heads(layer, F.silu(_convolve(filters, F.pad(mixed, (0, 0, len(filters[0]) - 1, 0)))))
+    query, key, value = _heads(layer, convolution.convolve(mixed, filters))
     return delta_rule.chunked(query, key, value, log_decay, beta)[0]
 
 
@@ -76,7 +75,7 @@ def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, 
     filters = layer.conv1d.weight.squeeze(1)
     width = filters.shape[1]
     padded = F.pad(mixed, (0, 0, width - 1, 0))
-    query, key, value = _heads(layer, F.silu(_convolve(filters, padded)))
+    query, key, value = _heads(layer, convolution.convolve(mixed, filters))
     valid = (torch.arange(hidden.shape[1], device=hidden.device) < lengths.unsqueeze(1)).unsqueeze(-1)
     output, memory = delta_rule.chunked(query, key, value, log_decay * valid, beta * valid)
     output = _close(layer, output.to(hidden.dtype), gate)
@@ -89,54 +88,26 @@ def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
     mixed, gate, log_decay, beta = _project(layer, hidden)
     window = torch.cat((state.inputs, mixed.unsqueeze(1)), dim=1)
     state.inputs.copy_(window[:, 1:])
-    convolved = (window * layer.conv1d.weight.squeeze(1).T).sum(1)
-    query, key, value = _heads(layer, F.silu(convolved).float())
-    output = delta_rule.step(query, key, value, log_decay, beta.float(), state.memory)
+    query, key, value = _heads(layer, convolution.step(window, layer.conv1d.weight.squeeze(1)).float())
+    output = delta_rule.step(query, key, value, log_decay, beta, state.memory)
     return _close(layer, output.to(hidden.dtype), gate)
 
 
 def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Convolution input (..., C), output gate (..., H·V), log decay and write strength (..., H)."""
-    beta = layer.in_proj_b(hidden).sigmoid()
+    """Convolution input (..., C), output gate (..., H·V), log decay and write strength (..., H), both in float32."""
+    beta = layer.in_proj_b(hidden).float().sigmoid()
     log_decay = -layer.A_log.float().exp() * F.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
     return layer.in_proj_qkv(hidden), layer.in_proj_z(hidden), log_decay, beta
 
 
-def _convolve(filters: Tensor, padded: Tensor) -> Tensor:
-    """Causal depthwise convolution of (B, W - 1 + T, C) by (C, W) as W shifted products: on a CPU its gradient costs a
-    fraction of what the general convolution's does.
-    """
-    length = padded.shape[1] - filters.shape[1] + 1
-    output = padded[:, :length] * filters[:, 0]
-    for i in range(1, filters.shape[1]):
-        output = torch.addcmul(output, padded[:, i : i + length], filters[:, i])
-    return output
-
-
-def _convolve_row(mixed: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
-    """The same of (n, L, C) right-padded sequences, or of a packed row, where nothing is read across a boundary."""
-    width = filters.shape[1]
-    if boundaries is None:
-        return _convolve(filters, F.pad(mixed, (0, 0, width - 1, 0)))
-    at = torch.arange(mixed.shape[1], device=mixed.device, dtype=boundaries.dtype)
-    place = at - boundaries[torch.searchsorted(boundaries, at, right=True) - 1]  # within its own sequence
-    output = mixed * filters[:, -1]
-    for back in range(1, width):
-        before = F.pad(mixed, (0, 0, back, 0))[:, : mixed.shape[1]]
-        output = torch.addcmul(output, before * (place >= back).unsqueeze(-1), filters[:, width - 1 - back])
-    return output
-
-
 def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (..., C) into query, key (..., H, K) and value (..., H, V); key heads are shared by several value heads.
+    """Split (..., C) into query, key (..., G, K) and value (..., H, V); each of the G key heads is shared by H / G value heads.
 
-    Of a layer shared by S processes C and H are a process's share, in the same proportions.
+    Of a layer shared by S processes C, G and H are a process's share, in the same proportions.
     """
     key_dim = layer.key_dim * mixed.shape[-1] // (2 * layer.key_dim + layer.value_dim)
     query, key, value = mixed.split((key_dim, key_dim, mixed.shape[-1] - 2 * key_dim), dim=-1)
     query, key = (x.unflatten(-1, (-1, layer.head_k_dim)) for x in (query, key))
-    if (shared := layer.num_v_heads // layer.num_k_heads) > 1:
-        query, key = (x.repeat_interleave(shared, dim=-2) for x in (query, key))
     return query, key, value.unflatten(-1, (-1, layer.head_v_dim))
 
 

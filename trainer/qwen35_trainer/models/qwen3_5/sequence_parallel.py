@@ -100,8 +100,12 @@ def own_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> tu
 
 def gather_rows(values: Tensor, mine: Tensor, count: int, group: ProcessGroup) -> Tensor:
     """All (count,) values on every process, each from the one that has it. Backward: the gradient of one's own."""
-    everywhere = values.new_zeros(count).index_copy(0, mine, values)
-    return _Sum.apply(everywhere, group)  # type: ignore[no-untyped-call]
+    return total(values.new_zeros(count).index_copy(0, mine, values), group)
+
+
+def total(values: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum over the group, on every process of it. Backward: the gradient of one's own addends."""
+    return _Sum.apply(values, group)  # type: ignore[no-untyped-call]
 
 
 def _exchange(blocks: Tensor, group: ProcessGroup) -> Tensor:

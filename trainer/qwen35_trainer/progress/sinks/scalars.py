@@ -13,6 +13,8 @@ _UPDATE: Final = {
     "train/entropy": "entropy",
     "train/kl": "kl",
     "train/clip_fraction": "clip_fraction",
+    "train/router_load_balancing": "router_load_balancing",
+    "train/router_z": "router_z",
     "train/gradient_norm": "gradient_norm",
     "train/learning_rate": "learning_rate",
     "train/tokens": "tokens",

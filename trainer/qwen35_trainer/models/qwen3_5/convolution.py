@@ -1,0 +1,60 @@
+"""The short causal convolution of a Gated DeltaNet: depthwise, then silu. Sums are in float32 and rounded once, at the end.
+
+    y_t = silu(Σ_b f_b · x_{t-b}),  b = 0 … W - 1        x_{t-b} is 0 before the sequence
+
+As flash-linear-attention, causal_conv1d and vLLM compute it. Written as W shifted products: on a CPU their gradient costs a
+fraction of what the general convolution's does. Nothing in float32 is kept for the backward pass, which sums again.
+
+Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), the last column for the position itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from qwen35_trainer.models.qwen3_5 import Context
+
+
+def convolve(x: Tensor, filters: Tensor) -> Tensor:
+    """Right-padded sequences (B, T, C) from an empty state.  Returns (B, T, C) in `x`'s type."""
+    return _Convolution.apply(x, filters)  # type: ignore[no-untyped-call]
+
+
+def step(window: Tensor, filters: Tensor) -> Tensor:
+    """The last position of (B, W, C) inputs, the newest last.  Returns (B, C) in `window`'s type."""
+    return F.silu((window.float() * filters.float().T).sum(1)).type_as(window)
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Context, x: Tensor, filters: Tensor) -> Tensor:
+        ctx.save_for_backward(x, filters)
+        return F.silu(_sums(x, filters), inplace=True).type_as(x)
+
+    @staticmethod
+    def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor, Tensor]:
+        x, filters = ctx.saved_tensors
+        of_sums = torch.ops.aten.silu_backward(gradients[0].float(), _sums(x, filters))
+        of_x, of_filters = of_sums * filters[:, -1], torch.zeros_like(filters, dtype=torch.float32)
+        for back, taps in _taps(x, filters):
+            later, before = of_sums[:, back:], x[:, : x.shape[1] - back]
+            of_filters[:, -1 - back] = (later * before).sum((0, 1))
+            if back:
+                of_x[:, : x.shape[1] - back].addcmul_(later, taps)
+        return of_x.type_as(x), of_filters.type_as(filters)
+
+
+def _sums(x: Tensor, filters: Tensor) -> Tensor:
+    """(B, T, C) float32, before silu; the oldest input first, as the general convolution adds."""
+    sums = torch.zeros_like(x, dtype=torch.float32)
+    for back, taps in reversed(_taps(x, filters)):
+        sums[:, back:].addcmul_(x[:, : x.shape[1] - back], taps)
+    return sums
+
+
+def _taps(x: Tensor, filters: Tensor) -> list[tuple[int, Tensor]]:
+    """How many positions back each filter reaches, and its (C,) float32 values; those that reach none of `x` are left out."""
+    width = min(filters.shape[1], x.shape[1])
+    return [(back, filters[:, -1 - back].float()) for back in range(width)]

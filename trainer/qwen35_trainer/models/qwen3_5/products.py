@@ -1,0 +1,35 @@
+"""Matrix products of 16-bit operands whose sums stay in float32: exact to float32, since such products of two numbers are.
+
+CUDA        the library's product, with a float32 result: as fast as one with a 16-bit result
+elsewhere   float32 copies of the operands, of the larger one a block at a time
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 2**24
+"""Of the weight that are copied to float32 at a time (64 MiB)."""
+
+
+def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
+    """The product rows (R, D) · weight (V, D)ᵀ, both of one type.  Returns (R, V) float32."""
+    if weight.dtype == torch.float32:
+        return rows @ weight.T
+    if weight.device.type == "cuda":
+        return torch.mm(rows, weight.T, out_dtype=torch.float32)
+    product, wide = rows.new_empty(len(rows), len(weight), dtype=torch.float32), rows.float()
+    block = max(1, BLOCK_ELEMENTS // weight.shape[1])
+    for start in range(0, len(weight), block):
+        part = slice(start, start + block)
+        product[:, part] = wide @ weight[part].float().T
+    return product
+
+
+def add_outer(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add leftᵀ · right to `total` (V, D), which is float32.  left: (R, V), right: (R, D), both of one type."""
+    if right.dtype != torch.float32 and total.device.type == "cuda":
+        torch.addmm(total, left.T, right, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(left.T.float(), right.float())
