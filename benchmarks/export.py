@@ -65,7 +65,7 @@ def _round(room: Path, number: int) -> dict[str, Any]:
     subprocess.run(["sync", "-f", room], check=True)
     copied = time.monotonic() - started
     subprocess.run(["rm", "-r", room / f"cp-{number}"], check=True)
-    command = [sys.executable, __file__, "--measure", room / "run", room / f"export-{number}"]
+    command = [sys.executable, __file__, "--measure", str(room / "run"), str(room / f"export-{number}")]
     exported = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     subprocess.run(["rm", "-r", room / f"export-{number}"], check=True)
     return {"cp": {"seconds": copied}, "export": exported}

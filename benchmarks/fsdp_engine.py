@@ -48,11 +48,12 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
 from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.engines.fsdp.engine import PRECISIONS, FSDPEngine
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
 from qwen35_trainer.models.qwen3_5.build import build
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
+from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 from qwen35_trainer.spec import TrainingSpec, parse_spec
 
 type Data = Literal["equal", "varied", "head"]

@@ -16,17 +16,14 @@ from qwen35_trainer.algorithms.losses import LossInputs
 from qwen35_trainer.algorithms.user import advantage_of, loss_of
 
 MINE = """
-import torch
-from qwen35_trainer.algorithms.losses import LossOutput
-
 def gradient(inputs):
     return -inputs.advantages * inputs.log_probs
 
-def measured(inputs):
-    return LossOutput(gradient(inputs), {"tokens_seen": inputs.mask.sum()})
-
 def scalar(inputs):
     return gradient(inputs).sum()
+
+def detached(inputs):
+    return gradient(inputs).detach()
 
 def number(inputs):
     return 1.0
@@ -58,15 +55,11 @@ def test_an_own_loss_is_that_of_the_registry_where_it_computes_the_same(inputs):
     assert inputs.log_probs.grad.tolist() == [[-1.0, -1.0], [2.0, 0.0]]
 
 
-def test_an_own_loss_may_have_metrics(inputs):
-    assert loss_of("mine:measured")(inputs).metrics["tokens_seen"] == 3
-    assert loss_of("mine:gradient")(inputs).metrics == {}
-
-
 @pytest.mark.parametrize(
     ("name", "refused"),
     [
         ("mine:scalar", r"mine:scalar returned shape \(\). Return \(2, 2\), the shape of the mask."),
+        ("mine:detached", r"mine:detached returned a loss without a gradient. Compute it from log_probs"),
         ("mine:number", r"mine:number returned float. Return a tensor, one number for each token."),
     ],
 )

@@ -23,6 +23,12 @@ SPEC: dict[str, Any] = {
     "rollout": {"nodes": 2, "minNodes": 1, "maxNodes": 4},
     "checkpoint": {"storage": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
 }
+
+
+class Together(dict[str, Any]):
+    """A field with others of its section that it needs."""
+
+
 # One change of every field, each valid by itself, and what the API server says to it while the training runs.
 CHANGES: dict[str, tuple[Any, str | None]] = {
     "mode": ("Colocated", FIXED),
@@ -48,11 +54,13 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "evaluation.samplesPerPrompt": (3, LIVE),
     "evaluation.maxPrompts": (5, LIVE),
     "algorithm.advantage": ("RLOO", SUSPENDED),
+    "algorithm.advantageFunction": (Together(advantage="Function", advantageFunction="mine:advantage"), SUSPENDED),
     "algorithm.groupSize": (16, FIXED),
     "algorithm.dynamicSampling": (True, SUSPENDED),
     "algorithm.gamma": (0.5, SUSPENDED),
     "algorithm.lambda": (0.5, SUSPENDED),
     "algorithm.entropyCoefficient": (0.5, SUSPENDED),
+    "algorithm.reportEntropy": (False, SUSPENDED),
     "algorithm.loss": ({"clipHigh": 0.3}, SUSPENDED),
     "algorithm.kl": ({"coefficient": 0.5}, SUSPENDED),
     "algorithm.correction": ({"cap": 9.0}, SUSPENDED),
@@ -77,6 +85,9 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "train.offload": ({"optimizer": True}, SUSPENDED),
     "train.activationCheckpointing": (True, SUSPENDED),
     "train.freeze": (["Embeddings"], FIXED),
+    "train.router": ({"zLoss": 0.001}, SUSPENDED),
+    "train.headPrecision": ("FP32", SUSPENDED),
+    "train.collectiveTimeoutSeconds": (900.0, SUSPENDED),
     "train.lora": ({"rank": 8}, FIXED),
     "async.stalenessThreshold": (1.0, SUSPENDED),
     "async.maxVersionLag": (9, SUSPENDED),
@@ -89,6 +100,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "weights.timeoutSeconds": (9.0, SUSPENDED),
     "checkpoint.everyUpdates": (9, LIVE),
     "checkpoint.keep": (9, LIVE),
+    "checkpoint.export": ("AtEnd", LIVE),
     "checkpoint.graceSeconds": (9, LIVE),
     "checkpoint.storage": (CLAIM, FIXED),
     "tracking.tensorboard": (False, SUSPENDED),
@@ -109,7 +121,8 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
 
 
 def merge_patch(path: str, value: Any) -> dict[str, Any]:
-    for name in reversed(path.split(".")):
+    names = path.split(".")
+    for name in reversed(names[:-1] if isinstance(value, Together) else names):
         value = {name: value}
     return {"spec": value}
 

@@ -36,6 +36,11 @@ def test_zero_counts_a_failed_reward_as_nothing() -> None:
     assert (scored.value, scored.parts, scored.errors) == (6.0, {"a": 0.0, "b": 3.0}, {"a": "KeyError: 'x'"})
 
 
+def test_an_error_loses_what_logs_and_terminals_cannot_take() -> None:
+    error = RewardError("one\ttwo\nthree \x1b[31m \ud800 ü", details="\x07")
+    assert (str(error), error.details) == ("one\ttwo\nthree \\x1b[31m \\ud800 ü", "\\x07")
+
+
 def test_skip_leaves_the_sample_out_and_keeps_the_other_scores() -> None:
     scored = combine(COMPLETION, [part("a", on_error="Skip"), part("b")], [ERROR, Score(3.0, None, 0.0)])
     assert (scored.value, scored.parts, scored.errors) == (None, {"b": 3.0}, {"a": "KeyError: 'x'"})

@@ -77,14 +77,17 @@ def test_an_export_that_fails_says_why_and_how_to_try_again_and_the_run_has_succ
 
 
 def test_a_run_that_is_told_to_stop_does_not_wait_for_an_export(local, write, tmp_path, exporter):
-    exporter(f"touch {tmp_path / 'begun'}; exec sleep 3600")
+    left = '"$(dirname $OUTPUT)/.$(basename $OUTPUT).x.partial" $TMPDIR/qwen35-export-y'
+    exporter(f"mkdir {left}; touch {tmp_path / 'begun'}; exec sleep 3600")
     running = local.start("run", write(tmp_path, EVERY), output=tmp_path / "out")
     running.wait_until((tmp_path / "begun").exists, "export")
     running.signal(signal.SIGTERM)
     ended = running.end()
     assert ended.code == 0, ended.err
-    assert not ended.of(ExportRecord)
+    assert {one.problem for one in ended.of(ExportRecord)} == {"the run was told to stop"}
+    assert "Not exported: the run was told to stop" in ended.out
     assert ended.of(CheckpointRecord)
+    assert not any((ended.folder / "checkpoints" / "exports").iterdir()), "what the killed one left"
 
 
 async def test_an_export_that_takes_too_long_is_ended(tmp_path, exporter):

@@ -89,14 +89,24 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 
 
 def test_data_that_cannot_be_used_are_refused_all_at_once_and_write_nothing(local, write, tmp_path):
-    sources = [{"name": name, "files": {"paths": [f"{name}.jsonl"]}} for name in ("gone", "empty")]
+    sources = [{"name": name, "files": {"paths": [f"{name}.jsonl"]}} for name in ("broken", "empty")]
     (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "broken.jsonl").write_text("not JSON\n")
     ended = local.run(write(tmp_path, {"data.train": sources}))
     assert ended.code == 2
     assert "2 problems in the data" in ended.err
-    assert "source gone: " in ended.err
-    assert "gone.jsonl does not exist" in ended.err
+    assert "broken.jsonl" in ended.err
     assert "empty.jsonl: no rows. Add at least one, or remove the source." in ended.err
+    assert not ended.folder.exists()
+
+
+def test_a_data_file_that_does_not_exist_is_refused_with_what_its_folder_holds(local, write, tmp_path):
+    sources = [{"name": "gone", "files": {"paths": ["gone.jsonl"]}}]
+    ended = local.run(write(tmp_path, {"data.train": sources}))
+    assert ended.code == 2
+    assert "spec.data.train[0].files: " in ended.err
+    assert "gone.jsonl does not exist" in ended.err
+    assert "train.jsonl, validation.jsonl" in ended.err
     assert not ended.folder.exists()
 
 

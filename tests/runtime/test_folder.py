@@ -36,7 +36,7 @@ def test_a_run_keeps_its_identity_when_it_is_resumed(folder, manifest):
     folder.claim(manifest)
     before = folder.identity
     folder.check(manifest, resume=True)
-    folder.claim(manifest)
+    folder.claim(manifest, resume=True)
     assert folder.identity == before
 
 
@@ -80,6 +80,8 @@ def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest
     folder.metrics.write_text(EVALUATED)
     folder.journal.touch()
     folder.samples.touch()
+    folder.summary.touch()
+    (folder.root / "report.html").touch()
     folder.logs.mkdir()
     (folder.logs / "driver.log").write_text("why it failed")
     identity = folder.identity
@@ -88,9 +90,17 @@ def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest
     assert folder.metrics.exists()
     folder.claim(corrected)
     assert load_manifest(folder.manifest) == corrected
-    assert folder.identity == identity
+    assert folder.identity != identity, "metric services would go on with the run that failed"
     assert sorted(path.name for path in folder.root.iterdir()) == ["logs", "run.id", "run.yaml"]
     assert (folder.logs / "driver.log").read_text() == "why it failed"
+
+
+def test_a_folder_in_which_another_run_trained_meanwhile_is_not_claimed(folder, manifest):
+    folder.claim(manifest)
+    folder.check(manifest, resume=False)
+    (folder.checkpoints / "update-000001").mkdir(parents=True)
+    with pytest.raises(FolderRefused, match="trained meanwhile"):
+        folder.claim(manifest)
 
 
 def test_a_run_that_is_resumed_keeps_its_records(folder, manifest):

@@ -1,5 +1,8 @@
 """Losses and advantages of the user's own: found without an import, and trained with."""
 
+import sys
+from importlib.machinery import ModuleSpec
+
 import pytest
 
 from qwen35_trainer.progress.records import UpdateRecord
@@ -14,12 +17,21 @@ if True:
 else:
     other = loss
 
+first, second = made()
+with torch_is_not_imported.context() as entered:
+    def within(inputs): ...
+rate = 0.5
+
 def two(inputs, more): ...
+async def waiting(inputs): ...
 def named(inputs, *, more): ...
 @torch_is_not_imported.decorated
 def decorated(a, b): ...
 """
-FINE = ["mine:loss", "mine:other", "mine:taken", "mine:decorated", "pack.inner:loss", "starred:anything", "json:loads"]
+FINE = [
+    *("mine:loss", "mine:other", "mine:taken", "mine:decorated", "mine:second", "mine:entered", "mine:within"),
+    *("pack.inner:loss", "starred:anything", "lazy:anything", "json:loads", "found_by_a_finder:anything"),
+]
 WRONG = {
     "no_such:loss": ("there is no module no_such in the manifest's folder", "PYTHONPATH"),
     "pack.no_such:loss": ("there is no module pack.no_such", "PYTHONPATH"),
@@ -27,6 +39,9 @@ WRONG = {
     "mine:los": ("mine.py has no los.", "Did you mean loss?"),
     "mine:two": ("mine:two(inputs, more) cannot be called with one argument.", "the inputs alone"),
     "mine:named": ("mine:named(inputs, *, more) cannot be called with one argument.", "the inputs alone"),
+    "mine:waiting": ("mine:waiting is a coroutine function.", "Define it with def."),
+    "mine:rate": ("mine:rate is 0.5.", "Name a function."),
+    "html:loss": ("html:loss: Python's library has a module html too.", "Rename yours."),
     "broken:loss": ("broken.py, line 2: ", "Correct the module."),
 }
 
@@ -36,10 +51,25 @@ def base(tmp_path):
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "broken.py").write_text("\ndef loss(:\n")
     (tmp_path / "starred.py").write_text("from mine import *\n")
+    (tmp_path / "html.py").write_text("def loss(inputs): ...\n")
+    (tmp_path / "lazy.py").write_text("def __getattr__(name): ...\n")
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__init__.py").write_text("raise RuntimeError('it was imported')\n")
     (tmp_path / "pack" / "inner.py").write_text("def loss(inputs): ...\n")
     return tmp_path
+
+
+class Finder:
+    """As an editable installation adds one."""
+
+    @staticmethod
+    def find_spec(name, path, target=None):
+        return ModuleSpec(name, None) if name == "found_by_a_finder" else None
+
+
+@pytest.fixture(autouse=True)
+def finder(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
 
 
 @pytest.mark.parametrize("target", FINE)

@@ -17,6 +17,7 @@ from qwen35_trainer.engines.fsdp.forward import Offsets
 from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance, moved
+from tests.distributed.masters import masters
 from tests.distributed.samples import scenes_of
 from tests.distributed.test_parity import scores_of
 from tests.models.scenes import vision_language
@@ -269,10 +270,10 @@ def test_what_is_published_in_float32_computes_in_float32_in_a_bfloat16_model(
                 seen.append(tuple(x.dtype for x in (net.A_log, net.norm.weight, net.dt_bias, net.conv1d.weight)))
 
             net.norm.register_forward_pre_hook(look)
-    before = copies_of(engine.merged_weights())
+    before = copies_of(masters(engine))
     engine.train(make_batch(), [1e-3])
     assert set(seen) == {(torch.float32, torch.float32, torch.bfloat16, torch.bfloat16)}
-    trains = {name for name, tensor in engine.merged_weights().items() if not torch.equal(tensor, before[name])}
+    trains = {name for name, tensor in masters(engine).items() if not torch.equal(tensor, before[name])}
     assert ("model.layers.0.linear_attn.A_log" in trains) == ("train.lora" not in train)
 
 
@@ -315,7 +316,7 @@ def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
         hidden: list[torch.Tensor] = []
         engine._model.model.norm.register_forward_hook(lambda _, __, output, hidden=hidden: hidden.append(output))
         scores = engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0)
-        logits = hidden[0].float() @ engine.weights()["lm_head.weight"].bfloat16().float().T
+        logits = hidden[0].float() @ dict(engine.weights())["lm_head.weight"].float().T
         targets = torch.from_numpy(batch.responses[batch.trainable].astype(np.int64))
         exact = logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
         found[head] = float((scores[0, batch.trainable] - exact).abs().max())

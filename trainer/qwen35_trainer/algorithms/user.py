@@ -1,6 +1,6 @@
 """Losses and advantages by name: those of the registries, or the user's own, `module:function`.
 
-    loss       LossInputs       ─► Tensor (N, T), the loss of each token; or a LossOutput, which has metrics too
+    loss       LossInputs       ─► Tensor (N, T), the loss of each token
     advantage  AdvantageInputs  ─► Tensor (N, T)
 
 The types of the user's functions are those of `losses.py` and `advantages.py`. What they return for padding is not used. Their
@@ -33,9 +33,10 @@ def loss_of(name: str) -> PolicyLoss:
     function = _imported(name)
 
     def own(inputs: LossInputs) -> LossOutput:
-        result = function(inputs)
-        output = result if isinstance(result, LossOutput) else LossOutput(per_token=result, metrics={})
-        return LossOutput(_checked(name, output.per_token, inputs.mask), output.metrics)
+        loss = _checked(name, function(inputs), inputs.mask)
+        if inputs.log_probs.requires_grad and not loss.requires_grad:
+            raise ValueError(f"{name} returned a loss without a gradient. Compute it from log_probs, without detach.")
+        return LossOutput(loss, metrics={})
 
     return own
 

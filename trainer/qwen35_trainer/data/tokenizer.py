@@ -84,7 +84,7 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
 def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
     """The text of a response as rewards judge it and people read it: without special tokens, such as the end token.
 
-    Bytes that are no UTF-8 are U+FFFD.
+    Bytes that are not UTF-8 are U+FFFD.
     """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)

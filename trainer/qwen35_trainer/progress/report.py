@@ -155,7 +155,7 @@ def _origin(manifest: dict[str, Any], summary: Summary) -> str:
 
 
 def _ending(summary: Summary, finish: FinishRecord | None) -> str:
-    """Why a run ended before its time. Of a failure its last line comes first, and then all of the traceback."""
+    """Why a run ended before its time. The last line of a traceback is shown first, and then all of it."""
     message, outcome = summary["message"], summary["outcome"]
     if not message or outcome in (None, "Succeeded"):
         return ""

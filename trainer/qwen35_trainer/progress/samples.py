@@ -99,7 +99,7 @@ class SampleFile:
 def read_samples(path: Path) -> list[Moment]:
     """The moments of a file that are kept; none where there is no file. A last line without its newline is left out.
 
-    Raises ValueError naming file and line for one that is no moment.
+    Raises ValueError naming file and line for one that is not a moment.
     """
     if not path.is_file():
         return []

@@ -44,12 +44,15 @@ class Reward(Protocol):
 
 
 class RewardError(Exception):
-    """A reward could not score. kind: type of the original exception; details: its traceback, where there is one."""
+    """A reward could not score. kind: type of the original exception; details: its traceback, where there is one.
+
+    Texts of the user's exceptions may have anything in them. Here they lose what logs and terminals cannot take.
+    """
 
     def __init__(self, message: str, *, kind: str = "RewardError", details: str = "") -> None:
-        super().__init__(message)
+        super().__init__(_plain(message))
         self.kind = kind
-        self.details = details
+        self.details = _plain(details)
 
 
 class RewardTimeoutError(RewardError):
@@ -90,3 +93,9 @@ def required_answer(completion: Completion) -> str:
     if completion.prompt.answer is None:
         raise RewardError(f"prompt {completion.prompt.id} has no answer to compare with", kind="NoAnswer")
     return completion.prompt.answer
+
+
+def _plain(text: str) -> str:
+    """Control characters, except for tabs and line ends, and lone halves of surrogate pairs as escapes."""
+    shown = "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
+    return shown.encode(errors="backslashreplace").decode()

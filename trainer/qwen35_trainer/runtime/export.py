@@ -91,8 +91,15 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
 
 def _find(what: Path) -> tuple[Manifest, Checkpoint]:
     """The manifest of the run, and the checkpoint of it that is meant."""
+    if not what.is_dir():
+        raise ExportRefused(f"{what}: there is no such folder; name a run's folder, or a checkpoint in one")
     if (run := RunFolder(what)).manifest.is_file():
         manifest = load_manifest(run.manifest)
+        storage = manifest.spec.checkpoint.storage
+        if storage is not None and storage.path is not None and not Path(storage.path).is_absolute():
+            raise ExportRefused(
+                f"spec.checkpoint.storage.path {storage.path} is relative to a manifest elsewhere; name a checkpoint in it"
+            )
         place = checkpoint_folder(run, manifest.spec, Path())
         newest = CheckpointStore(place, 1).latest()
         if newest is None:

@@ -117,17 +117,19 @@ class RunFolder:
         """Make the folder this run's. Raises FolderRefused when that cannot be written.
 
         The manifest is first: killed before it, this leaves an empty folder; killed after it, a run that can be resumed.
-        Without `resume`, the records of a run that trained nothing are deleted; its logs stay.
+        Without `resume`, this is another run than one that trained nothing here, whose records are deleted; its logs stay.
         """
         new = not self.manifest.exists()
+        if not new and not resume and self.has_trained:
+            raise FolderRefused(f"--output {self.root} holds a run that trained meanwhile; name another folder")
         identity = self.root / "run.id"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             write_whole(self.manifest, dump_manifest(manifest))
-            if new or not identity.exists():
+            if not resume or not identity.exists():
                 write_whole(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
             if not new and not resume:
-                for records in (self.metrics, self.samples, self.journal):
+                for records in (self.metrics, self.samples, self.journal, self.summary, self.root / "report.html"):
                     records.unlink(missing_ok=True)
                 shutil.rmtree(self.tensorboard, ignore_errors=True)
         except OSError as error:

@@ -39,6 +39,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_data(spec, base),
         *_model(spec, base),
         *_lora(spec, base),
+        *_router(spec, base),
     ]
 
 
@@ -49,6 +50,8 @@ def _rewards(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _algorithm(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    if spec.mode == "SFT":
+        return
     for path, target in spec.algorithm.own_functions.items():
         if (wrong := wrong_with(target, base)) is not None:
             yield Problem(f"spec.algorithm.{path}", *wrong)
@@ -90,6 +93,14 @@ def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         if target not in known:
             message = f"no linear layer of the decoder is called {target}."
             yield Problem(f"spec.train.lora.targets[{index}]", message, did_you_mean(target, known))
+
+
+def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    router, config = spec.train.router, _configuration(spec, base)
+    if config is None or not (router.loadBalancingLoss or router.zLoss):
+        return
+    if "moe" not in str(config.get("model_type")):
+        yield Problem("spec.train.router", "this model has no router.", "Remove its losses.")
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:

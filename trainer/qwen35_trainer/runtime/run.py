@@ -123,7 +123,7 @@ def run(
 
 
 class _Prepared:
-    """What is prepared on another thread. Who takes it is alone in holding it, and can let it go."""
+    """What is prepared on another thread. The caller of `take` holds the only reference to it."""
 
     def __init__(self, preparing: Future[tuple[Job, Data]]) -> None:
         self._preparing: list[Future[tuple[Job, Data]]] = [preparing]

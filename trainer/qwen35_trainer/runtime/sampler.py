@@ -78,8 +78,11 @@ class Sampler:
             file = SampleFile(self._path)
             while (moment := self._queue.get()) is not None:
                 kind, update, version, picks = moment
-                texts = tuple(samples.sample(pick, version, decode) for pick in picks)
-                file.add(Moment(kind=kind, update=update, version=version, samples=texts))
+                try:
+                    texts = tuple(samples.sample(pick, version, decode) for pick in picks)
+                    file.add(Moment(kind=kind, update=update, version=version, samples=texts))
+                except Exception as error:  # noqa: BLE001  # whatever texts and templates hold: the next moment may be well
+                    self._warn(f"{type(error).__name__}: {error}")
         except (OSError, ValueError) as error:
             self._warn(str(error))
 

@@ -172,13 +172,10 @@ class Training:
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
         """Beside the next batches, and before the next save: it may delete the checkpoint."""
         wanted = self.live.now.checkpointExport
-        if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total) or self.exports.stop.is_set():
+        if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total):
             return
         started = time.time()
-        written = await self.exports.export(checkpoint, self.live.now.checkpointKeep)
-        if written is None:
-            return
-        folder, problem = written
+        folder, problem = await self.exports.export(checkpoint, self.live.now.checkpointKeep)
         if problem:
             logger.error("checkpoint %s was not exported: %s", checkpoint, problem)
         self.recorder.append(

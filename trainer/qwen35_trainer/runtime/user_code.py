@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 
 from qwen35_trainer.spec.problems import did_you_mean
@@ -13,13 +13,18 @@ from qwen35_trainer.spec.problems import did_you_mean
 
 def wrong_with(target: str, base: Path) -> tuple[str, str] | None:
     """What is wrong with a function of one argument, and what to do. None for one that is there, and for one that only an
-    import could find: in a compiled module, or from a star import.
+    import could find: in a compiled module, through a finder of its own, from a star import, or by `__getattr__`.
 
     base: the manifest's folder, where modules are looked for first.
     """
     module, _, name = target.partition(":")
-    found = _found(module, [str(base), *sys.path])
+    found, first = _found(module, [str(base), *sys.path]), module.partition(".")[0]
+    if first in sys.stdlib_module_names and _found(first, [str(base)]) is not None:
+        # Python has imported its own, or imports yours in the place of it.
+        return f"{target}: Python's library has a module {first} too.", "Rename yours."
     if found is None:
+        if _found_elsewhere(module):
+            return None
         fix = "Correct the name, put the module beside the manifest, or put its folder on PYTHONPATH."
         return f"{target}: there is no module {module} in the manifest's folder {base}, nor on sys.path.", fix
     file = Path(found.origin or "")
@@ -29,11 +34,10 @@ def wrong_with(target: str, base: Path) -> tuple[str, str] | None:
         tree = ast.parse(file.read_bytes())
     except SyntaxError as error:
         return f"{target}: {file}, line {error.lineno}: {error.msg}.", "Correct the module."
-    defined = dict(_defined(tree.body))
+    defined = dict(_bound(tree.body))
     if name in defined:
-        node = defined[name]
-        return _not_of_one(target, node) if isinstance(node, ast.FunctionDef) else None
-    if "*" in defined:
+        return _not_of_one(target, defined[name])
+    if defined.keys() & {"*", "__getattr__"}:
         return None
     return f"{target}: {file} has no {name}.", did_you_mean(name, defined or ["no function"])
 
@@ -49,29 +53,41 @@ def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
     return found
 
 
-def _defined(body: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
-    """The names that a module gets by its statements, also those in `if` and `try`."""
-    for node in body:
+def _found_elsewhere(module: str) -> bool:
+    """Whether a finder that an installed package has added knows the module's first package."""
+    own = (BuiltinImporter, FrozenImporter, PathFinder)
+    first = module.partition(".")[0]
+    return any(finder.find_spec(first, None) is not None for finder in sys.meta_path if finder not in own)
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    """The names that a module gets by its statements, wherever they stand outside of functions and classes."""
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name, node
             case ast.Import(names=names) | ast.ImportFrom(names=names):
-                yield from ((alias.asname or alias.name, node) for alias in names)
-            case ast.Assign(targets=targets):
-                yield from ((part.id, node) for part in targets if isinstance(part, ast.Name))
-            case ast.AnnAssign(target=ast.Name(id=name)):
+                yield from ((alias.asname or alias.name.partition(".")[0], node) for alias in names)
+            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant() as value):
+                yield name, value
+            case ast.Name(id=name, ctx=ast.Store()):
                 yield name, node
-            case ast.If(body=inner, orelse=other):
-                yield from _defined([*inner, *other])
-            case ast.Try(body=inner, handlers=handlers, orelse=other):
-                yield from _defined([*inner, *other, *(part for handler in handlers for part in handler.body)])
+            case _:
+                yield from _bound(ast.iter_child_nodes(node))
 
 
-def _not_of_one(target: str, node: ast.FunctionDef) -> tuple[str, str] | None:
-    arguments = node.args
-    positional = len(arguments.posonlyargs) + len(arguments.args)
-    required = positional - len(arguments.defaults)
-    keywords = sum(default is None for default in arguments.kw_defaults)
-    if node.decorator_list or (required <= 1 and keywords == 0 and (positional >= 1 or arguments.vararg)):
-        return None
-    return f"{target}({ast.unparse(arguments)}) cannot be called with one argument.", "Let it take the inputs alone."
+def _not_of_one(target: str, node: ast.AST) -> tuple[str, str] | None:
+    """For what is certainly not a function of one argument."""
+    match node:
+        case ast.Constant():
+            return f"{target} is {ast.unparse(node)}.", "Name a function."
+        case ast.AsyncFunctionDef(decorator_list=[]):
+            return f"{target} is a coroutine function.", "Define it with def."
+        case ast.FunctionDef(decorator_list=[], args=arguments):
+            positional = len(arguments.posonlyargs) + len(arguments.args)
+            required = positional - len(arguments.defaults)
+            keywords = sum(default is None for default in arguments.kw_defaults)
+            if required > 1 or keywords or not (positional or arguments.vararg):
+                shown = f"{target}({ast.unparse(arguments)})"
+                return f"{shown} cannot be called with one argument.", "Let it take the inputs alone."
+    return None

@@ -304,10 +304,10 @@ class Train(Section):
     )
     headPrecision: Precision = Field(
         "BF16",
-        description="Number format of the logits. BF16 rounds them to model.precision, as published recipes do and rollout "
-        "engines too; FP32 keeps them whole, which takes rounding of some hundredths of a nat out of log-probabilities "
-        "(MiniMax-M1, arXiv:2506.13585). On NVIDIA it costs memory traffic alone; elsewhere the output "
-        "layer's product runs in float32. verl: none.",
+        description="Number format of the logits, in training and in the Torch rollout engine. BF16 rounds them to "
+        "model.precision, as published recipes do; FP32 keeps them whole, which takes rounding of some hundredths of a nat "
+        "out of log-probabilities (MiniMax-M1, arXiv:2506.13585). Without an NVIDIA device the output layer's product then "
+        "runs in float32. verl: none.",
     )
     collectiveTimeoutSeconds: float = Field(
         600.0,

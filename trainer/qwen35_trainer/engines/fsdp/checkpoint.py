@@ -36,6 +36,11 @@ _MODEL = "model."
 """Before the names of parameters in a checkpoint, whose names may begin with the same word."""
 _SETTINGS = "param_groups."
 """Before the names of an optimizer's settings in its flattened state, one for each parameter."""
+_LIMITS = (
+    (".", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Where control groups, version 2 and 1, say how much memory there may be, is, and is of files that are not in use."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
@@ -113,14 +118,17 @@ def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
 def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that this process may still take: what the machine has left or, in a container, what its memory limit leaves."""
     free = psutil.virtual_memory().available
-    try:
-        limit = (limits / "memory.max").read_text().strip()
-        used = int((limits / "memory.current").read_text())
-        statistics = dict(line.split() for line in (limits / "memory.stat").read_text().splitlines())
-    except OSError:  # no container, or an older kernel
-        return free
-    # Pages of files that nobody has used of late go first: the kernel counts them, and gives them back when asked.
-    return free if limit == "max" else min(free, int(limit) - used + int(statistics["inactive_file"]))
+    for folder, maximum, usage, files in _LIMITS:
+        try:
+            limit = (limits / folder / maximum).read_text().strip()
+            used = int((limits / folder / usage).read_text())
+            lines = (limits / folder / "memory.stat").read_text().splitlines()
+        except OSError:  # the other version of control groups, or none
+            continue
+        # Pages of files that nobody has used of late count as used, and the kernel takes them when memory is asked for.
+        reclaimed = int(dict(line.split() for line in lines)[files])
+        return free if limit == "max" else min(free, int(limit) - used + reclaimed)
+    return free
 
 
 def _random_state() -> dict[str, Any]:

@@ -98,7 +98,7 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
     for module in layers(model):
         fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload, ignored_params=exact)
     float32 = replace(inner, param_dtype=torch.float32)
-    for module in [module for module in model.modules() if not exact.isdisjoint(module.parameters(recurse=False))]:
+    for module in [module for name, module in model.named_modules() if apart and name.endswith(".linear_attn")]:
         rest = set(module.parameters()) - exact
         fully_shard(module, mesh=mesh, mp_policy=float32, offload_policy=offload, ignored_params=rest)
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)

@@ -1,6 +1,6 @@
 """Matrix products of 16-bit operands whose sums stay in float32: exact to float32, since such products of two numbers are.
 
-CUDA        the library's product, with a float32 result: as fast as one with a 16-bit result
+CUDA        the library's product, with a float32 result
 elsewhere   float32 copies of the operands, of the larger one a block at a time
 """
 
