@@ -42,6 +42,7 @@ WRITTEN: list[Document] = [
             "loss": {"type": "PPOClip", "aggregation": "TokenMean", "clipLow": 0.1, "clipHigh": 0.3, "dualClip": 4.0},
             "kl": {"placement": "Loss", "coefficient": 0.01, "estimator": "K1"},
             "correction": {"type": "IcePop", "cap": 3.0, "floor": 0.25},
+            "reportEntropy": False,
         },
         "async": {
             "stalenessThreshold": 1.0,
@@ -68,7 +69,13 @@ WRITTEN: list[Document] = [
             "head": FRAGMENTS[4],
             "train": FRAGMENTS[15],
         },
-        "train": {"batch": {"dynamic": True, "promptsPerUpdate": 4}, "optimizer": {"beta1": 0.8, "gradientClip": 0.5}},
+        "train": {
+            "batch": {"dynamic": True, "promptsPerUpdate": 4},
+            "collectiveTimeoutSeconds": 900.0,
+            "headPrecision": "FP32",
+            "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5},
+            "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
+        },
     },
     {
         "accelerator": {"profile": "cpu", "perNode": 8},
