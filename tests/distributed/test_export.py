@@ -184,11 +184,14 @@ def test_vllm_loads_the_folder_and_decodes_what_the_library_does(groups, tmp_pat
         apart = best - second > 4 * (rounded - logits).abs().amax(-1)
         decided += int(apart.sum())
         assert torch.equal(logits.argmax(-1)[apart], torch.tensor(tokens)[apart])
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None]).squeeze(1)
-        apart_by = (expected - torch.tensor(log_probs)).abs()
-        print(f"{shape}: log-probs differ by {apart_by.mean():.3f} nats in the mean, {apart_by.max():.3f} at most")
-        assert apart_by.mean() <= 0.1  # what bfloat16 costs; the layers of this model are large and random
-    assert decided > 0.5 * 24 * len(prompts)
+        chosen = torch.tensor(tokens)[:, None]
+        exact, theirs = (each.log_softmax(-1).gather(1, chosen).squeeze(1) for each in (logits, rounded))
+        apart_by, noise = (torch.tensor(log_probs) - exact).abs(), (theirs - exact).abs()
+        print(
+            f"{shape}: {apart_by.mean():.3f} nats from float32 in the mean, the library in bfloat16 {noise.mean():.3f}"
+        )
+        assert apart_by.mean() <= 0.1
+    assert decided > 0.25 * 24 * len(prompts)
 
 
 @pytest.fixture
