@@ -208,7 +208,7 @@ def test_a_reward_function_that_cannot_be_called_is_refused_with_all_else_that_i
     assert "2 problems" in refused.text
     assert "spec.rewards[0].function: mine:scor: " in refused.text
     assert "has no 'scor'; it has score" in refused.text
-    assert "spec.model.source.path: there is no folder " in refused.text
+    assert "spec.model.source.path: the folder " in refused.text
 
 
 @pytest.mark.parametrize("kind", ["ExactMatch", "Math"])
@@ -227,7 +227,7 @@ MISTAKES = {
     "name of the hub": (
         {"model": {"name": "m", "source": {"path": "Qwen/Qwen3.5-9B"}}},
         [
-            "spec.model.source.path: there is no folder",
+            "spec.model.source.path: the folder ",
             "Names of the hub are not downloaded.",
             "hf download Qwen/Qwen3.5-9B",
         ],

@@ -108,6 +108,6 @@ def test_all_functions_that_cannot_be_loaded_are_reported_at_once(build, tmp_pat
     assert "mine:two(prompt, response) cannot be called as function(prompt, response, answer, metadata)" in two
     assert f"{tmp_path}/mine.py has no 'lenght'; it has length" in misspelt
     assert "mine:number is a int, no function" in number
-    assert f"absent:f: there is no module absent in the manifest's folder {tmp_path}, nor on sys.path" in absent
+    assert f"absent:f: module absent was not found in the manifest's folder {tmp_path} or on sys.path" in absent
     assert "importing broken failed: ModuleNotFoundError: No module named 'no_such_module'" in broken
     assert 'broken.py", line 1' in broken

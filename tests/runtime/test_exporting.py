@@ -84,8 +84,8 @@ def test_a_run_that_is_told_to_stop_does_not_wait_for_an_export(local, write, tm
     running.signal(signal.SIGTERM)
     ended = running.end()
     assert ended.code == 0, ended.err
-    assert {one.problem for one in ended.of(ExportRecord)} == {"the run was told to stop"}
-    assert "Not exported: the run was told to stop" in ended.out
+    assert {one.problem for one in ended.of(ExportRecord)} == {"the run received a request to stop"}
+    assert "Not exported: the run received a request to stop" in ended.out
     assert ended.of(CheckpointRecord)
     assert not any((ended.folder / "checkpoints" / "exports").iterdir()), "what the killed one left"
 

@@ -52,7 +52,6 @@ class Memory:
 
 
 @pytest.mark.soak
-@pytest.mark.xfail(reason="an update needs more than 20 GB: docs/benchmarks.md, Real size", strict=True)
 @pytest.mark.parametrize("kind", ["text", "published"])
 def test_a_published_model_trains_and_leaves_within_20_gb(command, write, tmp_path, kind: str) -> None:
     folder = tmp_path / "model"

@@ -33,9 +33,9 @@ FINE = [
     *("pack.inner:loss", "starred:anything", "lazy:anything", "json:loads", "found_by_a_finder:anything"),
 ]
 WRONG = {
-    "no_such:loss": ("there is no module no_such in the manifest's folder", "PYTHONPATH"),
-    "pack.no_such:loss": ("there is no module pack.no_such", "PYTHONPATH"),
-    "mine.inner:loss": ("there is no module mine.inner", "PYTHONPATH"),
+    "no_such:loss": ("module no_such was not found in the manifest's folder", "PYTHONPATH"),
+    "pack.no_such:loss": ("module pack.no_such was not found", "PYTHONPATH"),
+    "mine.inner:loss": ("module mine.inner was not found", "PYTHONPATH"),
     "mine:los": ("mine.py has no los.", "Did you mean loss?"),
     "mine:two": ("mine:two(inputs, more) cannot be called with one argument.", "the inputs alone"),
     "mine:named": ("mine:named(inputs, *, more) cannot be called with one argument.", "the inputs alone"),

@@ -97,7 +97,7 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[Moment]:
-    """The moments of a file that are kept; none where there is no file. A last line without its newline is left out.
+    """The kept moments of a file; an empty result if the file does not exist. A last line without its newline is left out.
 
     Raises ValueError naming file and line for one that is not a moment.
     """

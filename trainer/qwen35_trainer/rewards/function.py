@@ -84,7 +84,7 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            reason = f"{target}: there is no module {error.name} in the manifest's folder {base}, nor on sys.path"
+            reason = f"{target}: module {error.name} was not found in the manifest's folder {base} or on sys.path"
             raise RewardError(reason, kind="NoModule") from error
         own = _of_module(error.__traceback__)
         details = "".join(traceback.format_exception(error.with_traceback(own)))

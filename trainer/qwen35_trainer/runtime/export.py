@@ -92,7 +92,7 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
 def _find(what: Path) -> tuple[Manifest, Checkpoint]:
     """The manifest of the run, and the checkpoint of it that is meant."""
     if not what.is_dir():
-        raise ExportRefused(f"{what}: there is no such folder; name a run's folder, or a checkpoint in one")
+        raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
     if (run := RunFolder(what)).manifest.is_file():
         manifest = load_manifest(run.manifest)
         storage = manifest.spec.checkpoint.storage

@@ -1,7 +1,7 @@
 """Exports of checkpoints while a run goes on, each by `qwen35 export` in a process of its own.
 
     a checkpoint is complete ─► asked for? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
-                                                              └── told to stop, or too late: killed, and what it left is deleted
+                                                              └── stop request or deadline: killed, and its files are deleted
 
 The next checkpoint waits for it, since it may delete the one that is exported; training does not, until that checkpoint is due.
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from qwen35_trainer.runtime.stopping import done_before
 
 COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
-STOPPED = "the run was told to stop"
+STOPPED = "the run received a request to stop"
 EXPORTS = "exports"
 """Folder of the exports, in that of the checkpoints."""
 _TEMPORARY = ".temporary"
@@ -35,7 +35,7 @@ class Exports:
     """The exports of a run, one for each checkpoint that is exported. Keeps as many as there are checkpoints."""
 
     stop: asyncio.Event
-    """Set when the run is told to stop: an export does not hold it up."""
+    """Set when the run has to stop; a running export is then ended."""
     seconds: float
     """Deadline of an export."""
 

@@ -77,7 +77,7 @@ def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
                 f"Names of the hub are not downloaded. Run `hf download {path} --local-dir {base / local}` first, "
                 f"and set path to {local}."
             )
-        yield Problem(place, f"there is no folder {folder}.", fix)
+        yield Problem(place, f"the folder {folder} does not exist.", fix)
     elif missing := [name for name in MODEL_FILES if not (folder / name).is_file()]:
         found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
         fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."

@@ -26,7 +26,7 @@ def wrong_with(target: str, base: Path) -> tuple[str, str] | None:
         if _found_elsewhere(module):
             return None
         fix = "Correct the name, put the module beside the manifest, or put its folder on PYTHONPATH."
-        return f"{target}: there is no module {module} in the manifest's folder {base}, nor on sys.path.", fix
+        return f"{target}: module {module} was not found in the manifest's folder {base} or on sys.path.", fix
     file = Path(found.origin or "")
     if file.suffix != ".py":
         return None
