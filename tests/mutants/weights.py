@@ -14,7 +14,7 @@ WEIGHTS = (
         file="trainer/qwen35_trainer/weights/snapshot.py",
         old="if zlib.crc32(_part(entry, buckets)) != entry.checksum:",
         new="if _part(entry, buckets).size != entry.size:",
-        killer="tests/weights/test_snapshot.py::test_one_damaged_byte_anywhere_is_found",
+        killer="tests/weights/test_snapshot.py::test_one_damaged_byte_of_any_tensor_is_found",
     ),
     mutant(
         name="Of the buckets that arrive only their number is verified, not their sizes.",
@@ -26,22 +26,22 @@ WEIGHTS = (
     mutant(
         name="A bucket is closed after the tensor that passes its size, not before.",
         file="trainer/qwen35_trainer/weights/snapshot.py",
-        old="if entries and filled + data.size > BUCKET_BYTES:",
-        new="if entries and filled > BUCKET_BYTES:",
+        old="if entries and start + data.size > BUCKET_BYTES:",
+        new="if entries and start > BUCKET_BYTES:",
         killer="tests/weights/test_snapshot.py::test_a_bucket_is_closed_before_it_passes_its_size",
     ),
     mutant(
         name="A bucket is closed although the next tensor would fill it exactly.",
         file="trainer/qwen35_trainer/weights/snapshot.py",
-        old="if entries and filled + data.size > BUCKET_BYTES:",
-        new="if entries and filled + data.size >= BUCKET_BYTES:",
+        old="if entries and start + data.size > BUCKET_BYTES:",
+        new="if entries and start + data.size >= BUCKET_BYTES:",
         killer="tests/weights/test_snapshot.py::test_a_bucket_is_closed_before_it_passes_its_size",
     ),
     mutant(
         name="The place of a tensor in its bucket is counted in elements, not in bytes.",
         file="trainer/qwen35_trainer/weights/snapshot.py",
-        old="        filled += data.size\n",
-        new="        filled += tensor.numel()\n",
+        old="        filled = start + data.size\n        memory[start:filled] = data\n",
+        new="        filled = start + tensor.numel()\n        memory[start : start + data.size] = data\n",
         killer="tests/weights/test_snapshot.py::test_what_is_packed_is_unpacked_in_every_dtype_and_shape",
     ),
     mutant(
@@ -52,14 +52,11 @@ WEIGHTS = (
         killer="tests/weights/test_snapshot.py::test_a_bucket_is_stored_before_the_tensors_of_the_next_are_asked_for",
     ),
     mutant(
-        name="Unpacked tensors share the memory of the buckets that other replicas read.",
+        name="A replica copies a version, and the node holds its weights twice.",
         file="trainer/qwen35_trainer/weights/snapshot.py",
-        old="        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))\n"
-        "        np.copyto(_bytes(tensor), _part(entry, self._buckets))\n",
-        new="        tensor = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype))\n"
-        "        if entry.size:\n"
-        "            tensor = torch.from_numpy(_part(entry, self._buckets)).view(tensor.dtype).view(tensor.shape)\n",
-        killer="tests/weights/test_snapshot.py::test_unpacked_tensors_have_memory_of_their_own",
+        old="data = torch.from_numpy(_part(entry, self._buckets))",
+        new="data = torch.from_numpy(_part(entry, self._buckets).copy())",
+        killer="tests/rollout/test_torch.py::test_a_replica_on_the_cpu_computes_with_the_buckets_themselves",
     ),
     mutant(
         name="Every bucket of a publication is the first one.",

@@ -1,6 +1,8 @@
 """The embedded engine: what it generates, what it says about it, and that nothing gets lost."""
 
 import dataclasses
+import gc
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.rollout.base import NO_TOKENS, Completed, Sampling, SequenceId, SequenceRequest, Tokens
 from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.weights.snapshot import Bucket, pack, unpack
 from tests.profiles import examples
 
 END = 2
@@ -119,6 +122,26 @@ def test_weights_change_in_the_middle_of_a_sequence_and_every_token_says_which_m
         old = teacher_forced(reference, prompt, completed.tokens.ids)
         np.testing.assert_allclose(completed.tokens.log_probs[:5], old[:5], atol=1e-4)
         assert np.abs(completed.tokens.log_probs[5:] - old[5:]).max() > 0.01
+
+
+def test_a_replica_on_the_cpu_computes_with_the_buckets_themselves(make_model, tokens) -> None:
+    """It never writes to them: other replicas read them. It holds them no longer than it computes with them."""
+    model = make_model(seed=0)
+    engine = engine_of(model, end_token=NEVER)
+    held: list[weakref.ref[Bucket]] = []
+    for version in (1, 2):
+        manifest, [bucket] = pack(make_model(seed=version).named_parameters(), version, np.copy)
+        before = bucket.copy()
+        engine.load(unpack(manifest, [bucket]), version)
+        engine.submit(samples_of(version, tuple(tokens(7).tolist()), 2, 4))
+        run(engine)
+        memory = range(bucket.ctypes.data, bucket.ctypes.data + bucket.size)
+        assert all(parameter.data_ptr() in memory for parameter in model.parameters())
+        np.testing.assert_array_equal(bucket, before)
+        held.append(weakref.ref(bucket))
+        del bucket
+    gc.collect()
+    assert [bucket() is None for bucket in held] == [True, False]
 
 
 def test_a_sequence_starts_with_its_first_token_and_not_when_it_is_queued(make_model) -> None:

@@ -33,7 +33,7 @@ import qwen35_trainer.engines.fsdp.engine
 import qwen35_trainer.models.qwen3_5.build
 import qwen35_trainer.rollout.torch  # noqa: F401
 from qwen35_trainer.commands import app
-from qwen35_trainer.runtime import prepare
+from qwen35_trainer.runtime import prepare, process, run
 from qwen35_trainer.runtime.signals import Signals
 from tests.patience import PATIENCE
 
@@ -158,6 +158,10 @@ def _restored(running: LocalRunning) -> Iterator[None]:
         running.threads.patch(patch)
         patch.setattr(prepare, "started_at", time.time)
         patch.setattr(gc, "freeze", lambda: None)  # frozen objects would escape the gc.collect below
+        # What a run gives back to the system is a matter of its own processes; here it would look through all of the tests' memory.
+        patch.setattr(run, "_forget_what_is_prepared", lambda: None)
+        patch.setattr(process, "trim", lambda: None)
+        patch.setattr(process, "give_tensors_back", lambda: None)
         patch.setattr(logging, "basicConfig", router.add)
         os.environ.update(ENVIRONMENT)
         root.addHandler(router)

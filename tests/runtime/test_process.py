@@ -1,4 +1,6 @@
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 
@@ -53,3 +55,36 @@ def test_a_start_that_fails_leaves_collection_on():
     with pytest.raises(ImportError), starting():
         raise ImportError("no such library")
     assert gc.isenabled()
+
+
+def resident_after(code: str) -> list[int]:
+    """MiB that a fresh process has where `code` says `see()`."""
+    start = """
+import psutil
+from qwen35_trainer.runtime.process import give_tensors_back, trim
+def see(): print(psutil.Process().memory_info().rss // 2**20)
+def held(number, size): return [b"x" * size for _ in range(number)]
+"""
+    out = subprocess.run([sys.executable, "-c", start + code], check=True, capture_output=True, text=True).stdout
+    return [int(line) for line in out.split()]
+
+
+def test_freed_tensors_are_the_systems_again_although_others_lie_above_them():
+    code = """
+large = b"x" * (30 << 20)
+del large  # by now glibc would keep whatever is smaller
+parts = held(50, 4 << 20)
+see()
+del parts[::2]
+see()
+"""
+    before, kept = resident_after(code)
+    assert before - kept < 10  # else there is nothing to mend
+    before, after = resident_after("give_tensors_back()" + code)
+    assert before - after > 90
+
+
+def test_trim_returns_the_memory_between_small_objects():
+    before, kept, after = resident_after("parts = held(10000, 10000)\nsee()\ndel parts[::2]\nsee()\ntrim()\nsee()")
+    assert before - kept < 10
+    assert kept - after > 10

@@ -61,7 +61,8 @@ def test_a_published_model_trains_and_leaves_within_20_gb(command, write, tmp_pa
         "data.maxPromptTokens": 64,
         "data.maxResponseTokens": 32,
         "rollout.maxSequences": 8,
-        "train.batch": {"promptsPerUpdate": 2, "microBatchPerDevice": 1},
+        "train.batch": {"promptsPerUpdate": 2, "microBatchPerDevice": 8},
+        "train.activationCheckpointing": True,
         "checkpoint": {"everyUpdates": 100, "keep": 1, "export": "AtEnd"},
     }
     running = command.start("run", write(tmp_path, changes), output=tmp_path / "out", forked=False)

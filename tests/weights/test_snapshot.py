@@ -47,7 +47,7 @@ def test_read_only_buckets_of_shared_memory_are_taken_as_they_are() -> None:
     assert same(unpack(manifest, buckets), WEIGHTS)
 
 
-@pytest.mark.parametrize(("limit", "buckets"), [(1, 5), (48, 2), (60, 2), (85, 2), (86, 1), (1000, 1)])
+@pytest.mark.parametrize(("limit", "buckets"), [(1, 5), (48, 4), (70, 3), (150, 2), (216, 1), (1000, 1)])
 def test_a_bucket_is_closed_before_it_passes_its_size(
     limit: int, buckets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,8 +59,8 @@ def test_a_bucket_is_closed_before_it_passes_its_size(
 
 
 def test_a_bucket_is_stored_before_the_tensors_of_the_next_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "BUCKET_BYTES", 32)
-    sizes = {"a": 4, "b": 4, "c": 4, "larger": 9, "d": 1}
+    monkeypatch.setattr(snapshot, "BUCKET_BYTES", 128)
+    sizes = {"a": 16, "b": 16, "c": 16, "larger": 36, "d": 1}
     tensors = {name: torch.arange(size, dtype=torch.float32) + size for name, size in sizes.items()}
     seen: list[str] = []
 
@@ -75,7 +75,7 @@ def test_a_bucket_is_stored_before_the_tensors_of_the_next_are_asked_for(monkeyp
 
     manifest, buckets = pack(weights(), 1, store)
     # A bucket is full when the next tensor has been read and does not fit.
-    assert seen == ["a", "b", "c", "32 bytes", "larger", "16 bytes", "36 bytes", "d", "4 bytes"]
+    assert seen == ["a", "b", "c", "128 bytes", "larger", "64 bytes", "144 bytes", "d", "4 bytes"]
     assert same(unpack(manifest, buckets), tensors)
 
 
@@ -93,19 +93,27 @@ def test_the_copy_stays_when_the_live_weights_change() -> None:
     assert torch.equal(unpack(manifest, buckets)["w"], torch.ones(4))
 
 
-def test_unpacked_tensors_have_memory_of_their_own() -> None:
-    """Buckets are shared by all replicas of a node."""
+def test_unpacked_tensors_are_the_memory_of_their_bucket_aligned_for_vector_instructions() -> None:
+    manifest, [bucket] = packed(WEIGHTS, version=1)
+    held = range(bucket.ctypes.data, bucket.ctypes.data + bucket.size)
+    for entry, tensor in zip(manifest.tensors, unpack(manifest, [bucket]).values(), strict=True):
+        assert entry.offset % 64 == 0
+        assert tensor.numel() == 0 or tensor.data_ptr() == held[entry.offset]
+
+
+def test_unpacked_tensors_outlive_what_unpacked_them() -> None:
     manifest, buckets = packed(WEIGHTS, version=1)
-    for tensor in unpack(manifest, buckets).values():
-        tensor.zero_()
-    assert same(unpack(manifest, buckets), WEIGHTS)
+    tensors = dict(unpack(manifest, buckets))
+    buckets.clear()
+    assert same(tensors, WEIGHTS)
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))
-def test_one_damaged_byte_anywhere_is_found(position: int, flip: int) -> None:
+def test_one_damaged_byte_of_any_tensor_is_found(position: int, flip: int) -> None:
     manifest, buckets = packed(WEIGHTS, version=9)
     damaged = buckets[0].copy()
-    damaged[position % damaged.size] ^= np.uint8(flip)
+    held = [at for entry in manifest.tensors for at in range(entry.offset, entry.offset + entry.size)]
+    damaged[held[position % len(held)]] ^= np.uint8(flip)
     with pytest.raises(WeightsDamaged, match=r"version 9: checksum of \w+ differs"):
         unpack(manifest, [damaged])
 

@@ -123,7 +123,7 @@ class RolloutEngine(Protocol):
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Replace all weights; adapters (`weights/adapters.py`) compute beside the model's own, in place of those before.
 
-        Running sequences go on with the state that they have.
+        Running sequences go on with the state that they have. The engine may keep the tensors: the caller never changes them.
         """
         ...
 

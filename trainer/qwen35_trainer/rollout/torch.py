@@ -103,7 +103,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Copy `weights` over the model's. Raises ValueError naming missing, unexpected and misshapen tensors."""
+        """Compute with `weights`. Raises ValueError naming missing, unexpected and misshapen tensors."""
         if are_adapters(weights):
             self._adapt(weights, version)
         else:
@@ -134,7 +134,11 @@ class TorchEngine:
             )
         self._detach()
         for name, parameter in self._parameters.items():
-            parameter.copy_(weights[name])
+            given = weights[name]
+            if given.device == parameter.device and given.dtype == parameter.dtype:
+                parameter.data = given  # nothing writes to the parameters of this engine
+            else:
+                parameter.copy_(given)
 
     def _detach(self) -> None:
         for layer in self._adapted:

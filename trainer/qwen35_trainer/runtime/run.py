@@ -9,6 +9,7 @@ what the first signal does.
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from collections.abc import Callable
@@ -42,6 +43,7 @@ from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.news import News
 from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.process import trim
 from qwen35_trainer.runtime.signals import Signals
 from qwen35_trainer.runtime.site import connected, driver_options
 from qwen35_trainer.runtime.support import unsupported
@@ -157,7 +159,7 @@ def _train(
         with claimed():
             follower.reporter.training(job.updates_total)
             shared = ray.put(data)
-            del data  # a tokenizer takes hundreds of megabytes, and the driver has its own
+            del data
             return _drive(job, shared, follower)
 
 
@@ -182,9 +184,20 @@ def _report(
     return summary
 
 
+def _forget_what_is_prepared() -> None:
+    """Return its memory to the system: a tokenizer takes hundreds of megabytes, and the driver has its own.
+
+    Takes a third of a second, in which the driver's process starts.
+    """
+    gc.unfreeze()  # `starting` has set it aside
+    gc.collect()
+    trim()
+
+
 def _drive(job: Job, data: ray.ObjectRef[Data], follower: _Follower) -> FinishRecord:
     """Run the driver, and pass on what it says. Should its process end, or hang, say that in its place."""
     driver: Any = ray.remote(**driver_options())(Driver).remote(job, [data])
+    _forget_what_is_prepared()
     try:
         return follower.follow(driver)
     except (RayActorError, Stalled) as error:
