@@ -1,5 +1,6 @@
 """What `qwen35 run` refuses before it starts anything: exit code 2, all that is wrong, and nothing written."""
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -164,7 +165,7 @@ def test_an_output_with_other_files_is_left_alone(run, tmp_path):
 def test_a_checkpoint_that_does_not_exist_is_named(run, tmp_path):
     refused = run("--resume", tmp_path / "nowhere" / "update-000020")
     assert refused.code == 2
-    assert f"checkpoint {tmp_path / 'nowhere' / 'update-000020'}: there is no such folder" in refused.text
+    assert f"checkpoint {tmp_path / 'nowhere' / 'update-000020'} does not exist" in refused.text
 
 
 @pytest.mark.parametrize("arguments", [("--resume", "auto"), ("--resume", "DIR")])
@@ -189,6 +190,28 @@ def test_checkpoints_of_another_run_are_not_written_over(run, tmp_path):
     refused = run("--set", f"checkpoint.storage.path={tmp_path / 'saved'}")
     assert refused.code == 2
     assert "holds checkpoints of an earlier run. Continue it with --resume auto" in refused.text
+
+
+def test_a_folder_that_another_run_saves_into_is_refused_with_its_name(run, tmp_path):
+    saved = tmp_path / "saved"
+    (saved / "update-000020").mkdir(parents=True)
+    other = {"run": "math-5a5a5a5a", "attempt": "00000000", "host": "node-3", "output": "/runs/math"}
+    (saved / "owner.json").write_text(json.dumps(other))
+    before = _content(saved)
+    for arguments in ((), ("--resume", "auto")):
+        refused = run(*arguments, "--set", f"checkpoint.storage.path={saved}")
+        assert refused.code == 2
+        assert f"{saved} holds the checkpoints of another run, math-5a5a5a5a (node-3:/runs/math)." in refused.text
+        assert "Name another folder in spec.checkpoint.storage.path, or take them over, " in refused.text
+        assert f"--resume {saved / 'update-000020'}" in refused.text
+    assert _content(saved) == before
+
+
+def test_storage_that_is_a_file_is_refused(run, manifest, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    refused = run("--set", "checkpoint.storage.path=file/saved")
+    place = f"{tmp_path / 'file' / 'saved'}: {tmp_path / 'file'}"
+    assert (refused.code, refused.text) == (2, f"spec.checkpoint.storage.path {place} is a file; name a folder\n")
 
 
 def test_an_option_without_its_value_is_a_usage_error(run):

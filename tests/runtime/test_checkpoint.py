@@ -153,7 +153,7 @@ def test_a_contents_file_that_lists_nothing_is_never_taken_for_a_whole_checkpoin
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CheckpointError, match="update-000003: there is no such folder"):
+    with pytest.raises(CheckpointError, match="update-000003 does not exist"):
         load(tmp_path / "update-000003")
 
 

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
 from qwen35_trainer.runtime import exporting
+from qwen35_trainer.runtime.export import ExportRefused, export
 from qwen35_trainer.runtime.exporting import Exports
 
 EVERY = {"train.updates": 12, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "EveryCheckpoint"}}
@@ -51,6 +52,8 @@ def test_at_its_end_a_run_writes_its_model_as_transformers_loads_it(local, write
     saved = SavedWeights(ended.folder / "checkpoints" / "update-000002")
     for name, parameter in model.named_parameters():
         assert torch.equal(parameter, saved.read(name)), name
+    with pytest.raises(ExportRefused, match=r"--source .*: the run started from random weights"):
+        export(ended.folder, tmp_path / "again", source=folder)
 
 
 def test_every_checkpoint_is_written_and_as_many_are_kept_as_checkpoints(local, write, tmp_path, exporter):
@@ -62,7 +65,7 @@ def test_every_checkpoint_is_written_and_as_many_are_kept_as_checkpoints(local, 
     kept = [f"update-{update:06d}" for update in saved[-2:]]
     assert len(saved) > len(kept)
     assert names(ended.folder / "checkpoints" / "exports") == kept
-    assert names(ended.folder / "checkpoints") == ["exports", *kept]
+    assert names(ended.folder / "checkpoints") == ["exports", "owner.json", *kept]
 
 
 def test_an_export_that_fails_says_why_and_how_to_try_again_and_the_run_has_succeeded(local, write, tmp_path, exporter):

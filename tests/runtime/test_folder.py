@@ -144,7 +144,8 @@ def test_a_run_that_was_killed_holds_its_folder_no_longer(folder, manifest):
         ({"train.updates": 9, "train.optimizer": {"learningRate": 0.1}}, None),
         (
             {"model.source.random.layers": 4, "data.shuffle": False, "seed": 3},
-            r"another spec.seed and spec.model and spec.data \(.*run.yaml\); restore it",
+            r"holds a run with another manifest \(.*run.yaml\):\n  spec.seed: 0 there, 3 here\n"
+            r"  spec.model.source.random.layers: 2 there, 4 here\n  spec.data.shuffle: true there, false here\nRestore these values",
         ),
     ],
     ids=["longer and with another rate", "with another model and other data"],

@@ -1,13 +1,11 @@
 import weakref
-from pathlib import Path
 
 import pytest
 
 from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.runtime.beside import beside
-from qwen35_trainer.runtime.checkpoint import CheckpointError
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.run import _Prepared
 from qwen35_trainer.spec import load_manifest
 from tests.patience import PATIENCE
@@ -72,21 +70,6 @@ def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):
     _, data = prepared(changes | {"train.batch.microBatchPerDevice": 4})
     assert (len(data.examples), len(data.held_out)) == (64, 64)
     assert (len(data.prompts), len(data.validation)) == (0, 0)
-
-
-def test_a_new_run_does_not_delete_the_checkpoints_of_another(write, tmp_path):
-    storage = tmp_path / "shared"
-    (storage / "update-000020").mkdir(parents=True)
-    spec = load_manifest(write(tmp_path, {"checkpoint": {"storage": {"path": "shared"}}})).spec
-    with pytest.raises(
-        CheckpointError, match=r"shared holds checkpoints of an earlier run. Continue it with --resume auto"
-    ):
-        find_checkpoint(None, RunFolder(tmp_path / "out"), spec, tmp_path)
-
-
-def test_auto_without_a_checkpoint_is_a_new_run(write, tmp_path):
-    spec = load_manifest(write(tmp_path)).spec
-    assert find_checkpoint("auto", RunFolder(Path(tmp_path / "out")), spec, tmp_path) is None
 
 
 def test_what_was_prepared_is_held_by_whoever_took_it_alone():

@@ -42,7 +42,7 @@ from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link import reporter
-from qwen35_trainer.runtime.prepare import find_checkpoint
+from qwen35_trainer.runtime.resuming import find_start
 from qwen35_trainer.runtime.signals import (
     BEGUN,
     END_SECONDS,
@@ -616,7 +616,7 @@ def _stopped_whole(running: Running, file: Path) -> None:
     manifest = load_manifest(file)
     folder = RunFolder(running.folder)
     folder.check(manifest, resume=True)
-    found = find_checkpoint("auto", folder, manifest.spec, file.parent)
+    found = find_start("auto", folder, manifest, file.parent).checkpoint
     updates = [record.update for record in ended.of(UpdateRecord)]
     assert (found.progress.update if found else 0) == max(updates, default=0)
     assert folder.identity

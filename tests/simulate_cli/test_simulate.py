@@ -166,7 +166,7 @@ def test_every_problem_is_told_at_once(said, tmp_path):
     )  # fmt: skip
     assert (refused.code, refused.out) == (2, "")
     for text in (
-        "there is no folder",
+        "/no does not exist",
         "--sweep seed=1,,2: write KEY=a,b,c",
         "--decode 1: write BASE,PER_SEQUENCE",
         "give both, or neither",

@@ -53,7 +53,7 @@ def run(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="auto|DIR", help="Go on from the newest checkpoint of the output folder, or from DIR."),
+        typer.Option(metavar="auto|DIR", help="Go on from the newest checkpoint of this run, or from that in DIR."),
     ] = None,
     link: Annotated[
         str | None,

@@ -80,6 +80,10 @@ class Progress(Section):
         description="Share, 0 to 1, of the held-out responses of the last evaluation to which every reward gives at least "
         "1. Absent while it is 0 and the mean reward is not.",
     )
+    heldOutReward: float | None = Field(
+        None,
+        description="Mean reward of the held-out responses of the last evaluation. Absent where it equals accuracy.",
+    )
     lagMean: float | None = Field(None, ge=0, description="Mean age of the last update's tokens, in weight versions.")
     lagMax: Count | None = Field(None, description="Greatest age of a trained token so far, in weight versions.")
     rolloutIdle: Share | None = Field(None, description="Share of time that the rollout pool waited, 0 to 1.")

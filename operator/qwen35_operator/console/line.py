@@ -18,6 +18,7 @@ def line(seen: Seen, now: datetime) -> str:
             "version": str(progress.version),
             "reward": _shown(progress.reward, ".3f"),
             "accuracy": _shown(progress.accuracy, ".3f"),
+            "held-out-reward": _shown(progress.heldOutReward, ".3f"),
             "lag": None if progress.lagMean is None else f"{progress.lagMean:.2f}/{progress.lagMax}",
             "tokens/s": _shown(progress.tokensPerSecond, ".0f"),
             "left": None if (seconds := left(seen, now)) is None else formatting.duration(seconds).replace(" ", ""),

@@ -62,10 +62,9 @@ def _progress_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]
     if progress is None:
         return []
     rows: list[tuple[str, RenderableType]] = [("", ""), ("update", _bar(seen, progress, now))]
-    if progress.reward is not None or progress.accuracy is not None:
-        reward = "" if progress.reward is None else f"{progress.reward:.3f}"
-        accuracy = "" if progress.accuracy is None else f"held-out accuracy {formatting.percent(progress.accuracy)}"
-        rows.append(("reward" if reward else "", _words(reward, accuracy)))
+    reward, held_out = "" if progress.reward is None else f"{progress.reward:.3f}", _held_out(progress)
+    if reward or held_out:
+        rows.append(("reward" if reward else "", _words(reward, held_out)))
     if progress.lagMean is not None:
         lag = f"lag {formatting.number(progress.lagMean)} mean, {formatting.count(progress.lagMax)} greatest"
         rows.append(("version", _words(formatting.count(progress.version), f"{lag}, in versions")))
@@ -79,6 +78,15 @@ def _progress_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]
     if seen.state == "Running" and (old := report_age(seen, now)) is not None and old > FRESH:
         rows.append(("", Text(f"numbers of {ago(progress.time or '', now)}", style="yellow")))
     return rows
+
+
+def _held_out(progress: Progress) -> str:
+    measures = []
+    if progress.accuracy is not None:
+        measures.append(f"accuracy {formatting.percent(progress.accuracy)}")
+    if progress.heldOutReward is not None:
+        measures.append(f"reward {progress.heldOutReward:.3f}")
+    return f"held-out {', '.join(measures)}" if measures else ""
 
 
 def _bar(seen: Seen, progress: Progress, now: datetime) -> RenderableType:

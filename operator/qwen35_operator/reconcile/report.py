@@ -178,8 +178,8 @@ def _progress(
 def _numbers(report: Progress, time: str) -> v1alpha1.Progress:
     """As people read them: digits that say nothing would fill the columns of kubectl, and be news each time."""
     counts = ("update", "updates", "version", "lagMax")
-    measures = {"reward": 4, "accuracy": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2, "tokensPerSecond": 1}
-    measures["secondsPerUpdate"] = 2
+    measures = {"reward": 4, "accuracy": 4, "heldOutReward": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2}
+    measures |= {"tokensPerSecond": 1, "secondsPerUpdate": 2}
     rounded = {name: getattr(report, name) for name in counts}
     for name, digits in measures.items():
         value = getattr(report, name)

@@ -4,6 +4,7 @@ import pytest
 
 from qwen35_operator.api import crd
 from qwen35_operator.api.rules import RULES
+from qwen35_trainer.spec import fixed
 
 SCHEMA = crd.schema()
 NODES = dict(crd.fields(SCHEMA))
@@ -21,6 +22,8 @@ FIXED = {
     "spec.data",
 }
 ALSO_FIXED = {".checkpoint.storage", ".train.lora"}
+OF_THE_CLUSTER = {"spec.accelerator.profile", "spec.train.parallelism", "spec.checkpoint.storage"}
+"""Fixed here alone: `qwen35 run` may go on from a checkpoint on other devices, and save it elsewhere."""
 WHILE_SUSPENDED = {
     ".accelerator",
     ".rewards",
@@ -93,6 +96,11 @@ def test_what_a_checkpoint_depends_on_cannot_change():
     assert {place for place, rule in final if rule.rule == "self == oldSelf"} == FIXED
     assert {rule.field for _, rule in final if rule.rule != "self == oldSelf"} == ALSO_FIXED
     assert all("Create a new Qwen35Training" in rule.message for _, rule in final)
+
+
+def test_what_is_fixed_here_is_what_the_trainer_refuses_to_resume_with():
+    of_the_trainer = {f"spec.{path}" for path in fixed.FIXED}
+    assert of_the_trainer | OF_THE_CLUSTER == FIXED | {f"spec{field}" for field in ALSO_FIXED}
 
 
 def test_what_a_running_attempt_cannot_take_over_changes_only_while_suspended():

@@ -153,7 +153,7 @@ def succeeded() -> Scene:
     world = training()
     folder = "file:///var/lib/qwen35/checkpoints/exports/update-001000"
     export = {"uri": folder, "update": 1000, "time": world.now.timestamp()}
-    said = {"message": "1000 updates", "reward": 0.98, "accuracy": 0.9912, "export": export}
+    said = {"message": "1000 updates", "reward": 0.98, "accuracy": 0.9912, "heldOutReward": 0.9651, "export": export}
     world.report("Succeeded", update=1000, version=1000, **said)
     world.settle(3)
     world.finish_job(ok=True)

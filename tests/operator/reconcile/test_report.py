@@ -159,10 +159,11 @@ def test_a_lost_train_node_is_not_ready(world):
 def test_numbers_have_the_digits_that_people_read(world):
     world.until_running()
     world.wait(10)
-    world.report(update=2, accuracy=0.123456, secondsPerUpdate=1.23456, tokensPerSecond=1234.56)
+    world.report(update=2, accuracy=0.123456, heldOutReward=1.234567, secondsPerUpdate=1.23456, tokensPerSecond=1234.56)
     world.reconcile()
     shown = world.status.progress
-    assert (shown.accuracy, shown.secondsPerUpdate, shown.tokensPerSecond) == (0.1235, 1.23, 1234.6)
+    assert (shown.accuracy, shown.heldOutReward) == (0.1235, 1.2346)
+    assert (shown.secondsPerUpdate, shown.tokensPerSecond) == (1.23, 1234.6)
 
 
 def test_numbers_are_copied_at_most_every_ten_seconds(world):

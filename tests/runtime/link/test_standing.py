@@ -183,3 +183,16 @@ def test_an_accuracy_of_graded_rewards_that_says_nothing_is_not_reported():
     ]
     assert Standing(1).after(graded[0]).progress(0.0).accuracy is None
     assert Standing(1).after(graded[0]).after(graded[1]).progress(0.0).accuracy == 0.25
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "reward", "reported"),
+    [(0.5, 0.5, (0.5, None)), (0.0, 0.4, (None, 0.4)), (0.5, 0.7, (0.5, 0.7)), (None, None, (None, None))],
+    ids=["right or wrong", "graded, none right", "graded", "a loss"],
+)
+def test_the_held_out_reward_is_reported_where_accuracy_does_not_show_it(accuracy, reward, reported):
+    seen = EvaluationRecord(update=2, version=2, time=1.0, samples=4, accuracy=accuracy, reward_mean=reward)
+    told = Standing(1).after(seen).progress(0.0)
+    assert (told.accuracy, told.heldOutReward) == reported
+    again = Standing(2).resumed(Clock(0.0), [update(2), seen], None).progress(0.0)
+    assert (again.accuracy, again.heldOutReward) == reported

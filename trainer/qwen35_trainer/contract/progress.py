@@ -64,6 +64,8 @@ class Progress(Message):
     reward: float | None = None
     accuracy: Share | None = None
     """Share of the held-out prompts that the latest evaluation found answered well."""
+    heldOutReward: float | None = None
+    """Mean reward of the held-out responses of the latest evaluation; None where it equals `accuracy`."""
     lagMean: Annotated[float, Field(ge=0)] | None = None
     lagMax: Count | None = None
     rolloutIdle: Share | None = None

@@ -35,7 +35,7 @@ def measures(evaluations: Sequence[Measured]) -> list[Measure]:
     found = []
     if accuracies and accuracy_is_meaningful(evaluations):
         found.append(Measure("accuracy", course([formatting.percent(accuracy) for accuracy in accuracies])))
-    if rewards and not _equal(evaluations):
+    if reward_is_meaningful(evaluations):
         found.append(Measure("reward", course([f"{reward:.3f}" for reward in rewards])))
     return found
 
@@ -56,6 +56,11 @@ def of_summary(summary: Summary) -> list[Measure]:
 def accuracy_is_meaningful(evaluations: Sequence[Measured]) -> bool:
     """Whether some response was right, or accuracy and mean reward are the same number."""
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
+
+
+def reward_is_meaningful(evaluations: Sequence[Measured]) -> bool:
+    """Whether there is a mean reward that accuracy does not show too."""
+    return not _equal(evaluations)
 
 
 def course(values: Sequence[str]) -> str:

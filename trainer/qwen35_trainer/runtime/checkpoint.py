@@ -1,9 +1,11 @@
 """Checkpoints that are complete or absent.
 
-    .update-000020.partial/   written aside: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
-    update-000020/            the same folder, renamed once everything is on disk
+    owner.json                            whose folder this is: owner.py
+    .update-000020.<attempt>.partial/     written aside: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
+    update-000020/                        the same folder, renamed once everything is on disk
 
-A crash or a full disk leaves at most a `.partial` folder, which is never read and goes with the next save.
+A crash or a full disk leaves at most a `.partial` folder, which is never read and goes with the next save. It bears the name of its
+attempt: two that are alive at the same time, because a node was cut off, do not write into one folder.
 """
 
 from __future__ import annotations
@@ -18,6 +20,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from qwen35_trainer.runtime.disk import sync
+from qwen35_trainer.runtime.folder import FolderRefused
+from qwen35_trainer.runtime.owner import Owner, hold
 
 PROGRESS, CONTENTS, MANIFEST = "progress.json", "contents.json", "manifest.yaml"
 BLOCK = 4096
@@ -55,19 +59,24 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run. Keeps the newest `keep`, which may change from one save to the next."""
 
-    def __init__(self, folder: Path, keep: int, manifest: str = "") -> None:
-        """manifest: the run's, for each checkpoint to say what it is of."""
-        self.folder, self.keep, self._manifest = folder, keep, manifest
+    def __init__(self, folder: Path, keep: int, manifest: str = "", owner: Owner | None = None) -> None:
+        """manifest: the run's, for each checkpoint to say what it is of. owner: who saves; None where nobody else can."""
+        self.folder, self.keep, self._manifest, self._owner = folder, keep, manifest, owner
 
     async def save(self, progress: Progress, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save what `write` puts into the folder that it is given. Raises CheckpointError; earlier ones stay whole."""
         final = self.folder / f"update-{progress.update:06d}"
-        partial = self.folder / f".{final.name}.partial"
+        name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
+        partial = self.folder / f".{name}.partial"
         try:
+            self._hold()
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             await write(partial)
             await asyncio.to_thread(self._complete_one, partial, final, progress)  # flushing to disk takes a while
+        except FolderRefused as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise CheckpointError(f"checkpoint {final} was not saved: {error}") from error
         except Exception as error:
             reason = _reason(error) + _full(self.folder, error)
             shutil.rmtree(partial, ignore_errors=True)
@@ -80,17 +89,26 @@ class CheckpointStore:
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, verified; None when there is none."""
-        complete = self._complete()
-        return load(complete[-1]) if complete else None
+        newest = self.newest
+        return None if newest is None else load(newest)
 
-    def __len__(self) -> int:
-        return len(self._complete())
+    @property
+    def newest(self) -> Path | None:
+        """The folder of the newest complete checkpoint, which is not looked into."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def _hold(self) -> None:
+        """Raises FolderRefused when the folder has become that of another attempt."""
+        if self._owner is not None:
+            hold(self.folder, self._owner)
 
     def _complete_one(self, partial: Path, final: Path, progress: Progress) -> None:
         (partial / PROGRESS).write_text(json.dumps(asdict(progress)))
         if self._manifest:
             (partial / MANIFEST).write_text(self._manifest)
         _seal(partial)
+        self._hold()  # again, because writing takes minutes; from here on checkpoints of others could go
         _remove(final)  # of an attempt that came this far and was resumed from earlier
         partial.rename(final)
         sync(self.folder)
@@ -114,7 +132,7 @@ def load(path: Path) -> Checkpoint:
     """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
     if not path.is_dir():
         raise CheckpointError(
-            f"checkpoint {path}: there is no such folder. Name one like checkpoints/update-000020 of a run's folder, "
+            f"checkpoint {path} does not exist. Name one like checkpoints/update-000020 of a run's folder, "
             "or use --resume auto"
         )
     try:

@@ -167,6 +167,7 @@ class Driver(Process):
                 clock=clock,
                 live=self._live,
                 exports=Exports(self._stop, spec.async_.stallSeconds),
+                attempt=self._job.attempt,
                 updates_total=self._job.updates_total,
                 update=self._job.resume.progress.update if self._job.resume else 0,
             )

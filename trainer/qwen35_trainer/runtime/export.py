@@ -24,6 +24,7 @@ from qwen35_trainer.runtime.checkpoint import CONTENTS, MANIFEST, Checkpoint, Ch
 from qwen35_trainer.runtime.disk import sync
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
+from qwen35_trainer.runtime.owner import read_owner, run_of
 from qwen35_trainer.spec import LoRA, Manifest, Train, TrainingSpec, load_manifest
 
 if TYPE_CHECKING:
@@ -51,10 +52,14 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     """Write the model of `what`, a checkpoint or the newest one of a run's folder, to the folder `output`.
 
     source: the folder that the run started from, where it is not where the manifest says; a relative path in the manifest
-    is refused without it. adapter: LoRA's A and B alone, as PEFT loads them, not added to the weights.
+    is refused without it, and so is `source` for a run that started from random weights. adapter: LoRA's A and B alone, as PEFT loads them, not added to the weights.
     Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, and OSError when writing fails.
     """
     manifest, checkpoint = _find(what)
+    if source is not None and manifest.spec.model.source.random is not None:
+        raise ExportRefused(
+            f"--source {source}: the run started from random weights, which are drawn again from spec.seed; leave it out"
+        )
     lora = manifest.spec.train.lora
     if adapter and lora is None:
         raise ExportRefused(f"--adapter: {what} trained all weights, not adapters; leave it out")
@@ -105,6 +110,11 @@ def _find(what: Path) -> tuple[Manifest, Checkpoint]:
         if newest is None:
             raise ExportRefused(
                 f"{what}: no checkpoint in {place}. A run saves one at its end, and by checkpoint.everyUpdates"
+            )
+        owner = read_owner(place)
+        if owner is not None and owner.run not in [run_of(manifest, run, in_cluster=pods) for pods in (False, True)]:
+            raise ExportRefused(
+                f"{what}: {place} holds the checkpoints of another run now, {owner}; name a checkpoint in it"
             )
         own = newest.path / MANIFEST
         return load_manifest(own) if own.is_file() else manifest, newest

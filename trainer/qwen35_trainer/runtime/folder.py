@@ -5,7 +5,7 @@ run.id            the run's name at metric services, the same for all its attemp
 run.lock          empty; locked by the run that uses the folder
 metrics.jsonl     every record, one line each
 samples.jsonl     a few responses of some updates and evaluations; not in SFT
-checkpoints/      update-000020/ … complete or absent
+checkpoints/      update-000020/ … complete or absent; owner.json
 journal           what happened to each prompt since the newest of them
 tensorboard/      logs/           one log file per process
 summary.json      report.html     at the end
@@ -18,17 +18,18 @@ import fcntl
 import logging
 import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import yaml
+from typing import Any
 
 from qwen35_trainer.progress.records import has_update
 from qwen35_trainer.progress.samples import FILE
+from qwen35_trainer.runtime.disk import unwritable
 from qwen35_trainer.spec import Manifest, dump_manifest
+from qwen35_trainer.spec.document import parse_document
+from qwen35_trainer.spec.fixed import Difference, differences
 
 logger = logging.getLogger(__name__)
 
@@ -89,29 +90,25 @@ class RunFolder:
     @property
     def has_trained(self) -> bool:
         """Whether a run has left an update or a checkpoint here: what must not be lost."""
-        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        saved = self.checkpoints.is_dir() and any("update-" in path.name for path in self.checkpoints.iterdir())
         return saved or (self.metrics.exists() and has_update(self.metrics))
 
-    def check(self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto") -> None:
+    def check(
+        self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto", in_cluster: bool = False
+    ) -> None:
         """Raises FolderRefused when the folder holds something else, or cannot be written. Changes nothing.
 
         resume: whether --resume is given; without it the folder of a run that has trained nothing can be used again.
         how_to_resume: the command that continues the run that is here, for the message.
         """
-        nearest = next(path for path in (self.root, *self.root.parents) if path.exists())
-        if not nearest.is_dir():
-            within = "" if nearest == self.root else f": {nearest}"
-            raise FolderRefused(f"--output {self.root}{within} is a file; name a folder")
+        if (problem := unwritable(self.root)) is not None:
+            raise FolderRefused(f"--output {problem}")
         if self.manifest.exists():
-            self._check_owner(manifest, resume=resume, how_to_resume=how_to_resume)
+            self._check_owner(manifest, resume=resume, how_to_resume=how_to_resume, in_cluster=in_cluster)
         elif self.root.exists() and any(path not in (self.lock, _aside(self.manifest)) for path in self.root.iterdir()):
             raise FolderRefused(
                 f"--output {self.root} holds files that do not belong to a run; name a new or empty folder"
             )
-        try:  # permissions alone do not tell: not of /proc, nor of a read-only disk
-            Path(tempfile.mkdtemp(prefix=".qwen35-", dir=nearest)).rmdir()
-        except OSError as error:
-            raise FolderRefused(f"--output {self.root}: {nearest} cannot be written; name another folder") from error
 
     def claim(self, manifest: Manifest, *, resume: bool = False) -> None:
         """Make the folder this run's. Raises FolderRefused when that cannot be written.
@@ -163,7 +160,7 @@ class RunFolder:
                 raise FolderRefused(f"--output {self.root} {STILL_RUNNING}")
             yield
 
-    def _check_owner(self, manifest: Manifest, *, resume: bool, how_to_resume: str) -> None:
+    def _check_owner(self, manifest: Manifest, *, resume: bool, how_to_resume: str, in_cluster: bool) -> None:
         if self.lock.exists():
             with self.held():
                 pass
@@ -174,20 +171,33 @@ class RunFolder:
                     f"  {how_to_resume}"
                 )
             return
-        now = yaml.safe_load(dump_manifest(manifest))["spec"]
         try:
-            earlier = dict(yaml.safe_load(self.manifest.read_text())["spec"])
-        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            earlier = spec_in(self.manifest)
+        except (OSError, ValueError) as error:
             raise FolderRefused(
                 f"--output {self.root}: {self.manifest} does not say whose folder this is ({type(error).__name__}); "
                 "restore it, or name another folder"
             ) from error
-        changed = [section for section in ("mode", "seed", "model", "data") if earlier.get(section) != now.get(section)]
-        if changed:
+        if lines := listed(differences(earlier, manifest.spec)):
+            afresh = "another folder in spec.checkpoint.storage" if in_cluster else "another folder"
             raise FolderRefused(
-                f"--output {self.root} holds a run with another {' and '.join(f'spec.{name}' for name in changed)} "
-                f"({self.manifest}); restore it to resume, or name another folder for a new run"
+                f"--output {self.root} holds a run with another manifest ({self.manifest}):\n{lines}\n"
+                f"Restore these values to resume it, or name {afresh} for a new run"
             )
+
+
+def spec_in(file: Path) -> Mapping[str, Any]:
+    """The spec of a manifest that some release wrote down. Raises OSError, and ValueError when there is none in the file."""
+    document, problems = parse_document(file.read_text())
+    match document:
+        case {"spec": dict() as spec}:
+            return spec
+    raise ValueError(f"{file} holds no spec: {problems}")
+
+
+def listed(differences: Sequence[Difference]) -> str:
+    """A line for each; empty for none."""
+    return "\n".join(f"  {difference}" for difference in differences)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore
 from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.owner import Owner
 from qwen35_trainer.spec import Manifest, TrainingSpec, dump_manifest
 
 if TYPE_CHECKING:
@@ -35,6 +37,10 @@ class Job:
     """Tokens of the tokenizer."""
     end_token: int
     in_cluster: bool = False
+    attempt: str = field(default_factory=lambda: secrets.token_hex(4))
+    """Another one for each start of a run: its checkpoints, their folder and its journal bear it."""
+    owner: Owner | None = None
+    """As the folder of the checkpoints names it, once that is claimed."""
 
     @property
     def spec(self) -> TrainingSpec:
@@ -46,7 +52,8 @@ class Job:
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
-        return CheckpointStore(folder, self.spec.checkpoint.keep, dump_manifest(_anywhere(self.manifest, self.base)))
+        manifest = dump_manifest(_anywhere(self.manifest, self.base))
+        return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.owner)
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,15 @@ def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path
     return folder.checkpoints if storage is None or storage.path is None else base / storage.path
 
 
+def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
+    """The spec with another path of the model's folder."""
+    source = spec.model.source.model_copy(update={"path": path})
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"source": source})})
+
+
 def _anywhere(manifest: Manifest, base: Path) -> Manifest:
     """The manifest with the full path of the model's folder: a checkpoint does not know where the manifest was."""
-    model = manifest.spec.model
-    if model.source.path is None:
+    path = manifest.spec.model.source.path
+    if path is None:
         return manifest
-    source = model.source.model_copy(update={"path": str((base / model.source.path).resolve())})
-    spec = manifest.spec.model_copy(update={"model": model.model_copy(update={"source": source})})
-    return manifest.model_copy(update={"spec": spec})
+    return manifest.model_copy(update={"spec": with_model_at(manifest.spec, str((base / path).resolve()))})

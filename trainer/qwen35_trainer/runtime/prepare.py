@@ -16,9 +16,9 @@ from qwen35_trainer.data.prompts import PromptSet
 from qwen35_trainer.data.sft import SupervisedExample, encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.rewards.build import needs_answers
-from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointError, CheckpointStore, load
+from qwen35_trainer.runtime.checkpoint import Checkpoint
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.job import Data, Job, checkpoint_folder
+from qwen35_trainer.runtime.job import Data, Job
 from qwen35_trainer.runtime.process import starting
 from qwen35_trainer.spec import Manifest, TrainingSpec
 from qwen35_trainer.spec.data import Source
@@ -86,23 +86,6 @@ def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
     if problems:
         raise DataError(problems)
     return results[0], results[1]
-
-
-def find_checkpoint(resume: str | None, folder: RunFolder, spec: TrainingSpec, base: Path) -> Checkpoint | None:
-    """The checkpoint that --resume asks for: `auto` is the newest of the output folder, if there is one.
-
-    Raises CheckpointError for a folder that is no whole checkpoint, and for checkpoints that a new run would delete.
-    """
-    place = checkpoint_folder(folder, spec, base)
-    store = CheckpointStore(place, spec.checkpoint.keep)
-    if resume is None and len(store):
-        raise CheckpointError(
-            f"{place} holds checkpoints of an earlier run. Continue it with --resume auto, or name another folder in "
-            "spec.checkpoint.storage.path"
-        )
-    if resume is None:
-        return None
-    return store.latest() if resume == "auto" else load(Path(resume).resolve())
 
 
 def started_at() -> float:

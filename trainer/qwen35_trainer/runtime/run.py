@@ -12,12 +12,13 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 import ray
@@ -41,9 +42,11 @@ from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.machine import devices_here, too_few_devices
 from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.news import News
+from qwen35_trainer.runtime.owner import Claim, Owner, run_of
 from qwen35_trainer.runtime.preflight import problems_of
-from qwen35_trainer.runtime.prepare import find_checkpoint, prepare
+from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import trim
+from qwen35_trainer.runtime.resuming import find_start
 from qwen35_trainer.runtime.signals import Signals
 from qwen35_trainer.runtime.site import connected, driver_options
 from qwen35_trainer.runtime.support import unsupported
@@ -104,9 +107,9 @@ def run(
         share_cores(manifest.spec)
     base = file.resolve().parent
     folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
-    folder.check(manifest, resume=resume is not None, how_to_resume=how_to_resume)
-    checkpoint = find_checkpoint(resume, folder, manifest.spec, base)
-    reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=checkpoint, started=started)
+    folder.check(manifest, resume=resume is not None, how_to_resume=how_to_resume, in_cluster=in_cluster)
+    start = find_start(resume, folder, manifest, base, in_cluster=in_cluster)
+    reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=start.checkpoint, started=started)
     bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
     name = manifest.metadata.name
     memory = None if in_cluster else MemoryWatch()  # which sees the processes of this machine
@@ -115,10 +118,11 @@ def run(
         follower.phase("checking what the manifest names")
         follower.signals.attend(partial(_check, manifest, file))
         follower.phase("starting Ray, reading the data")
-        preparing = partial(prepare, manifest, base, folder, resume=checkpoint, started=started, in_cluster=in_cluster)
+        preparing = partial(
+            prepare, manifest, base, folder, resume=start.checkpoint, started=started, in_cluster=in_cluster
+        )
         prepared = _Prepared(beside("data", preparing))  # beside Ray's start, because both take seconds
-        # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
-        claimed = partial(folder.claimed, manifest, resume=resume is not None, locked=not in_cluster)
+        claimed = partial(_claimed, claim=start.claim, resume=resume is not None)
         finish = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
         follower.phase("writing the report")
         return Finished(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
@@ -146,7 +150,7 @@ class _Prepared:
 
 def _train(
     prepared: _Prepared,
-    claimed: Callable[[], AbstractContextManager[None]],
+    claimed: Callable[[Job], AbstractContextManager[Job]],
     follower: _Follower,
     in_cluster: bool,
 ) -> FinishRecord:
@@ -156,11 +160,27 @@ def _train(
         if follower.reporter.stop_ordered:
             raise Interrupted(ORDERED_EARLY)
         follower.signals.begin()
-        with claimed():
+        with claimed(job) as owned:
             follower.reporter.training(job.updates_total)
             shared = ray.put(data)
             del data
-            return _drive(job, shared, follower)
+            return _drive(owned, shared, follower)
+
+
+@contextmanager
+def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
+    """The job, while the output folder and the folder of the checkpoints are its own. Raises FolderRefused."""
+    manifest, folder = job.manifest, job.folder
+    # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
+    with folder.claimed(manifest, resume=resume, locked=not job.in_cluster):
+        if claim is None:
+            yield job
+            return
+        run = run_of(manifest, folder, in_cluster=job.in_cluster)
+        assert run is not None, "the output folder is claimed"
+        owner = Owner(run, job.attempt, gethostname(), str(folder.root))
+        with claim.held(owner):
+            yield replace(job, owner=owner)
 
 
 def _check(manifest: Manifest, file: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -61,12 +60,12 @@ class Training:
     clock: Clock
     live: LiveFields
     exports: Exports
+    attempt: str
+    """Its checkpoints and its journal bear this: neither goes with those of another."""
     updates_total: int
     update: int = 0
     """Optimizer steps made."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
-    attempt: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Its checkpoints and its journal bear this: neither goes with those of another."""
     _saved_at: int = field(init=False)
     """Updates in the newest checkpoint, complete or under way."""
     _saved: bool = False

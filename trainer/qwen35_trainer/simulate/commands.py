@@ -167,7 +167,7 @@ def _simulate(options: Options, sweep: list[str], seeds: int, plot: Path | None,
 
     problems: list[str] = []
     if plot is not None and not plot.parent.is_dir():
-        problems.append(f"--plot {plot}: there is no folder {plot.parent}")
+        problems.append(f"--plot {plot}: the folder {plot.parent} does not exist")
     elif plot is not None and plot.is_dir():
         problems.append(f"--plot {plot}: is a folder; name a file in it")
     axes = [axis for text in sweep if (axis := _tried(partial(Axis.parse, text), problems))]

@@ -13,10 +13,14 @@ class CheckpointStorage(Section):
     """Where checkpoints are kept: exactly one of the two."""
 
     persistentVolumeClaim: PersistentVolumeClaim | None = Field(
-        None, description="Folder of a claim that every node mounts. No default. verl: trainer.default_local_dir."
+        None,
+        description="Folder of a claim that every node mounts; each training has a folder of its name in it. No default. "
+        "verl: trainer.default_local_dir.",
     )
     path: PathName | None = Field(
-        None, description="Folder that every node sees. No default. verl: trainer.default_local_dir."
+        None,
+        description="Folder that every node sees, for this run alone: another run is refused, because older checkpoints are "
+        "deleted. No default. verl: trainer.default_local_dir.",
     )
 
 

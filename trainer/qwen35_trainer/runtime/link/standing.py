@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any, Self
 
 from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Replica
-from qwen35_trainer.progress.held_out import accuracy_is_meaningful
+from qwen35_trainer.progress.held_out import accuracy_is_meaningful, reward_is_meaningful
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -57,6 +57,8 @@ class Standing:
     """Seconds of the latest updates."""
     accuracy: float | None = None
     """Of the latest evaluation; None where it is not meaningful, as for graded rewards (`progress.held_out`)."""
+    held_out_reward: float | None = None
+    """Of the latest evaluation; None where it equals `accuracy`."""
     published: tuple[float, ...] = ()
     """Unix seconds of the latest versions."""
     checkpoint: CheckpointReport | None = None
@@ -82,6 +84,7 @@ class Standing:
             update=0 if checkpoint is None else checkpoint.update,
             version=trained[-1].version if trained else 0,
             accuracy=_accuracy(evaluations[-1]) if evaluations else None,
+            held_out_reward=_held_out_reward(evaluations[-1]) if evaluations else None,
             prompts=sum(record.prompts for record in trained),
             samples=sum(record.samples for record in trained),
             tokens=sum(record.tokens for record in trained),
@@ -99,7 +102,7 @@ class Standing:
                 seconds = self.busy.get(record.lane, 0.0) + max(0.0, record.end - record.start)
                 return replace(self, busy={**self.busy, record.lane: seconds})
             case EvaluationRecord():
-                return replace(self, accuracy=_accuracy(record))
+                return replace(self, accuracy=_accuracy(record), held_out_reward=_held_out_reward(record))
             case CheckpointRecord():
                 return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
             case ExportRecord(problem=""):
@@ -146,6 +149,7 @@ class Standing:
             versionSeconds=_pace(self.published),
             secondsPerUpdate=_finite(fmean(self.took)) if len(self.took) >= FEWEST else None,
             accuracy=None if self.accuracy is None else _share(self.accuracy),
+            heldOutReward=self.held_out_reward,
             prompts=self.prompts,
             samples=self.samples,
             tokens=self.tokens,
@@ -178,6 +182,11 @@ def _measured(latest: UpdateRecord) -> dict[str, Any]:
 def _accuracy(evaluation: EvaluationRecord) -> float | None:
     meaningful = accuracy_is_meaningful([(evaluation.accuracy, evaluation.reward_mean)])
     return _finite(evaluation.accuracy) if meaningful else None
+
+
+def _held_out_reward(evaluation: EvaluationRecord) -> float | None:
+    meaningful = reward_is_meaningful([(evaluation.accuracy, evaluation.reward_mean)])
+    return _finite(evaluation.reward_mean) if meaningful else None
 
 
 def _pace(published: tuple[float, ...]) -> float | None:

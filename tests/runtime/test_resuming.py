@@ -1,0 +1,368 @@
+"""Runs that share a folder of checkpoints: one after the other, at the same time, moved, copied, and from earlier releases."""
+
+import asyncio
+import json
+import shutil
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
+from qwen35_trainer.runtime.export import ExportRefused, export
+from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
+from qwen35_trainer.runtime.job import Job
+from qwen35_trainer.runtime.resuming import Start, find_start
+from qwen35_trainer.runtime.run import _claimed
+from qwen35_trainer.spec import load_manifest
+
+
+@dataclass
+class Run:
+    """A run of a small manifest. Its attempts begin and save as those of `qwen35 run`, without training."""
+
+    file: Path
+    output: Path
+    in_cluster: bool = False
+    stack: ExitStack = field(default_factory=ExitStack)
+    job: Job | None = None
+    aside: Path | None = None
+    """The folder that it has written to last, before that was renamed."""
+
+    def find(self, resume: str | Path | None = None) -> Start:
+        """What the attempt would start from. Raises as `qwen35 run` does before it starts Ray."""
+        manifest, folder = load_manifest(self.file), RunFolder(self.output)
+        folder.check(manifest, resume=resume is not None, in_cluster=self.in_cluster)
+        wanted = None if resume is None else str(resume)
+        return find_start(wanted, folder, manifest, self.file.parent, in_cluster=self.in_cluster)
+
+    def start(self, resume: str | Path | None = None) -> "Run":
+        """Begin an attempt. It goes on until `end`, or is killed."""
+        return self.go_on(self.find(resume), resume)
+
+    def go_on(self, start: Start, resume: str | Path | None = None) -> "Run":
+        """Begin an attempt that has looked what is there."""
+        job = Job(
+            manifest=load_manifest(self.file),
+            base=self.file.parent,
+            folder=RunFolder(self.output),
+            resume=start.checkpoint,
+            started=0.0,
+            threads=1,
+            updates_total=99,
+            vocabulary=9,
+            end_token=0,
+            in_cluster=self.in_cluster,
+        )
+        self.job = self.stack.enter_context(_claimed(job, start.claim, resume=resume is not None))
+        return self
+
+    def save(self, *updates: int) -> "Run":
+        async def write(folder: Path) -> None:
+            self.aside = folder
+            (folder / "state").write_text(self.file.parent.name)
+
+        assert self.job is not None
+        store = self.job.checkpoints
+        assert store is not None
+        for update in updates:
+            asyncio.run(store.save(Progress(update, update, 4 * update, (), 1.0), write))
+        return self
+
+    def end(self) -> "Run":
+        self.stack.close()
+        return self
+
+
+@pytest.fixture
+def shared(tmp_path) -> Path:
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def run(write, tmp_path, shared):
+    """run("a", seed=1) is a run in the folder a, which saves in `shared`."""
+    begun: list[Run] = []
+
+    def build(name: str, *, title: str = "tiny", in_cluster: bool = False, **changes) -> Run:
+        storage = {"checkpoint": {"keep": 2, "storage": {"path": str(shared)}}}
+        file = write(tmp_path / "manifests" / name, storage | changes, name=title)
+        begun.append(Run(file, tmp_path / name, in_cluster))
+        return begun[-1]
+
+    yield build
+    for one in begun:
+        one.end()
+
+
+def saved(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("update-*"))
+
+
+def test_a_run_continues_its_own_checkpoints(run, shared):
+    run("a").start().save(20, 40, 60).end()
+    start = run("a").find("auto")
+    assert start.checkpoint.progress.update == 60
+    assert saved(shared) == ["update-000040", "update-000060"]
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_one_run_after_another_is_kept_out_and_told_what_to_do(run, shared, resume):
+    run("a").start().save(20, 40).end()
+    with pytest.raises(FolderRefused) as refused:
+        run("b").find(resume)
+    said = str(refused.value)
+    assert f"{shared} holds the checkpoints of another run, tiny-" in said
+    assert f"{run('a').output})" in said
+    assert "Name another folder in spec.checkpoint.storage.path, or take them over" in said
+    assert said.endswith(f"with --resume {shared / 'update-000040'}")
+    assert not (run("b").output).exists()
+
+
+def test_seeds_that_share_a_folder_are_told_apart(run, shared):
+    run("a").start().save(20).end()
+    with pytest.raises(
+        FolderRefused, match=r"with another manifest:\n  spec.seed: 0 there, 1 here\nName another folder"
+    ):
+        run("b", seed=1).find("auto")
+    assert saved(shared) == ["update-000020"]
+
+
+def test_a_run_that_has_not_saved_yet_keeps_its_folder_until_it_ends(run, shared):
+    first = run("a").start()
+    with pytest.raises(FolderRefused, match=r"which has not saved yet. Name another .* or delete .*owner.json if that"):
+        run("b").find("auto")
+    first.end()
+    assert run("b").find("auto").checkpoint is None
+
+
+def test_of_two_that_start_at_the_same_time_the_second_to_claim_is_refused(run):
+    first, second = run("a"), run("b")
+    early = second.find()
+    first.start()
+    with pytest.raises(FolderRefused, match=r"was claimed by tiny-.* meanwhile"):
+        second.go_on(early)
+
+
+def test_the_newest_checkpoint_may_be_taken_over_by_name_and_the_run_before_saves_there_no_more(run, shared):
+    first = run("a").start().save(20, 40)
+    second = run("b").start(shared / "update-000040")
+    with pytest.raises(CheckpointError, match=r"update-000060 was not saved: .* was taken over by tiny-"):
+        first.save(60)
+    assert first.aside.name.startswith(".update-000040."), "it wrote for minutes before it looked"
+    second.save(60)
+    second.end()
+    assert (shared / "update-000060" / "state").read_text() == "b"
+    assert run("b").find("auto").checkpoint.progress.update == 60
+    first.end()
+    with pytest.raises(FolderRefused, match="holds the checkpoints of another run"):
+        run("a").find("auto")
+
+
+def test_an_output_folder_exports_no_checkpoints_of_another_run(run, shared, tmp_path):
+    run("a").start().save(20).end()
+    run("b").start(shared / "update-000020").end()
+    with pytest.raises(
+        ExportRefused, match=r"shared holds the checkpoints of another run now, tiny-.*; name a checkpoint"
+    ):
+        export(run("a").output, tmp_path / "model")
+
+
+def test_an_older_checkpoint_of_another_run_is_not_taken_over(run, shared):
+    """The first save would delete all that came after it."""
+    run("a").start().save(20, 40).end()
+    with pytest.raises(FolderRefused, match=r"--resume .*update-000040"):
+        run("b").find(shared / "update-000020")
+
+
+def test_a_checkpoint_from_elsewhere_does_not_open_the_folder_of_another_run(run, shared, tmp_path):
+    run("a").start().save(20).end()
+    copied = shutil.copytree(shared / "update-000020", tmp_path / "kept" / "update-000020")
+    with pytest.raises(FolderRefused, match="holds the checkpoints of another run"):
+        run("b").find(copied)
+    assert run("a").find(copied).checkpoint.path == copied
+
+
+@pytest.mark.parametrize("left", ["a checkpoint", "nothing"])
+def test_a_killed_run_comes_back_without_a_question(run, shared, left):
+    killed = run("a").start()
+    if left == "a checkpoint":
+        killed.save(20)
+    record = (shared / "owner.json").read_bytes()
+    killed.end()
+    (shared / "owner.json").write_bytes(record)  # a kill lets go of the lock alone
+    back = run("a").start("auto").save(40)
+    assert back.job.resume is None or back.job.resume.progress.update == 20
+
+
+def test_an_output_folder_in_which_a_killed_run_saved_nothing_is_used_again(run):
+    killed = run("a", checkpoint={}).start()
+    record = killed.output / "checkpoints" / "owner.json"
+    content = record.read_bytes()
+    killed.end()
+    record.write_bytes(content)
+    run("a", checkpoint={}).start().save(20)
+
+
+def test_a_copy_of_the_output_folder_takes_over_and_the_original_is_told(run, tmp_path):
+    """Two folders with one run.id: the newer attempt saves."""
+    original = run("a").start().save(20)
+    copy = run("b")
+    shutil.copytree(original.output, copy.output, ignore=shutil.ignore_patterns("run.lock"))
+    copy.start("auto").save(40)
+    with pytest.raises(CheckpointError, match="was taken over by"):
+        original.save(40)
+
+
+def test_a_copy_of_the_checkpoints_belongs_to_the_run_that_saved_them(run, shared, tmp_path):
+    run("a").start().save(20).end()
+    shutil.copytree(shared, tmp_path / "copy")
+    storage = {"checkpoint": {"storage": {"path": str(tmp_path / "copy")}}}
+    assert run("a", **storage).find("auto").checkpoint.path == tmp_path / "copy" / "update-000020"
+    with pytest.raises(FolderRefused, match="another run"):
+        run("b", **storage).find("auto")
+
+
+def test_checkpoints_of_an_earlier_release_are_continued_and_then_owned(run, shared, tmp_path):
+    run("a").start().save(20).end()
+    (shared / "owner.json").unlink()
+    with pytest.raises(
+        FolderRefused, match=r"shared holds checkpoints of an earlier run. Continue it with --resume auto"
+    ):
+        run("b").find()
+    elsewhere = shutil.copytree(shared / "update-000020", tmp_path / "kept" / "update-000020")
+    with pytest.raises(FolderRefused, match="shared holds checkpoints of an earlier run"):
+        run("b").find(elsewhere)
+    run("b").start("auto").save(40).end()
+    with pytest.raises(FolderRefused, match="another run"):
+        run("c").find("auto")
+
+
+def test_checkpoints_without_a_manifest_are_taken_as_they_are(run, shared):
+    """A release before wrote none."""
+    run("a").start().save(20).end()
+    contents = shared / "update-000020" / "contents.json"
+    (shared / "update-000020" / "manifest.yaml").unlink()
+    contents.write_text(
+        json.dumps({key: size for key, size in json.loads(contents.read_text()).items() if "yaml" not in key})
+    )
+    (shared / "owner.json").unlink()
+    assert run("b", seed=1).find("auto").checkpoint.progress.update == 20
+
+
+def test_a_checkpoint_of_a_run_with_another_manifest_is_refused_with_every_field(run, tmp_path, shared):
+    run("a").start().save(20).end()
+    storage = {"checkpoint": {"storage": {"path": str(tmp_path / "own")}}}
+    other = run("b", **storage, **{"seed": 3, "model.source.random.hiddenSize": 48, "train.updates": 9})
+    with pytest.raises(FolderRefused) as refused:
+        other.find(shared / "update-000020")
+    assert str(refused.value).splitlines()[:3] == [
+        f"checkpoint {shared}/update-000020 is of a run with another manifest:",
+        "  spec.seed: 0 there, 3 here",
+        "  spec.model.source.random.hiddenSize: 32 there, 48 here",
+    ]
+    assert "leave --resume out and name another folder in spec.checkpoint.storage.path" in str(refused.value)
+    assert run("c", **storage, **{"train.updates": 9}).find(shared / "update-000020").checkpoint is not None
+
+
+def test_the_folder_of_the_model_may_be_elsewhere_on_another_machine(run, shared, tmp_path):
+    def model(path):
+        return {"model": {"name": "m", "source": {"path": str(path)}}}
+
+    run("a", **model("models/m")).start().save(20).end()
+    (shared / "owner.json").unlink()
+    for same in ("models/m", "./models/m", "../models/m", tmp_path / "manifests" / "a" / "models" / "m"):
+        assert run("b", **model(same)).find("auto").checkpoint is not None
+    for other in ("models/n", "n/m", "/models/m"):
+        with pytest.raises(FolderRefused, match=r"  spec.model.source.path: .*/a/models/m there, /.* here"):
+            run("b", **model(other)).find("auto")
+
+
+def test_pods_of_one_training_share_their_folder_however_often_they_start(run, shared):
+    """Each attempt has an output folder of its own where only the checkpoints are on a volume."""
+    run("pod-1", title="math", in_cluster=True).start("auto").save(20)
+    zombie = run("pod-2", title="math", in_cluster=True).start("auto").save(40)
+    assert zombie.job.resume.progress.update == 20
+    newest = run("pod-3", title="math", in_cluster=True).start("auto")
+    assert newest.job.resume.progress.update == 40
+    with pytest.raises(CheckpointError, match="was taken over by default/math"):
+        zombie.save(60)
+    newest.save(60)
+
+
+def test_pods_of_two_trainings_do_not_share_a_folder(run, shared):
+    run("pod-1", title="math", in_cluster=True).start("auto").save(20)
+    with pytest.raises(FolderRefused) as refused:
+        run("pod-2", title="code", in_cluster=True).find("auto")
+    said = str(refused.value)
+    assert f"{shared} is the folder of another run, default/math (" in said
+    assert said.endswith("Name another folder in spec.checkpoint.storage")
+
+
+def test_a_training_that_is_created_again_with_another_manifest_is_refused_and_loses_nothing(run, shared):
+    run("pod-1", title="math", in_cluster=True).start("auto").save(20)
+    with pytest.raises(
+        FolderRefused, match=r"spec.seed: 0 there, 5 here\n.* For a new training, name another folder in"
+    ):
+        run("pod-2", title="math", in_cluster=True, seed=5).find("auto")
+    assert saved(shared) == ["update-000020"]
+
+
+def test_pods_without_storage_save_nothing(write, tmp_path):
+    start = Run(write(tmp_path), tmp_path / "out", in_cluster=True).find("auto")
+    assert (start.checkpoint, start.claim) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [
+        ("file", "file is a file; name a folder"),
+        ("file/sub", "file/sub: .*/file is a file; name a folder"),
+        ("/proc/qwen35", "/proc/qwen35: /proc cannot be written; name another folder"),
+    ],
+)
+def test_storage_that_can_never_be_written_is_refused(run, write, tmp_path, place, problem):
+    (tmp_path / "file").write_text("mine")
+    storage = {"checkpoint": {"storage": {"path": str(tmp_path / place)}}}
+    with pytest.raises(FolderRefused, match=f"spec.checkpoint.storage.path .*{problem}"):
+        run("a", **storage).find()
+
+
+def test_a_record_that_cannot_be_read_is_named_with_what_to_do(run, shared):
+    run("a").start().save(20).end()
+    for content in ("", "[]", '{"run": "x"}', "\x00"):
+        (shared / "owner.json").write_text(content)
+        with pytest.raises(
+            FolderRefused, match=r"owner.json does not say whose checkpoints these are .* Delete it if no"
+        ):
+            run("a").find("auto")
+
+
+def test_a_record_that_somebody_deleted_is_written_again(run, shared):
+    going = run("a").start().save(20)
+    (shared / "owner.json").unlink()
+    going.save(40)
+    with pytest.raises(FolderRefused, match="another run"):
+        run("b").find("auto")
+
+
+def test_two_attempts_that_are_both_alive_write_into_folders_of_their_own(run, shared):
+    """A node that was cut off goes on to write what it had begun."""
+    old = run("pod-1", title="math", in_cluster=True).start("auto").save(20)
+
+    def write_again(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "state").write_text("old")
+
+    async def write(folder: Path) -> None:
+        write_again(folder)
+        new = await asyncio.to_thread(lambda: run("pod-2", title="math", in_cluster=True).start("auto").save(40))
+        assert (new.job.resume.progress.update, new.aside != folder) == (20, True)
+        write_again(folder)
+
+    with pytest.raises(CheckpointError, match=r"update-000040 was not saved: .* was taken over by"):
+        asyncio.run(old.job.checkpoints.save(Progress(40, 40, 0, (), 1.0), write))
+    assert (shared / "update-000040" / "state").read_text() == "pod-2"
+    assert CheckpointStore(shared, 2).latest().progress.update == 40
+    assert not list(shared.glob(".update-*"))
