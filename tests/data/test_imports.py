@@ -35,10 +35,16 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_importing_data_and_rewards_loads_no_heavy_library() -> None:
-    code = (
-        "import sys, qwen35_trainer.data, qwen35_trainer.rewards; print([m for m in sys.argv[1:] if m in sys.modules])"
-    )
+    code = "import sys, qwen35_trainer.data, qwen35_trainer.rewards.build; print([m for m in sys.argv[1:] if m in sys.modules])"
     assert run(code, *HEAVY) == "[]"
+
+
+def test_the_worker_of_a_reward_starts_without_what_reads_manifests_and_data() -> None:
+    code = (
+        "import sys, qwen35_trainer.rewards.isolated, qwen35_trainer.rewards.function\n"
+        "print([m for m in sys.argv[1:] if m in sys.modules])"
+    )
+    assert run(code, *HEAVY, "numpy", "pydantic") == "[]"
 
 
 def test_reading_local_data_looks_up_no_host(tmp_path: Path) -> None:

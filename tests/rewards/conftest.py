@@ -4,7 +4,9 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards import Completion, Scorer, build_scorer
+from qwen35_trainer.rewards.base import Completion
+from qwen35_trainer.rewards.build import build_scorer
+from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.spec.data import Source
 from qwen35_trainer.spec.rewards import Reward
 

@@ -1,6 +1,6 @@
 import pytest
 
-from qwen35_trainer.rewards import RewardSetupError
+from qwen35_trainer.rewards.base import RewardSetupError
 from qwen35_trainer.rewards.exact_match import grader
 
 

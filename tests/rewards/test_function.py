@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards import Completion, RewardSetupError
+from qwen35_trainer.rewards.base import Completion, RewardSetupError
 
 CODE = """
 import asyncio

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.data import PromptSet
-from qwen35_trainer.rewards import Completion, RewardSetupError
+from qwen35_trainer.rewards.base import Completion, RewardSetupError
 from qwen35_trainer.rewards.gym import answer_part
 from qwen35_trainer.spec.data import Source
 

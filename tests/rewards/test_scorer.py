@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards import Completion, RewardError, RewardFailed, RewardSetupError, Score, needs_answers
+from qwen35_trainer.rewards.base import Completion, RewardError, RewardFailed, RewardSetupError, Score
+from qwen35_trainer.rewards.build import needs_answers
 from qwen35_trainer.rewards.exact_match import ExactMatch
 from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.scorer import Part, Scorer, combine

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights
+from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
 from qwen35_trainer.runtime import exporting
 from qwen35_trainer.runtime.export import ExportRefused, export

@@ -14,6 +14,8 @@ from qwen35_trainer.weights.manifest import TensorEntry, WeightManifest
 from qwen35_trainer.weights.publication import Publication
 from tests.patience import PATIENCE
 
+TINY = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
+REWARDS = "[{type: Function, function: 'json:nothing'}]"
 PACKAGES = Path(qwen35_trainer.__file__).parent
 CORE = [name for name in ("spec", "pipeline", "catalog", "simulate") if (PACKAGES / name / "__init__.py").is_file()]
 
@@ -67,3 +69,14 @@ def test_checking_a_manifest_imports_no_framework():
         "assert CliRunner().invoke(qwen35_trainer.commands.app, ['validate', 'nowhere.yaml']).exit_code == 2"
     )
     assert imported_by(code, "torch", "ray", "transformers", "kubernetes") == set()
+
+
+def test_what_a_manifest_names_wrongly_is_refused_without_ray_or_torch(tmp_path):
+    arguments = ["run", str(TINY), "--output", str(tmp_path / "out"), "--set", f"rewards={REWARDS}"]
+    code = (
+        "import qwen35_trainer.commands\n"
+        "from typer.testing import CliRunner\n"
+        f"refused = CliRunner().invoke(qwen35_trainer.commands.app, {arguments!r})\n"
+        "assert (refused.exit_code, 'has no' in refused.stderr) == (2, True), refused.output"
+    )
+    assert imported_by(code, "torch", "ray", "transformers", "datasets") == set()

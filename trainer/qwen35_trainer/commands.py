@@ -136,7 +136,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder."""
-    from qwen35_trainer.engines.fsdp.checkpoint import WeightsUnreadable
+    from qwen35_trainer.engines.fsdp.saved_weights import WeightsUnreadable
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
     from qwen35_trainer.runtime.checkpoint import CheckpointError
     from qwen35_trainer.runtime.export import ExportRefused

@@ -1,12 +1,15 @@
 """What a reward is: a completion in, a number out."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from qwen35_trainer.data.prompt import Prompt
+if TYPE_CHECKING:  # numpy and pydantic come with it, and workers, which need neither, import this
+    from qwen35_trainer.data.prompt import Prompt
 
 
 @dataclass(frozen=True)

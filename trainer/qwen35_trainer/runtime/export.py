@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,9 @@ from qwen35_trainer.spec import LoRA, Manifest, Train, TrainingSpec, load_manife
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights
+    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
-    from qwen35_trainer.models.qwen3_5.hub_folder import Values
+    from qwen35_trainer.models.qwen3_5.hub_folder import Part, Values
 
 
 class ExportRefused(ValueError):
@@ -70,7 +70,7 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
         raise ExportRefused(
             f"--output {output} cannot be replaced, as a mount or the current folder; name a folder inside it"
         )
-    from qwen35_trainer.engines.fsdp.checkpoint import SavedWeights, WeightsUnreadable
+    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights, WeightsUnreadable
 
     saved = SavedWeights(checkpoint.path)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -209,18 +209,18 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
 
 
 def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRA | None) -> Values:
-    """Values of what trained. The last two stay in memory: experts stored one by one ask for the same two in turn."""
-    read = lru_cache(maxsize=2)(saved.read)
+    """Values of what trained."""
+    trained = saved.shapes
     if lora is None:
-        return lambda name: read(name) if name in saved.shapes else None
+        return lambda name: partial(saved.read, name) if name in trained else None
     from qwen35_trainer.weights.adapters import DOWN, UP
 
-    def merged(name: str) -> Tensor | None:
+    def merged(name: str) -> Part | None:
         layer = name.removesuffix("weight")
-        if layer + DOWN not in saved.shapes:
+        if layer + DOWN not in trained:
             return None
-        change: Tensor = read(layer + UP) @ read(layer + DOWN)
-        return files.read(name).float() + lora.alpha / lora.rank * change
+        change: Tensor = saved.read(layer + UP) @ saved.read(layer + DOWN)
+        return lambda *part: files.read(name, *part).float() + lora.alpha / lora.rank * change[part]
 
     return merged
 

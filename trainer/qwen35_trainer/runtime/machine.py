@@ -6,20 +6,27 @@ ASCEND_RT_VISIBLE_DEVICES leave, and shows each worker its own alone. This count
 
 from __future__ import annotations
 
-from ray._private.accelerators import NPUAcceleratorManager, NvidiaGPUAcceleratorManager
+from typing import TYPE_CHECKING
 
 from qwen35_trainer.spec import Problem, TrainingSpec
 
-MANAGERS = {"nvidia": NvidiaGPUAcceleratorManager, "ascend": NPUAcceleratorManager}
-"""Ray's, by spec.accelerator.profile."""
+if TYPE_CHECKING:
+    from ray._private.accelerators.accelerator import AcceleratorManager
 
 
 def devices_here(profile: str) -> int:
     """Devices of the profile's kind that Ray will hand out on this machine."""
-    manager = MANAGERS[profile]
+    manager = manager_of(profile)
     count: int = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
     return count if visible is None else min(count, len(visible))
+
+
+def manager_of(profile: str) -> type[AcceleratorManager]:
+    """Ray's class that counts the devices of a profile. Imports Ray, which a run on CPUs need not wait for to be refused."""
+    from ray._private.accelerators import NPUAcceleratorManager, NvidiaGPUAcceleratorManager
+
+    return {"nvidia": NvidiaGPUAcceleratorManager, "ascend": NPUAcceleratorManager}[profile]
 
 
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:

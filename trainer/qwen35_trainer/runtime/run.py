@@ -19,10 +19,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from socket import gethostname
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError
 from rich.console import Console
 
 from qwen35_trainer.contract import Control
@@ -32,8 +30,6 @@ from qwen35_trainer.progress.records import FinishRecord, read_records
 from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
 from qwen35_trainer.runtime.beside import beside
-from qwen35_trainer.runtime.calls import Stalled
-from qwen35_trainer.runtime.driver import Driver
 from qwen35_trainer.runtime.environment import share_cores
 from qwen35_trainer.runtime.folder import RunFolder, write_whole
 from qwen35_trainer.runtime.interrupted import Interrupted
@@ -48,9 +44,11 @@ from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import trim
 from qwen35_trainer.runtime.resuming import find_start
 from qwen35_trainer.runtime.signals import Signals
-from qwen35_trainer.runtime.site import connected, driver_options
 from qwen35_trainer.runtime.support import unsupported
 from qwen35_trainer.spec import Manifest, ManifestError, dump_manifest
+
+if TYPE_CHECKING:  # Ray takes a second to import, and what can be refused without it is refused before
+    import ray
 
 FOLLOW_SECONDS = 1.0
 """Longest wait for the driver's news: signals are passed on to it at this interval."""
@@ -155,6 +153,10 @@ def _train(
     in_cluster: bool,
 ) -> FinishRecord:
     """All of the run that needs Ray."""
+    import ray
+
+    from qwen35_trainer.runtime.site import connected
+
     with connected(in_cluster=in_cluster):
         job, data = prepared.take()
         if follower.reporter.stop_ordered:
@@ -216,6 +218,13 @@ def _forget_what_is_prepared() -> None:
 
 def _drive(job: Job, data: ray.ObjectRef[Data], follower: _Follower) -> FinishRecord:
     """Run the driver, and pass on what it says. Should its process end, or hang, say that in its place."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    from qwen35_trainer.runtime.calls import Stalled
+    from qwen35_trainer.runtime.driver import Driver
+    from qwen35_trainer.runtime.site import driver_options
+
     driver: Any = ray.remote(**driver_options())(Driver).remote(job, [data])
     _forget_what_is_prepared()
     try:
@@ -283,6 +292,11 @@ class _Follower:
 
     def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
         """What the driver answers. Raises Stalled."""
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        from qwen35_trainer.runtime.calls import Stalled
+
         try:
             return ray.get(call, timeout=SILENT_SECONDS)
         except GetTimeoutError as error:

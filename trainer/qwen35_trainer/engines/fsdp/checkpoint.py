@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import warnings
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -32,8 +30,6 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 
 logger = logging.getLogger(__name__)
 
-_MODEL = "model."
-"""Before the names of parameters in a checkpoint, whose names may begin with the same word."""
 _SETTINGS = "param_groups."
 """Before the names of an optimizer's settings in its flattened state, one for each parameter."""
 _LIMITS = (
@@ -143,49 +139,3 @@ def _set_random_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["host"])
     if state["device"] is not None and torch.accelerator.is_available():
         torch.get_device_module().set_rng_state(state["device"])
-
-
-class WeightsUnreadable(RuntimeError):
-    """The files of a checkpoint are damaged."""
-
-
-class SavedWeights:
-    """What trained, as it lies in a checkpoint; tensors are read one by one, whole, without a process group."""
-
-    def __init__(self, folder: Path) -> None:
-        """folder: what `begin` wrote into. Raises WeightsUnreadable."""
-        self._folder, self._reader = folder, dcp.FileSystemReader(folder / "state")
-        try:
-            metadata = self._reader.read_metadata()
-        except Exception as error:  # a damaged pickle raises anything
-            raise self._unreadable(error) from error
-        # PyTorch asks again for each tensor; of a large model they are seconds to read.
-        self._reader.read_metadata = lambda *_, **__: metadata  # type: ignore[method-assign]
-        self._stored = {
-            name.removeprefix(_MODEL): entry
-            for name, entry in metadata.state_dict_metadata.items()
-            if name.startswith(_MODEL) and isinstance(entry, TensorStorageMetadata)
-        }
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """By name."""
-        return {name: tuple(entry.size) for name, entry in self._stored.items()}
-
-    def read(self, name: str) -> Tensor:
-        """The whole tensor, in the type that it was trained in. Raises WeightsUnreadable."""
-        entry = self._stored[name]
-        found = {_MODEL + name: torch.empty(entry.size, dtype=entry.properties.dtype)}
-        with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message="torch.distributed is disabled"
-            )  # it says so of what was asked for
-            try:
-                dcp.load(found, storage_reader=self._reader, no_dist=True)
-            except CheckpointException as error:  # which is no Exception
-                raise self._unreadable(next(iter(error.failures.values()))[0]) from error
-        return found[_MODEL + name]
-
-    def _unreadable(self, error: BaseException) -> WeightsUnreadable:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        return WeightsUnreadable(f"checkpoint {self._folder} cannot be read ({reason}). Name an earlier one")

@@ -4,20 +4,21 @@
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
 So names, the layout of experts, types and shards are those of the source, and heads for multi-token prediction and whatever else
-was not trained pass through. In memory is the tensor that is written.
+was not trained pass through. A few files are written at a time; of each, one block of a tensor's rows is in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from safetensors import SafetensorError
@@ -27,15 +28,21 @@ from torch import Tensor
 from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, INDEX, SINGLE, CheckpointFiles
 from qwen35_trainer.models.qwen3_5.export import HEAD
 
-type Values = Callable[[str], Tensor | None]
-"""The trained value of a parameter by its name in the module; None for one that was not trained."""
+type Part = Callable[..., Tensor]
+"""Reads a part of a tensor: `part(slice(0, 4), slice(2, 3))`, with one slice for each leading dimension. Several threads call it."""
+type Values = Callable[[str], Part | None]
+"""The trained value of a parameter by its name in the module; None for one that was not trained. Several threads call it."""
 
 CHECKSUMS = "SHA256SUMS"
 """Written last, as `sha256sum --check` reads it."""
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
 _EMBEDDING = "embed_tokens.weight"
+_VALUES = 2**19
+"""Values that are converted at a time: few enough for a processor's cache."""
 _BLOCK = 16 * 2**20
 """Bytes that are copied at a time."""
+_WRITERS = 4
+"""Files that are written at a time, each by a thread that keeps a core busy."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +59,12 @@ def write_hub_folder(files: CheckpointFiles, values: Values, output: Path) -> No
     """Write into `output`, an empty folder. A crash leaves it incomplete: write aside and rename. Raises OSError."""
     copy_the_rest(files.folder, output)
     places = _places(files)
-    for name in _shards(files.folder):
+
+    def write(name: str) -> None:
         _write_shard(files.folder / name, output / name, places, values)
+
+    with ThreadPoolExecutor(_WRITERS) as threads:  # neither files nor conversions hold the interpreter
+        list(threads.map(write, _shards(files.folder)))
 
 
 def copy_the_rest(source: Path, output: Path) -> None:
@@ -131,25 +142,29 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
         entries = json.loads(header)
         entries.pop("__metadata__", None)
         for name, entry in sorted(entries.items(), key=lambda named: named[1]["data_offsets"]):
-            begin, end = entry["data_offsets"]
-            old.seek(data + begin)
-            new.seek(data + begin)
-            value = None if name not in places else _value(name, places[name], entry, values)
-            if value is None:
+            begin, end = (data + offset for offset in entry["data_offsets"])
+            old.seek(begin)
+            new.seek(begin)
+            place = places.get(name)
+            part = None if place is None else values(place.parameter)
+            if place is None or part is None:
                 _copy(old, new, end - begin)
-            else:
-                new.write(value.view(torch.uint8).numpy())
+                continue
+            for block in _blocks(entry["shape"], place):
+                value = part(*block).to(DTYPES[entry["dtype"]]).contiguous()
+                new.write(value.flatten().view(torch.uint8).numpy())
+            assert new.tell() == end, f"{name}: {new.tell() - begin} bytes for {entry}"
 
 
-def _value(name: str, place: _Place, entry: Mapping[str, Any], values: Values) -> Tensor | None:
-    """The trained value of a stored tensor in its type, (bytes of a row …); None where it was not trained."""
-    new = values(place.parameter)
-    if new is None:
-        return None
-    if place.expert is not None:
-        new = new[place.expert, place.start : place.start + entry["shape"][0]]
-    assert list(new.shape) == entry["shape"], f"{name}: {tuple(new.shape)} for {entry['shape']}"
-    return new.to(DTYPES[entry["dtype"]]).contiguous().flatten()
+def _blocks(shape: Sequence[int], place: _Place) -> Iterator[tuple[slice, ...]]:
+    """The parts of a parameter that a stored tensor of this shape holds: ranges of its rows of about `_VALUES` values."""
+    if not shape:
+        yield ()
+        return
+    expert = () if place.expert is None else (slice(place.expert, place.expert + 1),)
+    rows = max(1, _VALUES // max(1, math.prod(shape[1:])))
+    for first in range(place.start, place.start + shape[0], rows):
+        yield *expert, slice(first, min(first + rows, place.start + shape[0]))
 
 
 def _copy(old: BinaryIO, new: BinaryIO, size: int) -> None:
