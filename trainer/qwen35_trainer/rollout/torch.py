@@ -125,12 +125,12 @@ class TorchEngine:
 
     def _replace(self, weights: Mapping[str, Tensor], version: int) -> None:
         # Compared, because a copy would stretch a smaller tensor over a larger one.
-        own, given = shapes(self._parameters), shapes(weights)
-        misshapen = sorted(name for name in own.keys() & given.keys() if own[name] != given[name])
-        if misshapen or own.keys() != given.keys():
+        own, other = shapes(self._parameters), shapes(weights)
+        misshapen = sorted(name for name in own.keys() & other.keys() if own[name] != other[name])
+        if misshapen or own.keys() != other.keys():
             raise ValueError(
-                f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - given.keys())}, "
-                f"unexpected {sorted(given.keys() - own.keys())}, of another shape {misshapen}"
+                f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - other.keys())}, "
+                f"unexpected {sorted(other.keys() - own.keys())}, of another shape {misshapen}"
             )
         self._detach()
         for name, parameter in self._parameters.items():
