@@ -28,7 +28,7 @@ help:
 	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
 	@echo "make demo-cluster  the same in pods: a real node, KubeRay, our chart and images; Linux, as root"
 	@echo "make test       lint, then all tests; a part of them with PATHS=\"tests/pipeline tests/cli\""
-	@echo "make check      lint, and the tests that start no process and import no torch: three minutes; TORCH=1 adds torch's"
+	@echo "make check      lint, and the tests that start no process and import no torch: two minutes; TORCH=1 adds torch's"
 	@echo "make soak       random examples and moments, every case of every sweep, other versions, for SOAK_MINUTES=60"
 	@echo "make testbed    build the Kubernetes control plane that tests start; needs Go, minutes the first time"
 	@echo "make lint       style, types, import rules, generated files and locks are current"
@@ -91,7 +91,13 @@ soak: setup system testbed
 	QWEN35_TESTBED_KUBERAY=oldest $(PYTHON) -m tests.testbed.binaries
 	python -m tests.soak --minutes $(SOAK_MINUTES)
 
-lint: setup
+# Says that requirements/ is what pyproject.toml asks for: to find that out takes as long as all other checks together.
+LOCKED := $(VENV)/.locked
+$(LOCKED): pyproject.toml tools/lock.sh $(wildcard requirements/*.txt) | setup
+	tools/lock.sh --check
+	@touch $@
+
+lint: setup $(LOCKED)
 	ruff check .
 	ruff format --check .
 	mypy
@@ -107,7 +113,6 @@ lint: setup
 	python -m images.dockerfile --check
 	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.status.reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
-	tools/lock.sh --check
 
 generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml

@@ -1,7 +1,7 @@
 """Pytest plugin of `make check`: only tests that start no process and, unless TORCH=1, import no torch.
 
-Whole folders and files are left out here, single tests by the marker `processes`. What is left over and starts a process or
-imports torch all the same fails: otherwise a new import would make `make check` minutes slower, and nobody would notice.
+Whole folders and files are left out here, single tests by the markers `processes` and `torch`. What is left over and starts a
+process or imports torch all the same fails: otherwise a new import would make `make check` minutes slower, and nobody would notice.
 """
 
 import os
@@ -17,13 +17,14 @@ PROCESSES = (
     *("simulate_cli/test_plot.py", "runtime/link/test_config_maps.py", "runtime/link/test_reporter.py"),
     *("runtime/test_faults.py", "runtime/test_folder.py", "runtime/test_imports.py", "runtime/test_in_cluster.py"),
     *("runtime/test_journal_file.py", "runtime/test_memory.py", "runtime/test_modes.py", "runtime/test_signals.py"),
-    *("runtime/test_stop.py", "runtime/link/test_runs.py"),
+    *("runtime/test_stop.py", "runtime/link/test_runs.py", "runtime/test_environment.py", "runtime/test_exporting.py"),
+    *("runtime/test_output.py", "runtime/test_site.py", "suite/test_set_up.py"),
 )
 """Whose tests start processes."""
 TORCH = (
     *("algorithms", "engines", "models", "rollout", "weights", "data/test_picture_reader.py", "data/test_tokenizer.py"),
     *("runtime/test_engine_thread.py", "runtime/test_every_call.py", "runtime/test_learning.py"),
-    *("runtime/test_assembly.py", "runtime/test_supervised.py"),
+    *("runtime/test_assembly.py", "runtime/test_supervised.py", "runtime/test_versions.py"),
 )
 """Whose tests import torch."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})
@@ -42,16 +43,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    starting = [item for item in items if item.get_closest_marker("processes")]
-    config.hook.pytest_deselected(items=starting)
-    items[:] = [item for item in items if item not in starting]
+    markers = {"processes"} if with_torch else {"processes", "torch"}
+    marked = {item for item in items if markers & {marker.name for marker in item.iter_markers()}}
+    config.hook.pytest_deselected(items=[item for item in items if item in marked])
+    items[:] = [item for item in items if item not in marked]
 
 
 def refuse(event: str, arguments: tuple[object, ...]) -> None:
     if event in STARTS:
         raise Refused(f"this test starts a process ({event}): mark it `processes`, and `make check` leaves it out")
     if event == "import" and arguments[0] == "torch" and not with_torch:
-        raise Refused("this test imports torch: list its file in tests/check.py, and `make check` leaves it out")
+        raise Refused("this test imports torch: mark it `torch`, and `make check` leaves it out")
 
 
 sys.addaudithook(refuse)

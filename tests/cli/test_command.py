@@ -40,6 +40,7 @@ def test_the_list_of_commands_says_of_each_what_it_does_in_a_whole_sentence():
     assert [line for line in listed if not line.endswith(".") or line.endswith("...")] == []
 
 
+@pytest.mark.processes
 def test_a_shell_completes_commands():
     asked = {"_QWEN35_COMPLETE": "complete_bash", "COMP_WORDS": "qwen35 va", "COMP_CWORD": "1"}
     done = subprocess.run(

@@ -218,6 +218,7 @@ def test_an_option_without_its_value_is_a_usage_error(run):
     assert run("--resume").code == 2
 
 
+@pytest.mark.processes
 def test_a_reward_function_that_cannot_be_called_is_refused_with_all_else_that_is_wrong(run, with_spec, tmp_path):
     (tmp_path / "mine.py").write_text("def score(prompt, response, answer, metadata): ...\n")
     with_spec(

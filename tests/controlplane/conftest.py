@@ -1,4 +1,7 @@
-"""One control plane for all tests, a namespace for each, and a real Ray in the place of head pods."""
+"""One control plane for all tests, a namespace for each, and a real Ray in the place of head pods.
+
+All of them end with this package: idle, they would still take processor time from the tests after it.
+"""
 
 import secrets
 import sys
@@ -22,8 +25,25 @@ from tests.testbed.control_plane import control_plane as start_control_plane
 from tests.testbed.ray_head import RayHead
 from tests.testbed.ray_head import ray_head as start_ray_head
 
+FOLDER = Path(__file__).parent
 
-@pytest.fixture(scope="session")
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests without the shared operator come first, so that it starts once. Those with a real Ray come last: from its start on it
+    answers for the head pods of every story, and each of their jobs costs it a process.
+    """
+    places = [place for place, item in enumerate(items) if item.path.is_relative_to(FOLDER)]
+    ordered = sorted((items[place] for place in places), key=_needs)
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
+def _needs(item: pytest.Item) -> tuple[bool, bool]:
+    fixtures = getattr(item, "fixturenames", ())
+    return "ray_head" in fixtures, "shared_operator" in fixtures
+
+
+@pytest.fixture(scope="package")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Kubernetes with our definition, KubeRay and six nodes of kwok. What a test takes away, it brings back."""
     with start_control_plane(binaries.find(), tmp_path_factory.mktemp("control-plane")) as plane:
@@ -42,7 +62,7 @@ def namespace(control_plane: ControlPlane) -> Iterator[str]:
     clear(control_plane, name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ray_head(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayHead]:
     """A Ray that answers for every head pod, and whose jobs run on this machine."""
     if control_plane.pods.unreachable:
@@ -53,7 +73,7 @@ def ray_head(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFacto
         yield head
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def operator_rights(control_plane: ControlPlane) -> Path:
     """A kubeconfig with what the operator's role grants, everywhere."""
     return operator_process.user(control_plane, operator_process.rules())
@@ -71,7 +91,7 @@ class Shared:
             self.running = None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shared() -> Iterator[Shared]:
     kept = Shared()
     yield kept
@@ -106,7 +126,7 @@ def story(control_plane: ControlPlane, operator: OperatorProcess, namespace: str
     return Story(control_plane, namespace)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def endings() -> dict[str, Any]:
     """How tales end undisturbed, for all modules that disturb them."""
     return {}

@@ -40,7 +40,7 @@ class WatchedWork(Work):
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(metrics)
         self._reconciler: Reconciler | None = None
-        self._looked = 0
+        self.looked = 0
         self.by_thread[threading.current_thread()] = self
 
     async def run(self, reconciler: Reconciler, workers: int) -> None:
@@ -49,7 +49,7 @@ class WatchedWork(Work):
 
     async def _once(self, reconciler: Reconciler, key: Key) -> None:
         await super()._once(reconciler, key)
-        self._looked += 1
+        self.looked += 1
 
     def rests(self, key: Key, version: int | None) -> bool:
         """Whether this version of the training has been reconciled, and nothing is to be done now or soon."""
@@ -62,7 +62,7 @@ class WatchedWork(Work):
         if known is None or version is None:
             return known is None and version is None
         # What the operator has not looked at yet, because it has just begun, is not at rest either.
-        return int(known["metadata"]["resourceVersion"]) >= version and self._looked > 0
+        return int(known["metadata"]["resourceVersion"]) >= version and self.looked > 0
 
 
 class Lives:
@@ -76,7 +76,7 @@ class Lives:
         self._number = 0
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._live, name=f"operators of {namespace}")
-        line.rests = self._rests
+        line.rests, line.looks = self._rests, self._looks
 
     def start(self) -> None:
         self._thread.start()
@@ -89,6 +89,10 @@ class Lives:
     def _rests(self, name: str, version: int | None) -> bool:
         work = WatchedWork.by_thread.get(self._thread)
         return work is not None and not self._line.dead and work.rests((self._namespace, name), version)
+
+    def _looks(self) -> tuple[int, int]:
+        work = WatchedWork.by_thread.get(self._thread)
+        return self._number, 0 if work is None else work.looked
 
     def _live(self) -> None:
         while not self._ending.is_set():

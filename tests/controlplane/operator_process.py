@@ -6,7 +6,7 @@ import signal
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,8 +89,15 @@ class OperatorProcess:
             found = self.metrics()
         except OSError:
             return False  # it starts, or has just been killed
-        looks = sum(count for name, count in found.items() if name.startswith("qwen35_reconciles_total"))
-        return found["qwen35_leading"] == 1 and found["qwen35_queue_length"] == 0 and looks > 0
+        return found["qwen35_leading"] == 1 and found["qwen35_queue_length"] == 0 and _looks(found) > 0
+
+    def looks(self) -> int:
+        """How often it has looked at something."""
+        return _looks(self.metrics())
+
+
+def _looks(metrics: Mapping[str, float]) -> int:
+    return int(sum(count for name, count in metrics.items() if name.startswith("qwen35_reconciles_total")))
 
 
 def process(

@@ -68,6 +68,8 @@ class Line:
     """Called in the proxy's thread."""
     rests: Callable[[str, int | None], bool] = lambda name, version: False
     """Whether the operator knows this version of this training (None: knows that it is gone) and has nothing to do."""
+    looks: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    """How often operators have begun on this line, and how often the latest has looked at something."""
     _open: set[asyncio.BaseTransport] = field(default_factory=set)
 
     def arm(

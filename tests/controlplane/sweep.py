@@ -114,9 +114,12 @@ class Telling(Story):
 
     def touch(self) -> None:
         """Make the operator look at everything once more. A training that is gone is followed by one that starts nothing."""
+        assert self.line is not None
         if self.find("qwen35trainings", self.name) is not None:
+            before, looks = self.line.looks(), self.line.looks
             now = {TOUCHED: secrets.token_hex(4)}
             self.patch(self.path("qwen35trainings"), {"metadata": {"annotations": now}})
+            self.until(lambda: looks() > before, "the operator looks at what was touched")
             return
         after = replace(self, name="after").apply(suspend=True)
         after.until(lambda: after.state == "Suspended" and after.at_rest(), "a later training is seen")

@@ -54,6 +54,7 @@ def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
         assert (problem[0] in found[0].message, problem[1] in found[0].fix) == (True, True), str(found[0])
 
 
+@pytest.mark.torch
 def test_a_run_on_devices_of_this_machine_trains(local, write, tmp_path, monkeypatch):
     """With processors in the place of two accelerators: all else is as it would be."""
     monkeypatch.setattr(run, "devices_here", {"nvidia": 2}.get)

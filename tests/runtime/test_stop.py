@@ -45,6 +45,29 @@ async def score(prompt, response, answer, metadata):
     return 1.0
 """
 
+HOLDING = """
+from pathlib import Path
+
+from qwen35_trainer.engines.fsdp.engine import FSDPEngine
+
+save, saved, saves = FSDPEngine.save, FSDPEngine.saved, []
+
+def counted(engine, folder):
+    save(engine, folder)
+    saves.append(folder)
+
+def held(engine, *, wait=False):
+    return len(saves) < 2 and saved(engine, wait=wait)  # the second save never ends
+
+def loss(inputs):
+    if len(saves) == 2:
+        Path(__file__).with_name("beside").touch()
+    return -inputs.advantages * inputs.log_probs
+
+if Path(__file__).with_name("hold-save").exists():
+    FSDPEngine.save, FSDPEngine.saved = counted, held
+"""
+
 
 def _trained(progress) -> set[int]:
     return set(range(progress["position"])) - set(progress["pending"])
@@ -214,22 +237,6 @@ def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_
     assert not list((tmp_path / "out").glob("checkpoints/.*"))
 
 
-def _saves_beside_training(driver, folder) -> int | None:
-    """The update of a checkpoint, not the first one, that is half written while the batch after it trains.
-
-    The driver, which would complete it, is held then.
-    """
-    half = [int(path.name[8:14]) for path in folder.glob("checkpoints/.update-*.partial")]
-    if not half or half[0] <= 2:
-        return None
-    driver.suspend()
-    asked = b'{"t":%d,' % half[0] in (folder / "journal").read_bytes()
-    if asked and any((folder / "checkpoints").glob(f".update-{half[0]:06d}.*.partial")):
-        return half[0]
-    driver.resume()
-    return None
-
-
 @pytest.fixture(scope="module")
 def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save beside which the
@@ -241,26 +248,23 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
         "train.nodes": 2,
         "train.batch.microBatchPerDevice": 8,
         "checkpoint": {"everyUpdates": 2, "keep": 2},
+        "algorithm.loss": {"type": "Function", "function": "holding:loss"},
     }
     file = write(folder, changes, prompts=PROMPTS, reward=LOGGED)
+    (folder / "holding.py").write_text(HOLDING)
+    (folder / "hold-save").touch()
     first = command.start("run", file, output=folder / "out")
-    first.wait_for("update=1/")
-    (driver,) = first.processes("ray::Driver")
-    half: list[int] = []
-
-    def caught() -> bool:
-        half.extend(filter(None, [_saves_beside_training(driver, folder / "out")]))
-        return bool(half)
-
-    first.wait_until(caught, "batch that trains beside a save")
+    first.wait_until((folder / "beside").exists, "batch that trains beside the second save")
     first.signal(signal.SIGKILL, group=True)
     first.kill()  # what is in groups of its own
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
+    half = [path.name for path in (folder / "out" / "checkpoints").glob(".*.partial")]
     journal = (folder / "out" / "journal").read_bytes()
+    (folder / "hold-save").unlink()
     (folder / "scores.txt").unlink()
     return SimpleNamespace(
         second_rank=(folder / "out" / "logs" / "train-1.log").read_text(),
-        half=half[0],
+        half=half,
         saved=saved,
         journal=journal,
         finished=command.run(file, "--resume", "auto", "--set", "train.nodes=1"),
@@ -270,8 +274,9 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
 
 def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoint_before_it_and_its_journal(crashed):
     assert crashed.finished.code == 0, crashed.finished.err
-    assert 2 <= crashed.saved.progress.update < crashed.half
-    assert b'{"t":%d,' % crashed.saved.progress.batch in crashed.journal  # more had trained than was saved
+    [half] = crashed.half
+    assert (crashed.saved.progress.update, half[:14]) == (2, ".update-000004")
+    assert b'{"t":4,' in crashed.journal  # the batch beside the save
     updates = surviving_updates(crashed.finished.records)
     assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))
     assert max(record.lag_max for record in updates) <= 2

@@ -22,6 +22,7 @@ def test_what_stands_for_trls_name_is_a_field(name):
     assert fields.at(TrainingSpec, segments(TRL[name])) is not None
 
 
+@pytest.mark.torch
 def test_trls_names_are_those_of_trl():
     trl = pytest.importorskip("trl")
     known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}

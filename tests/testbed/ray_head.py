@@ -118,6 +118,8 @@ def _start(processes: Processes, commands: Path, folder: str) -> int:
         *("--num-cpus=4", "--num-gpus=0", "--object-store-memory=100000000"),
         f"--temp-dir={folder}",
         "--disable-usage-stats",
+        # Nobody asks for nodes or for the logs of drivers here, and what would serve them polls.
+        *("--no-monitor", "--include-log-monitor=false"),
     ]
     path = pathsep.join([str(commands), str(Path(sys.executable).parent), environ["PATH"]])
     # A token in the home folder would switch authentication on, and KubeRay has that token not.

@@ -96,7 +96,11 @@ def _environment(training: Training, profile: Profile, pool: Pool, attempt: int)
         # Nothing is sent anywhere that nobody asked for.
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    if pool != "head":
+    if pool == "head":
+        # Ray kills a job 3 s after the SIGTERM that stops it, as when its RayJob is deleted. The trainer needs longer to save, or
+        # to tell the operator that it could not: it has as long as its pod.
+        values["RAY_JOB_STOP_WAIT_TIME_S"] = str(profile.grace_seconds)
+    else:
         values |= profile.environment
     found: dict[str, dict[str, Any]] = {name: {"name": name, "value": value} for name, value in values.items()}
     found[POD_VARIABLE] = {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}

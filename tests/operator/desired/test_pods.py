@@ -5,6 +5,7 @@ import pytest
 from qwen35_operator.desired import pods
 from qwen35_operator.profiles import PROFILES
 from qwen35_operator.settings import Settings
+from qwen35_trainer.runtime.signals import END_SECONDS, REAP_SECONDS
 
 POOLS = ("head", "rollout", "train")
 CLAIM = {"persistentVolumeClaim": {"claimName": "disk"}}
@@ -80,6 +81,14 @@ def test_the_users_variable_wins_over_the_profiles(template):
     names = [entry["name"] for entry in pod["spec"]["containers"][0]["env"]]
     assert variables(pod)["NCCL_DEBUG"] == "INFO"
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_job_that_ray_stops_has_as_long_as_its_pod_to_end(profile, template):
+    pod = template("head", {"accelerator": {"profile": profile, "perNode": 4}})
+    seconds = int(variables(pod)["RAY_JOB_STOP_WAIT_TIME_S"])
+    assert seconds == pod["spec"]["terminationGracePeriodSeconds"]
+    assert seconds > END_SECONDS + REAP_SECONDS  # what the trainer may take after a signal that ends it
 
 
 def test_hccl_is_set_before_ray_starts(template):

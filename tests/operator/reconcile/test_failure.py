@@ -91,6 +91,25 @@ def test_a_preemption_does_not_use_up_restarts():
     assert [attempt.counted for attempt in world.status.attempts[:-1]] == [False] * 5
 
 
+@pytest.mark.parametrize("pool", ["head", "rollout", "train"])
+def test_a_preemption_of_a_pod_that_starts_does_not_use_up_restarts(pool):
+    world = World()
+    world.settle()
+    assert world.status.state == "Starting"
+    world.fault(pool, "Preempted")
+    if pool == "head":  # SIGTERM reaches the trainer before it has begun
+        world.report("Stopped", reason="Interrupted", message="ended by a signal before the training began")
+    else:
+        world.finish_job(ok=False)
+    world.reconcile()
+    (lost,) = world.status.attempts
+    assert (lost.reason, lost.counted) == ("Preempted", False)
+    world.wait(60)
+    world.settle()
+    assert "demo-2" in world.jobs
+    assert world.status.restarts == 0
+
+
 def test_a_fault_outlasts_the_pod_that_had_it():
     world = World()
     world.until_running()

@@ -2,12 +2,15 @@
 
 They are set before the process has threads that read them. A new variable moves the list of all of them, and a thread that reads
 one meanwhile crashes with a segmentation fault: glibc's setenv frees the list that a getenv goes through, and tokenizers calls
-getenv for each text. Ray adds variables of its own in `ray.init`, while another thread reads the data, so those are set here too.
+getenv for each text. Ray adds variables of its own in `ray.init`, while another thread reads the data, and torch adds one when its
+compiler is first imported, in a worker that has threads by then. So those are set here too.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +29,8 @@ def set_environment(*, in_cluster: bool) -> None:
     defaults = {
         "RAY_USAGE_STATS_ENABLED": "0",  # a training tells nobody that it runs
         "PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace",  # Ray sets it to this in any case
+        # torch sets it to a folder of this kind in any case (torch/_inductor/runtime/cache_dir_utils.py)
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"),
     }
     if not in_cluster:
         # Ray's 15 would let everything else on a shared machine go first.
