@@ -13,8 +13,6 @@ import pytest
 import torch
 import transformers
 import yaml
-from safetensors import safe_open
-from torch import Tensor
 from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
@@ -24,6 +22,7 @@ from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
 from qwen35_trainer.runtime.export import ExportRefused, export
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.models import published
+from tests.models.published import tensors_of
 
 API = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "tiny"}}
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
@@ -57,14 +56,6 @@ def run_of(
     progress = Progress(update=len(batches), batch=0, position=0, pending=(), elapsed=0.0)
     asyncio.run(CheckpointStore(run / "checkpoints", 3).save(progress, write))
     return run, said[0]
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    found = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-    return found
 
 
 @pytest.mark.parametrize(

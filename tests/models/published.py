@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -168,6 +169,15 @@ def write(folder: Path, shape: str, *, per_expert: bool = False) -> Any:
     index = {"metadata": {"total_size": size}, "weight_map": files}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return model
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """All that a folder's weight files hold, by name."""
+    found = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as opened:
+            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    return found
 
 
 def _stored(model: Any, shape: str, *, per_expert: bool) -> Iterator[tuple[str, Tensor]]:

@@ -8,11 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
 from qwen35_trainer.runtime import exporting
 from qwen35_trainer.runtime.export import ExportRefused, export
 from qwen35_trainer.runtime.exporting import Exports
+from tests.models import published
 
 EVERY = {"train.updates": 12, "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "EveryCheckpoint"}}
 
@@ -54,6 +56,33 @@ def test_at_its_end_a_run_writes_its_model_as_transformers_loads_it(local, write
         assert torch.equal(parameter, saved.read(name)), name
     with pytest.raises(ExportRefused, match=r"--source .*: the run started from random weights"):
         export(ended.folder, tmp_path / "again", source=folder)
+
+
+def test_a_published_model_with_a_vision_tower_learns_from_text_and_leaves_with_the_tower_as_it_was(
+    local, write, tmp_path
+):
+    published.write(tmp_path / "model", "0.8B, tied")
+    tokenizer = character_tokenizer("0123456789>=")
+    tokenizer.chat_template = "{{ messages[0].content }}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    changes = {
+        "mode": "FullyAsync",
+        "model": {"name": "qwen", "precision": "BF16", "source": {"path": "model"}},
+        "train.updates": 2,
+        "train.optimizer": {"learningRate": 1e-2, "weightDecay": 0.5},
+        "checkpoint": {"everyUpdates": 1, "keep": 2, "export": "AtEnd"},
+    }
+    ended = local.run(
+        write(tmp_path, changes, reward="def score(prompt, response, answer, metadata): return len(set(response))")
+    )
+    assert ended.code == 0, ended.err
+    [exported] = ended.of(ExportRecord)
+    before, after = published.tensors_of(tmp_path / "model"), published.tensors_of(Path(exported.path))
+    assert before.keys() == after.keys()
+    same = {name for name in before if torch.equal(before[name], after[name])}
+    still = {name for name in before if name.startswith(("model.visual.", "mtp."))}
+    assert still <= same
+    assert len(same - still) < 0.1 * len(before)
 
 
 def test_every_checkpoint_is_written_and_as_many_are_kept_as_checkpoints(local, write, tmp_path, exporter):

@@ -52,6 +52,7 @@ class Run:
             threads=1,
             updates_total=99,
             vocabulary=9,
+            pictures=False,
             end_token=0,
             in_cluster=self.in_cluster,
         )

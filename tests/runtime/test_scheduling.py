@@ -93,6 +93,7 @@ def job(write, tmp_path) -> Job:
         threads=1,
         updates_total=9,
         vocabulary=9,
+        pictures=False,
         end_token=0,
     )
 

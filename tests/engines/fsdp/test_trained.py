@@ -18,7 +18,7 @@ from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.spec import LoRA, Optimizer
 from qwen35_trainer.weights.snapshot import pack, unpack
 from tests.distributed.masters import masters
-from tests.distributed.samples import scenes_of
+from tests.distributed.samples import batch_of, scenes_of
 from tests.models.scenes import vision_language
 
 CPU = torch.device("cpu")
@@ -183,6 +183,16 @@ def test_an_adapter_starts_as_no_change_at_all(make_model, tokens) -> None:
     trained = [name for name, parameter in adapted.named_parameters() if parameter.requires_grad]
     assert all(name.endswith((lora.DOWN, lora.UP)) for name in trained)
     assert isinstance(adapted.model.layers[0].mlp.up_proj, nn.Linear)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_tower_that_no_picture_reaches_does_not_train(make_spec) -> None:
+    supervised = {"mode": "SFT", "rollout": None, "rewards": None, "train.optimizer.weightDecay": 0.5}
+    supervised |= {"train.batch.microBatchPerDevice": 3}
+    engine = FSDPEngine(Origin(vision_language), make_spec(supervised), CPU, pictures=False)
+    moved = changed(engine, batch_of(3, seed=0, supervised=True))
+    assert moved == {name for name in masters(engine) if not name.startswith("model.visual.")}
+    assert len(engine._optimizers.parts[0].state) == len(moved)
 
 
 @pytest.mark.usefixtures("alone")

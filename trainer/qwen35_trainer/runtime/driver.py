@@ -214,8 +214,8 @@ class Driver(Process):
         names = [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
         rollout = [self._spawn(number, name, name.startswith(LANE)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
-        worker = ray.remote(**options)(TrainWorker)
-        return rollout, [worker.remote(spec, rank, **self._common("train")) for rank in range(spec.world_size)]
+        worker, common = ray.remote(**options)(TrainWorker), self._common("train")
+        return rollout, [worker.remote(spec, rank, pictures=self._job.pictures, **common) for rank in range(spec.world_size)]
 
     def _common(self, pool: Pool, devices: int = 1) -> dict[str, Any]:
         job = self._job

@@ -35,6 +35,8 @@ class Job:
     updates_total: int
     vocabulary: int
     """Tokens of the tokenizer."""
+    pictures: bool
+    """Whether any example that trains shows one."""
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))

@@ -69,6 +69,7 @@ def prepare(
         in_cluster=in_cluster,
         updates_total=_updates(spec, len(examples) or len(prompts)),
         vocabulary=len(tokenizer),
+        pictures=any(example.pictures is not None for example in examples),
         end_token=int(tokenizer.eos_token_id),
     )
     return job, Data(tokenizer, prompts, questions, examples, held_out)

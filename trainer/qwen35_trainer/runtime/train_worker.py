@@ -30,13 +30,15 @@ the batch beside it has trained."""
 class TrainWorker(Process):
     """Ray actor of one rank. Call `listen` on rank 0, `join` on all, then everything else on all alike.
 
-    The actor has a concurrency group `SAVING`.
+    The actor has a concurrency group `SAVING`.  pictures: whether any batch shows some.
     """
 
-    def __init__(self, spec: TrainingSpec, rank: int, *, vocabulary: int, base: Path, threads: int, logs: Path) -> None:
+    def __init__(
+        self, spec: TrainingSpec, rank: int, *, vocabulary: int, pictures: bool, base: Path, threads: int, logs: Path
+    ) -> None:
         super().__init__(f"train-{rank}", logs, threads)
         self._spec, self._rank = spec, rank
-        self._vocabulary, self._base = vocabulary, base
+        self._vocabulary, self._pictures, self._base = vocabulary, pictures, base
         self._timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
@@ -71,7 +73,7 @@ class TrainWorker(Process):
         source = origin(
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
         )
-        self._engine = FSDPEngine(source, self._spec, own)
+        self._engine = FSDPEngine(source, self._spec, own, pictures=self._pictures)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)

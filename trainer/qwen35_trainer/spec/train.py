@@ -322,8 +322,8 @@ class Train(Section):
         (),
         strict=False,
         max_length=3,
-        description="Parts that do not train: Vision (the tower), Embeddings (of tokens, and the output layer), Router (of "
-        "experts). None by default. verl: actor_rollout_ref.actor.freeze_vision_tower, "
+        description="Parts that do not train: Vision (the tower, which never trains on data without pictures), Embeddings (of "
+        "tokens, and the output layer), Router (of experts). None by default. verl: actor_rollout_ref.actor.freeze_vision_tower, "
         "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_freeze.",
     )
     lora: LoRA | None = Field(

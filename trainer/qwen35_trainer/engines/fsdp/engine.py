@@ -37,7 +37,7 @@ from qwen35_trainer.engines.fsdp.loading import Origin, fill
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
 from qwen35_trainer.engines.fsdp.signal import Signal, counts, objective, rows
-from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen
+from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen, without_tower
 from qwen35_trainer.engines.micro_batches import plan
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.adapter import adapt
@@ -73,11 +73,12 @@ class _Update:
 class FSDPEngine:
     """Needs an initialised process group. `origin`: the same model on every rank.
 
+    pictures: whether any batch may show some, on any rank. Without them a vision tower does not train.
     Raises ValueError for degrees, parts or adapters that do not fit the model, and PackingInexact.
     """
 
-    def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device) -> None:
-        self._spec, self._device = spec, device
+    def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:
+        self._spec, self._device, self._pictures = spec, device, pictures
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._ranks = Ranks.of(spec.train.parallelism, device, timeout)
         self._objective = objective(spec)
@@ -147,7 +148,7 @@ class FSDPEngine:
         if trained:
             if train.lora is not None:
                 lora.add(model, train.lora)
-            freeze(model, train.freeze)
+            freeze(model, train.freeze if self._pictures else without_tower(model, train.freeze))
         else:
             model.requires_grad_(False)
         rest_frozen(model, precision)

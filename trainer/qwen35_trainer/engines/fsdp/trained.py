@@ -25,6 +25,14 @@ def freeze(model: HFModule, parts: Iterable[Part]) -> None:
         raise ValueError(f"spec.train.freeze: {type(model).__name__} has no {' and no '.join(missing)}; remove it")
 
 
+def without_tower(model: HFModule, parts: Iterable[Part]) -> tuple[Part, ...]:
+    """What to freeze where no picture is trained on: `parts`, and the vision tower of a model that has one.
+
+    Its gradient is zero there. Trained all the same, it takes four float32 copies of its weights, and weight decay pulls on them.
+    """
+    return tuple(dict.fromkeys((*parts, "Vision"))) if _modules(model, "Vision") else tuple(parts)
+
+
 def rest_frozen(model: HFModule, precision: torch.dtype) -> None:
     """Store frozen parameters in the type that they compute in, since they are never updated: `precision`, or float32 for
     those that are published so (`models/qwen3_5/precision.py`).

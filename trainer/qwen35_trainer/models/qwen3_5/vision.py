@@ -42,7 +42,7 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
     """What the first decoder layer reads, (n, L, D), of an adapted model, text or vision-language.
 
     Without pictures the tower still runs, on one blank; loss and gradients are then exactly those of the text alone
-    (the tower's are 0, not None; to keep weight decay off it in a run without pictures, freeze it). Frozen or not, the
+    (the tower's are 0, not None; an engine that never gets pictures freezes it). Frozen or not, the
     ranks of a process group run the same collectives. Raises ValueError where placeholders and features differ.
     """
     tower = getattr(model.model, "visual", None)
