@@ -192,7 +192,7 @@ def read_only(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_refused_by_name(manifest, read_only):
-    with pytest.raises(FolderRefused, match=f"{read_only} cannot be written; name another folder"):
+    with pytest.raises(FolderRefused, match=rf"{read_only} cannot be written \(.+\); name another folder"):
         RunFolder(read_only / "a" / "b").check(manifest, resume=False)
 
 

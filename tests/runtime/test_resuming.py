@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
 from qwen35_trainer.runtime.export import ExportRefused, export
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
@@ -132,7 +134,7 @@ def test_seeds_that_share_a_folder_are_told_apart(run, shared):
 
 def test_a_run_that_has_not_saved_yet_keeps_its_folder_until_it_ends(run, shared):
     first = run("a").start()
-    with pytest.raises(FolderRefused, match=r"which has not saved yet. Name another .* or delete .*owner.json if that"):
+    with pytest.raises(FolderRefused, match=r"and holds no checkpoint now. Name another .* or delete .*owner.json if that"):
         run("b").find("auto")
     first.end()
     assert run("b").find("auto").checkpoint is None
@@ -320,11 +322,13 @@ def test_pods_without_storage_save_nothing(write, tmp_path):
     [
         ("file", "file is a file; name a folder"),
         ("file/sub", "file/sub: .*/file is a file; name a folder"),
-        ("/proc/qwen35", "/proc/qwen35: /proc cannot be written; name another folder"),
+        ("link", "link is a link to nothing; name a folder"),
+        ("/proc/qwen35", r"/proc/qwen35: /proc cannot be written \(.+\); name another folder"),
     ],
 )
 def test_storage_that_can_never_be_written_is_refused(run, write, tmp_path, place, problem):
     (tmp_path / "file").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
     storage = {"checkpoint": {"storage": {"path": str(tmp_path / place)}}}
     with pytest.raises(FolderRefused, match=f"spec.checkpoint.storage.path .*{problem}"):
         run("a", **storage).find()
@@ -338,6 +342,60 @@ def test_a_record_that_cannot_be_read_is_named_with_what_to_do(run, shared):
             FolderRefused, match=r"owner.json does not say whose checkpoints these are .* Delete it if no"
         ):
             run("a").find("auto")
+
+
+def test_a_disk_that_cannot_be_read_now_is_no_reason_to_delete_anything(run, shared, monkeypatch):
+    """The operator tries again: such an error passes."""
+    run("a").start().save(20).end()
+    (shared / "owner.json").unlink()
+    (shared / "owner.json").mkdir()  # read as root, permissions would keep nothing away
+    with pytest.raises(CheckpointError, match=r"shared cannot be read: Is a directory$"):
+        run("a").find("auto")
+
+
+def test_auto_does_not_start_anew_where_the_run_has_saved_elsewhere(run, shared, tmp_path):
+    first = run("a").start().save(20).end()
+    record = CheckpointRecord(update=20, version=20, time=1.0, path=str(shared / "update-000020"), seconds=1.0)
+    with Recorder(RunFolder(first.output).metrics, []) as recorder:
+        recorder.append(record)
+    storage = {"checkpoint": {"storage": {"path": str(tmp_path / "new")}}}
+    with pytest.raises(
+        CheckpointError, match=r"new holds no checkpoint, and this run saved .*shared/update-000020 last"
+    ):
+        run("a", **storage).find("auto")
+    assert run("a", **storage).find(shared / "update-000020").checkpoint.progress.update == 20
+
+
+@pytest.mark.parametrize("written", ["link", "shared/../shared"])
+def test_a_folder_of_an_earlier_release_is_continued_by_any_of_its_names(run, shared, tmp_path, written):
+    run("a").start().save(20).end()
+    (shared / "owner.json").unlink()
+    (tmp_path / "link").symlink_to(shared)
+    storage = {"checkpoint": {"storage": {"path": str(tmp_path / written)}}}
+    assert run("a", **storage).find("auto").checkpoint.progress.update == 20
+
+
+def test_a_run_that_saves_while_another_takes_its_folder_over_keeps_what_it_saved(run, shared):
+    going = run("a").start().save(20)
+    start = run("b").find(shared / "update-000020")
+    going.save(40)
+    with pytest.raises(FolderRefused, match=r"a run has saved into .*shared meanwhile"):
+        run("b").go_on(start, shared / "update-000020")
+    going.save(60)
+    assert saved(shared) == ["update-000040", "update-000060"]
+
+
+def test_what_is_not_a_checkpoint_is_not_called_a_damaged_one(run, shared, tmp_path):
+    run("a").start().save(20).end()
+    for wrong in (tmp_path / "a", shared, ""):
+        with pytest.raises(CheckpointError, match=r"is not a checkpoint. Name one like checkpoints/update-000020"):
+            run("a").find(wrong)
+
+
+def test_a_folder_that_somebody_deleted_is_made_again(run, shared):
+    going = run("a").start().save(20)
+    shutil.rmtree(shared)
+    assert saved(going.save(40).job.checkpoints.folder) == ["update-000040"]
 
 
 def test_a_record_that_somebody_deleted_is_written_again(run, shared):

@@ -141,11 +141,19 @@ def export(
     from qwen35_trainer.runtime.checkpoint import CheckpointError
     from qwen35_trainer.runtime.export import ExportRefused
     from qwen35_trainer.runtime.export import export as export_model
+    from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.spec import ManifestError
 
     try:
         done = export_model(what, output, source=source, adapter=adapter)
-    except (ExportRefused, CheckpointError, CheckpointUnusable, ManifestError, WeightsUnreadable) as error:
+    except (
+        ExportRefused,
+        CheckpointError,
+        CheckpointUnusable,
+        FolderRefused,
+        ManifestError,
+        WeightsUnreadable,
+    ) as error:
         fail(str(error), REFUSED)
     except OSError as error:
         fail(f"{output} was not written: {error}", FAILED)

@@ -82,7 +82,8 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             raise CheckpointError(
                 f"checkpoint {final} was not saved: {reason}; earlier checkpoints are untouched. "
-                "Free space or point spec.checkpoint.storage elsewhere, then continue with --resume auto"
+                "Free space, then continue with --resume auto; or point spec.checkpoint.storage elsewhere, and continue with "
+                "--resume and the newest of them"
             ) from error
         await asyncio.to_thread(self._forget, final)
         return final
@@ -130,10 +131,10 @@ class CheckpointStore:
 
 def load(path: Path) -> Checkpoint:
     """The checkpoint at `path`. Raises CheckpointError when it is not whole."""
-    if not path.is_dir():
+    if not path.is_dir() or (_number(path) is None and not (path / CONTENTS).is_file()):
+        what = "is not a checkpoint" if path.is_dir() else "does not exist"
         raise CheckpointError(
-            f"checkpoint {path} does not exist. Name one like checkpoints/update-000020 of a run's folder, "
-            "or use --resume auto"
+            f"checkpoint {path} {what}. Name one like checkpoints/update-000020 of a run's folder, or use --resume auto"
         )
     try:
         contents = json.loads((path / CONTENTS).read_text())

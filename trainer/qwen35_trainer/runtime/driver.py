@@ -215,7 +215,9 @@ class Driver(Process):
         rollout = [self._spawn(number, name, name.startswith(LANE)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
-        return rollout, [worker.remote(spec, rank, pictures=self._job.pictures, **common) for rank in range(spec.world_size)]
+        return rollout, [
+            worker.remote(spec, rank, pictures=self._job.pictures, **common) for rank in range(spec.world_size)
+        ]
 
     def _common(self, pool: Pool, devices: int = 1) -> dict[str, Any]:
         job = self._job

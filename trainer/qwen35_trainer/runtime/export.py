@@ -53,7 +53,8 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
 
     source: the folder that the run started from, where it is not where the manifest says; a relative path in the manifest
     is refused without it, and so is `source` for a run that started from random weights. adapter: LoRA's A and B alone, as PEFT loads them, not added to the weights.
-    Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, and OSError when writing fails.
+    Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, FolderRefused for a damaged
+    owner.json, and OSError when writing fails.
     """
     manifest, checkpoint = _find(what)
     if source is not None and manifest.spec.model.source.random is not None:
@@ -188,6 +189,8 @@ def _adapter_misfits(
 
 def _write_random(spec: TrainingSpec, folder: Path) -> None:
     """The model that a run with random weights started from: such models are small."""
+    from safetensors import SafetensorError
+
     from qwen35_trainer.data.tokenizer import load_tokenizer
     from qwen35_trainer.models.qwen3_5.build import build
     from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
@@ -205,7 +208,10 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
     )
     for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
         part.dtype = precision
-    model.save_pretrained(folder)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # a full disk, for one
+        raise OSError(str(error)) from error
     tokenizer.save_pretrained(folder)
 
 

@@ -58,7 +58,7 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
 def read_owner(folder: Path) -> Owner | None:
     """Who saves into a folder; None for a new one, and for one of a release that did not write this down.
 
-    Raises FolderRefused for a record that cannot be read.
+    Raises FolderRefused for a record that says something else, and OSError where it cannot be read, which may pass.
     """
     path = folder / OWNER
     try:
@@ -66,7 +66,7 @@ def read_owner(folder: Path) -> Owner | None:
         return Owner(**{field.name: str(found[field.name]) for field in fields(Owner)})
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise FolderRefused(
             f"{path} does not say whose checkpoints these are ({type(error).__name__}). Delete it if no run saves there "
             "any more, then continue with --resume auto"
@@ -80,6 +80,7 @@ def hold(folder: Path, owner: Owner) -> None:
     """
     found = read_owner(folder)
     if found is None:
+        folder.mkdir(parents=True, exist_ok=True)
         _write(folder, owner)
     elif found.attempt != owner.attempt:
         raise FolderRefused(
@@ -92,18 +93,29 @@ class Claim:
     """A folder of checkpoints that a run may have, as it was found."""
 
     folder: Path
-    seen: Owner | None
+    owner: Owner | None
+    checkpoints: tuple[str, ...]
+    """The names of those that it holds."""
+
+    @classmethod
+    def on(cls, folder: Path) -> Claim:
+        """As the folder is now. Raises as `read_owner` does."""
+        return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
         """Make the folder the owner's. One in which nothing was saved is nobody's again in the end.
 
-        Raises FolderRefused when the folder cannot be written, or another attempt has claimed it since it was found.
+        Raises FolderRefused when the folder cannot be written, or another attempt has claimed it, or saved, since it was found.
         """
-        found = read_owner(self.folder)
-        if found != self.seen:
-            raise FolderRefused(f"{self.folder} was claimed by {found} meanwhile. Name another folder, or start again")
         try:
+            found = Claim.on(self.folder)
+            if found.owner != self.owner:
+                raise FolderRefused(
+                    f"{self.folder} was claimed by {found.owner} meanwhile. Name another folder, or start again"
+                )
+            if found.checkpoints != self.checkpoints:
+                raise FolderRefused(f"a run has saved into {self.folder} meanwhile. End it, then start this one again")
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(self.folder, owner)
         except OSError as error:

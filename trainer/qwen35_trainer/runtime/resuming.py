@@ -1,7 +1,8 @@
 """From which checkpoint a run starts, and whether the folder that it saves into may be its own.
 
     a folder of checkpoints              no --resume     --resume auto            --resume DIR
-    empty, nobody's                      starts anew     starts anew              starts from DIR
+    empty, nobody's                      starts anew     starts anew, but not     starts from DIR
+                                                         where it has saved before
     this run's                           refused         its newest               starts from DIR
     of a release without owner.json      refused         its newest               DIR in it
     another run's                        refused         refused                  DIR, the newest in it: takes it over
@@ -17,11 +18,12 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
+from qwen35_trainer.progress.records import CheckpointRecord, read_records
 from qwen35_trainer.runtime.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, load
 from qwen35_trainer.runtime.disk import unwritable
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in
 from qwen35_trainer.runtime.job import checkpoint_folder, with_model_at
-from qwen35_trainer.runtime.owner import OWNER, Claim, Owner, read_owner, run_of
+from qwen35_trainer.runtime.owner import OWNER, Claim, Owner, run_of
 from qwen35_trainer.spec import Manifest, TrainingSpec
 from qwen35_trainer.spec.fixed import differences
 
@@ -51,7 +53,11 @@ def find_start(
     option = "--output" if spec.checkpoint.storage is None else "spec.checkpoint.storage.path"
     if (problem := unwritable(place)) is not None:
         raise FolderRefused(f"{option} {problem}")
-    found = _Found(place, read_owner(place), CheckpointStore(place, spec.checkpoint.keep).newest)
+    try:
+        claim = Claim.on(place)
+    except OSError as error:
+        raise CheckpointError(f"{place} cannot be read: {error.strerror}") from error
+    found = _Found(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
     foreign = found.owner is not None and found.owner.run != run_of(manifest, folder, in_cluster=in_cluster)
     chosen = None if resume is None else found.newest if resume == "auto" else Path(resume).resolve()
     advice = _Advice(option, in_cluster=in_cluster)
@@ -62,13 +68,26 @@ def find_start(
         raise FolderRefused(
             f"{place} holds checkpoints of an earlier run. Continue it with --resume auto, or name {advice.elsewhere}"
         )
+    if resume == "auto" and chosen is None and (last := _last_saved(folder)) is not None:
+        raise CheckpointError(
+            f"{place} holds no checkpoint, and this run saved {last} last. Mount that folder again, or continue with --resume "
+            f"{last}"
+        )
     checkpoint = None if chosen is None else load(chosen)
     if checkpoint is not None and (lines := _differing(checkpoint.path, spec, base)):
         raise FolderRefused(
             f"checkpoint {checkpoint.path} is of a run with another manifest:\n{lines}\n"
             f"Restore these values to continue that run. {advice.for_a_new_run}"
         )
-    return Start(checkpoint, Claim(place, found.owner))
+    return Start(checkpoint, claim)
+
+
+def _last_saved(folder: RunFolder) -> str | None:
+    """The newest checkpoint that the run's records name; None for a run without any, and for one whose records are lost."""
+    if not folder.metrics.is_file():
+        return None
+    saved = [record.path for record in read_records(folder.metrics) if isinstance(record, CheckpointRecord)]
+    return saved[-1] if saved else None
 
 
 @dataclass(frozen=True)
@@ -80,11 +99,11 @@ class _Found:
     newest: Path | None
 
     def holds(self, checkpoint: Path | None) -> bool:
-        return checkpoint is not None and checkpoint.parent == self.folder.resolve()
+        return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
 
     def continued_by(self, checkpoint: Path | None) -> bool:
         """Whether going on from it loses nothing: what comes after it would be deleted by the next save."""
-        return self.newest is not None and checkpoint == self.newest.resolve()
+        return self.newest is not None and checkpoint is not None and checkpoint.resolve() == self.newest.resolve()
 
 
 @dataclass(frozen=True)
@@ -113,7 +132,7 @@ def _another_runs(found: _Found, spec: TrainingSpec, base: Path, advice: _Advice
         return f"{found.folder} is the folder of another run, {found.owner}. Name another folder in spec.checkpoint.storage"
     if found.newest is None:
         return (
-            f"{found.folder} is the folder of another run, {found.owner}, which has not saved yet. Name {advice.elsewhere}, or "
+            f"{found.folder} is the folder of another run, {found.owner}, and holds no checkpoint now. Name {advice.elsewhere}, or "
             f"delete {found.folder / OWNER} if that run is over"
         )
     text = f"{found.folder} holds the checkpoints of another run, {found.owner}"
