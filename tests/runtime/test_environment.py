@@ -52,6 +52,7 @@ def test_no_variable_is_added_while_the_data_are_read_or_by_a_worker(write, tmp_
     has to have it from its start.
     """
     monkeypatch.delenv(OF_TORCHS_COMPILER, raising=False)
+    monkeypatch.delenv("RAY_CLIENT_MODE", raising=False)  # the tests have imported Ray
     (tmp_path / "watched.py").write_text(WATCHED)
     (tmp_path / "watching.py").write_text(WATCHING_LOSS)
     changes = {"train.updates": 2, "algorithm.loss": {"type": "Function", "function": "watching:loss"}}

@@ -11,6 +11,7 @@ import pytest
 
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord
+from qwen35_trainer.runtime import checkpoint
 from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
 from qwen35_trainer.runtime.export import ExportRefused, export
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
@@ -134,7 +135,9 @@ def test_seeds_that_share_a_folder_are_told_apart(run, shared):
 
 def test_a_run_that_has_not_saved_yet_keeps_its_folder_until_it_ends(run, shared):
     first = run("a").start()
-    with pytest.raises(FolderRefused, match=r"and holds no checkpoint now. Name another .* or delete .*owner.json if that"):
+    with pytest.raises(
+        FolderRefused, match=r"and holds no checkpoint now. Name another .* or delete .*owner.json if that"
+    ):
         run("b").find("auto")
     first.end()
     assert run("b").find("auto").checkpoint is None
@@ -383,6 +386,36 @@ def test_a_run_that_saves_while_another_takes_its_folder_over_keeps_what_it_save
         run("b").go_on(start, shared / "update-000020")
     going.save(60)
     assert saved(shared) == ["update-000040", "update-000060"]
+
+
+def test_an_attempt_that_lost_the_folder_while_it_saved_deletes_nothing_of_the_next(run, shared, monkeypatch):
+    """A node that was cut off between the rename and the deletion of older checkpoints."""
+    old = run("pod-1", title="math", in_cluster=True).start("auto").save(20)
+    new = run("pod-2", title="math", in_cluster=True)
+    flush = checkpoint.sync
+
+    def stall(path: Path) -> None:
+        flush(path)
+        if path == shared:
+            monkeypatch.setattr(checkpoint, "sync", flush)
+            new.start("auto").save(60, 80)
+
+    monkeypatch.setattr(checkpoint, "sync", stall)
+    with pytest.raises(CheckpointError, match=r"update-000040 was saved, but this run ends: .* was taken over by"):
+        old.save(40)
+    assert saved(shared) == ["update-000060", "update-000080"]
+
+
+def test_a_run_that_was_killed_twice_before_it_saved_starts_again(run, shared):
+    first = run("a").start()
+    owner = (shared / "owner.json").read_text()
+    first.end()
+    (shared / "owner.json").write_text(owner)  # killed, it had left this
+    (first.output / "run.id").write_text("another-name\n")  # and the second start ended between the two
+    assert run("a").find().checkpoint is None
+    assert run("a").find("auto").checkpoint is None
+    with pytest.raises(FolderRefused, match="another run"):
+        run("b").find()
 
 
 def test_what_is_not_a_checkpoint_is_not_called_a_damaged_one(run, shared, tmp_path):

@@ -135,8 +135,8 @@ class TorchEngine:
         self._detach()
         for name, parameter in self._parameters.items():
             given = weights[name]
-            if given.device == parameter.device and given.dtype == parameter.dtype:
-                parameter.data = given  # nothing writes to the parameters of this engine
+            if parameter.device == given.device:
+                parameter.data = given.to(parameter.dtype)  # shared with other replicas: never written to
             else:
                 parameter.copy_(given)
 

@@ -85,7 +85,10 @@ class CheckpointStore:
                 "Free space, then continue with --resume auto; or point spec.checkpoint.storage elsewhere, and continue with "
                 "--resume and the newest of them"
             ) from error
-        await asyncio.to_thread(self._forget, final)
+        try:
+            await asyncio.to_thread(self._forget, final)
+        except FolderRefused as error:
+            raise CheckpointError(f"checkpoint {final} was saved, but this run ends: {error}") from error
         return final
 
     def latest(self) -> Checkpoint | None:
@@ -115,7 +118,11 @@ class CheckpointStore:
         sync(self.folder)
 
     def _forget(self, newest: Path) -> None:
-        """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""
+        """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier.
+
+        Raises FolderRefused when the folder has become that of another attempt, whose checkpoints would look like such.
+        """
+        self._hold()
         complete = self._complete()
         kept = complete[: complete.index(newest) + 1][-self.keep :]
         for path in complete:

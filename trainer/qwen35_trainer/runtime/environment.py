@@ -28,6 +28,7 @@ def set_environment(*, in_cluster: bool) -> None:
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
     defaults = {
         "RAY_USAGE_STATS_ENABLED": "0",  # a training tells nobody that it runs
+        "RAY_CLIENT_MODE": "0",  # Ray sets it to this when it is imported, beside the thread that reads the data
         "PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace",  # Ray sets it to this in any case
         # torch sets it to a folder of this kind in any case (torch/_inductor/runtime/cache_dir_utils.py)
         "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"),

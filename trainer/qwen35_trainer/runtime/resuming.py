@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from qwen35_trainer.progress.records import CheckpointRecord, read_records
@@ -59,6 +60,8 @@ def find_start(
         raise CheckpointError(f"{place} cannot be read: {error.strerror}") from error
     found = _Found(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
     foreign = found.owner is not None and found.owner.run != run_of(manifest, folder, in_cluster=in_cluster)
+    # A run that was killed before it saved, and then once more before it claimed the folder: its first name stands there.
+    foreign = foreign and not (found.newest is None and found.of(folder))
     chosen = None if resume is None else found.newest if resume == "auto" else Path(resume).resolve()
     advice = _Advice(option, in_cluster=in_cluster)
     if foreign and (resume == "auto" or not found.continued_by(chosen)):
@@ -97,6 +100,10 @@ class _Found:
     folder: Path
     owner: Owner | None
     newest: Path | None
+
+    def of(self, output: RunFolder) -> bool:
+        """Whether the owner wrote to this output folder, which no other run uses now."""
+        return self.owner is not None and (self.owner.host, self.owner.output) == (gethostname(), str(output.root))
 
     def holds(self, checkpoint: Path | None) -> bool:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
