@@ -69,6 +69,7 @@ def held(number, size): return [b"x" * size for _ in range(number)]
     return [int(line) for line in out.split()]
 
 
+@pytest.mark.processes
 def test_freed_tensors_are_the_systems_again_although_others_lie_above_them():
     code = """
 large = b"x" * (30 << 20)
@@ -84,6 +85,7 @@ see()
     assert before - after > 90
 
 
+@pytest.mark.processes
 def test_trim_returns_the_memory_between_small_objects():
     before, kept, after = resident_after("parts = held(10000, 10000)\nsee()\ndel parts[::2]\nsee()\ntrim()\nsee()")
     assert before - kept < 10

@@ -13,7 +13,6 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime import checkpoint
 from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
-from qwen35_trainer.runtime.export import ExportRefused, export
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
 from qwen35_trainer.runtime.job import Job
 from qwen35_trainer.runtime.resuming import Start, find_start
@@ -166,7 +165,10 @@ def test_the_newest_checkpoint_may_be_taken_over_by_name_and_the_run_before_save
         run("a").find("auto")
 
 
+@pytest.mark.torch
 def test_an_output_folder_exports_no_checkpoints_of_another_run(run, shared, tmp_path):
+    from qwen35_trainer.runtime.export import ExportRefused, export  # imports torch
+
     run("a").start().save(20).end()
     run("b").start(shared / "update-000020").end()
     with pytest.raises(
