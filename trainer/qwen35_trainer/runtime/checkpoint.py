@@ -98,7 +98,7 @@ class CheckpointStore:
 
     @property
     def newest(self) -> Path | None:
-        """The folder of the newest complete checkpoint, which is not looked into."""
+        """The folder of the newest complete checkpoint, which is not read."""
         complete = self._complete()
         return complete[-1] if complete else None
 

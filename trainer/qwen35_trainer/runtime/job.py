@@ -36,7 +36,7 @@ class Job:
     vocabulary: int
     """Tokens of the tokenizer."""
     pictures: bool
-    """Whether any example that trains shows one."""
+    """Whether any training example shows a picture."""
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))

@@ -58,7 +58,7 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
 def read_owner(folder: Path) -> Owner | None:
     """Who saves into a folder; None for a new one, and for one of a release that did not write this down.
 
-    Raises FolderRefused for a record that says something else, and OSError where it cannot be read, which may pass.
+    Raises FolderRefused for a record that says something else, and OSError where it cannot be read, which may be temporary.
     """
     path = folder / OWNER
     try:
@@ -104,7 +104,7 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Make the folder the owner's. One in which nothing was saved is nobody's again in the end.
+        """Make the folder the owner's. When nothing was saved, it belongs to nobody again at the end.
 
         Raises FolderRefused when the folder cannot be written, or another attempt has claimed it, or saved, since it was found.
         """

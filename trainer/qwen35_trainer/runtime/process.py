@@ -19,7 +19,7 @@ _M_MMAP_THRESHOLD = -3
 def give_tensors_back() -> None:
     """Have the C library return the memory of a tensor to the system when the tensor is freed.
 
-    Left alone, glibc raises its threshold for that to 32 MiB, as soon as something of that size is freed. Gradients of a layer
+    By default, glibc raises its threshold for that to 32 MiB as soon as something of that size is freed. Gradients of a layer
     then leave holes between the optimizer's states that nothing else of that size fills: 1.5 GB of 13 for a model of 0.8B.
     """
     _glibc("mallopt", _M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)

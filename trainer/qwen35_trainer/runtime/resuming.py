@@ -74,7 +74,7 @@ def find_start(
     if resume == "auto" and chosen is None and (last := _last_saved(folder)) is not None:
         raise CheckpointError(
             f"{place} holds no checkpoint, and this run saved {last} last. Mount that folder again, or continue with --resume "
-            f"{last}"
+            f"{last}. For a fresh start, delete {folder.root}"
         )
     checkpoint = None if chosen is None else load(chosen)
     if checkpoint is not None and (lines := _differing(checkpoint.path, spec, base)):

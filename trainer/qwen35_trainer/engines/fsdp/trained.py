@@ -28,7 +28,7 @@ def freeze(model: HFModule, parts: Iterable[Part]) -> None:
 def without_tower(model: HFModule, parts: Iterable[Part]) -> tuple[Part, ...]:
     """What to freeze where no picture is trained on: `parts`, and the vision tower of a model that has one.
 
-    Its gradient is zero there. Trained all the same, it takes four float32 copies of its weights, and weight decay pulls on them.
+    Its gradient is zero there. If it trained, it would take four float32 copies of its weights, and weight decay would pull on them.
     """
     return tuple(dict.fromkeys((*parts, "Vision"))) if _modules(model, "Vision") else tuple(parts)
 
