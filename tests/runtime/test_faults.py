@@ -160,7 +160,7 @@ def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(local, wr
     assert lost is not None, ended.err
     assert int(lost[1]) > saved[-1].update  # the next one, or a later one: updates train beside a save
     assert "No space left on device" in ended.err
-    assert "earlier checkpoints are untouched. Free space or point spec.checkpoint.storage elsewhere" in ended.err
+    assert "earlier checkpoints are untouched. Free space, then continue with --resume auto; or" in ended.err
     assert len(ended.err.splitlines()) == 2
     whole = CheckpointStore(storage, 9).latest()
     assert whole is not None
