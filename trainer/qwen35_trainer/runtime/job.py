@@ -40,7 +40,7 @@ class Job:
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
-    """Another one for each start of a run: its checkpoints, their folder and its journal bear it."""
+    """A new name for each start of a run. Its checkpoints, their folder and its journal record it."""
     owner: Owner | None = None
     """As the folder of the checkpoints names it, once that is claimed."""
 

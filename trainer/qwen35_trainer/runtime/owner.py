@@ -2,7 +2,7 @@
 
     owner.json: run, attempt, host, output
 
-    an attempt starts ─► nobody's folder, or that of this run? ─► Ray … ─► still the same? ─► its attempt is written down
+    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► still the same? ─► its attempt is written down
     a save begins ────► does the record name this attempt? ─► written aside ─► does it still? ─► renamed, older ones deleted
 
 It is a record and not a lock, because network file systems have no locks, or keep those of a node that is lost. A run that crashed

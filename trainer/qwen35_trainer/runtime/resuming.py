@@ -1,11 +1,11 @@
 """From which checkpoint a run starts, and whether the folder that it saves into may be its own.
 
-    a folder of checkpoints              no --resume     --resume auto            --resume DIR
-    empty, nobody's                      starts anew     starts anew, but not     starts from DIR
-                                                         where it has saved before
-    this run's                           refused         its newest               starts from DIR
-    of a release without owner.json      refused         its newest               DIR in it
-    another run's                        refused         refused                  DIR, the newest in it: takes it over
+    a folder of checkpoints              no --resume      --resume auto                  --resume DIR
+    empty, without an owner              begins a run     begins a run; refused where    begins from DIR
+                                                          the run has saved elsewhere
+    of this run                          refused          continues from the newest      continues from DIR
+    of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
+    of another run                       refused          refused                        takes the folder over, if DIR is the newest
 
 What is resumed must be of a run with the same fixed fields (spec/fixed.py). Nothing is written here.
 """
@@ -59,9 +59,7 @@ def find_start(
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error.strerror}") from error
     found = _Found(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
-    foreign = found.owner is not None and found.owner.run != run_of(manifest, folder, in_cluster=in_cluster)
-    # A run that was killed before it saved, and then once more before it claimed the folder: its first name stands there.
-    foreign = foreign and not (found.newest is None and found.of(folder))
+    foreign = found.is_foreign(run_of(manifest, folder, in_cluster=in_cluster), folder)
     chosen = None if resume is None else found.newest if resume == "auto" else Path(resume).resolve()
     advice = _Advice(option, in_cluster=in_cluster)
     if foreign and (resume == "auto" or not found.continued_by(chosen)):
@@ -101,9 +99,13 @@ class _Found:
     owner: Owner | None
     newest: Path | None
 
-    def of(self, output: RunFolder) -> bool:
-        """Whether the owner wrote to this output folder, which no other run uses now."""
-        return self.owner is not None and (self.owner.host, self.owner.output) == (gethostname(), str(output.root))
+    def is_foreign(self, run: str | None, output: RunFolder) -> bool:
+        """Whether it belongs to a run other than `run`, which writes to `output`."""
+        if self.owner is None or self.owner.run == run:
+            return False
+        # Killed before its first save, and again between a new run.id and its claim, a run finds its earlier name here.
+        killed_twice = self.newest is None and (self.owner.host, self.owner.output) == (gethostname(), str(output.root))
+        return not killed_twice
 
     def holds(self, checkpoint: Path | None) -> bool:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()

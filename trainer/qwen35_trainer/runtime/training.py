@@ -61,7 +61,7 @@ class Training:
     live: LiveFields
     exports: Exports
     attempt: str
-    """Its checkpoints and its journal bear this: neither goes with those of another."""
+    """Its checkpoints and its journal record this, so that neither is combined with those of another attempt."""
     updates_total: int
     update: int = 0
     """Optimizer steps made."""
