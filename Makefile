@@ -1,4 +1,4 @@
-# Every target sets itself up: a virtual environment with pinned, hashed requirements, and on Debian as root the few
+# Every target installs what it needs: a virtual environment with pinned, hashed requirements and, on Debian as root, the few
 # system packages that tests need. `make help` lists the targets.
 
 SHELL := /bin/bash
@@ -8,38 +8,43 @@ SHELL := /bin/bash
 PYTHON ?= python3.12
 VENV := .venv
 BIN := $(VENV)/bin
-# Each says that its set of requirements is installed and current; a virtual environment has one of them.
+# Each file marks that its set of requirements is installed and current. A virtual environment has one of the two sets.
 READY := $(VENV)/.ready
 READY_LAPTOP := $(VENV)/.ready-laptop
-# The last line: what images take from this machine, as far as a slim Debian may lack it.
+# A second environment, for the site generator alone: its packages and those of the product do not constrain each other.
+DOCS_VENV := .venv-docs
+READY_DOCS := $(DOCS_VENV)/.ready
+# The last line lists files of this machine that the images contain and that a slim Debian may lack.
 SYSTEM_PACKAGES := libnuma1 chromium openssl iproute2 \
     containerd runc containernetworking-plugins iptables nftables conntrack mount \
     ca-certificates libstdc++6 netbase procps tzdata wget
-# What the commands below install and run comes from the virtual environment, uv too.
+# The commands below use the programs of the virtual environment, including uv.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONDONTWRITEBYTECODE
 # All clones share this cache: mypy validates entries by file contents, and checking every library again takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/qwen35/mypy
 
-.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint generate picture benchmark benchmark-operator clean
+.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint docs generate picture benchmark benchmark-operator clean
 
 help:
-	@echo "make demo       a tiny Qwen3.5 learns a task by asynchronous GRPO, in about a minute"
-	@echo "make demo-cluster  the same in pods: a real node, KubeRay, our chart and images; Linux, as root"
-	@echo "make test       lint, then all tests; a part of them with PATHS=\"tests/pipeline tests/cli\""
-	@echo "make check      lint, and the tests that start no process and import no torch: two minutes; TORCH=1 adds torch's"
-	@echo "make soak       random examples and moments, every case of every sweep, other versions, for SOAK_MINUTES=60"
-	@echo "make testbed    build the Kubernetes control plane that tests start; needs Go, minutes the first time"
-	@echo "make lint       style, types, import rules, generated files and locks are current"
-	@echo "make generate   write crds/, docs/reference/ and requirements/ anew"
-	@echo "make picture    run the demo and take the README's picture of its report"
-	@echo "make benchmark  the embedded engine against its own synchronous run and TRL; prints JSON"
-	@echo "make benchmark-operator  the operator with 100, 1,000 and 5,000 trainings; prints JSON, needs an idle machine"
+	@echo "make demo               train a tiny Qwen3.5 by asynchronous GRPO, in about a minute"
+	@echo "make demo-cluster       do the same in pods: a real node, KubeRay, our chart and images; Linux, as root"
+	@echo "make laptop             install the small set of requirements, which runs qwen35"
+	@echo "make test               run lint, then all tests, or some: PATHS=\"tests/pipeline tests/cli\""
+	@echo "make check              run lint and the tests that start no process and do not import torch: two minutes; TORCH=1 adds torch"
+	@echo "make soak               run random examples and orders, every case of every sweep, and other versions, for SOAK_MINUTES=60"
+	@echo "make lint               check style, types, imports, language, links, generated files and locks"
+	@echo "make docs               build the documentation as a searchable site in site/; broken links and missing pages are errors"
+	@echo "make generate           write crds/, docs/reference/, the migration tables and requirements/"
+	@echo "make picture            run the demo and take the README's picture of its report"
+	@echo "make testbed            build the Kubernetes control plane that tests start; needs Go, and minutes the first time"
+	@echo "make benchmark          compare the trainer with its own synchronous run and with TRL; prints JSON"
+	@echo "make benchmark-operator run the operator with 100, 1,000 and 5,000 trainings; prints JSON, needs an idle machine"
 
 setup: $(READY)
 
-# What the tests need contains what the demo needs: a full virtual environment stays one.
+# The full set contains the small one, so a full virtual environment is kept.
 laptop: $(if $(wildcard $(READY)),$(READY),$(READY_LAPTOP))
 
 define install
@@ -57,6 +62,11 @@ $(READY): requirements/cpu.txt pyproject.toml
 
 $(READY_LAPTOP): requirements/laptop.txt pyproject.toml
 	$(install)
+
+$(READY_DOCS): requirements/docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement $<
+	@touch $@
 
 system:
 	@missing=(); for package in $(SYSTEM_PACKAGES); do \
@@ -76,12 +86,12 @@ demo: laptop
 demo-cluster: setup system testbed
 	python -m tools.demo_cluster
 
-# PATHS="tests/pipeline tests/cli" runs a part, with what it needs.
+# PATHS="tests/pipeline tests/cli" runs these tests, and installs only what they need.
 PATHS ?=
 test:
 	tools/test.sh $(PATHS)
 
-# For the minutes between two edits. TORCH=1 adds the tests that import torch.
+# A quick check between edits. TORCH=1 adds the tests that import torch.
 TORCH ?=
 check: setup
 	TORCH=$(TORCH) tools/check.sh
@@ -91,7 +101,7 @@ soak: setup system testbed
 	QWEN35_TESTBED_KUBERAY=oldest $(PYTHON) -m tests.testbed.binaries
 	python -m tests.soak --minutes $(SOAK_MINUTES)
 
-# Says that requirements/ is what pyproject.toml asks for: to find that out takes as long as all other checks together.
+# Marks that requirements/ fits pyproject.toml: this check takes as long as all others together.
 LOCKED := $(VENV)/.locked
 $(LOCKED): pyproject.toml tools/lock.sh $(wildcard requirements/*.txt) | setup
 	tools/lock.sh --check
@@ -101,25 +111,34 @@ lint: setup $(LOCKED)
 	ruff check .
 	ruff format --check .
 	mypy
-	mypy tools examples
+	mypy tools examples --exclude tools/language
 	cd benchmarks && MYPYPATH=. mypy --explicit-package-bases --config-file ../pyproject.toml embedded.py peers/trl_grpo.py
 	mypy --explicit-package-bases tools/demo_cluster.py benchmarks/cluster.py benchmarks/operator_scale.py \
 	    benchmarks/scheduler.py benchmarks/simulator_scale.py benchmarks/fsdp_engine.py \
 	    benchmarks/numerics.py benchmarks/export.py
-	mypy --explicit-package-bases images
+	mypy --explicit-package-bases images tools/language
 	lint-imports --no-cache
+	python -m tools.language
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
 	diff crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml || { echo "run make generate"; exit 1; }
 	python -m images.dockerfile --check
-	python -m qwen35_operator.api.reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
-	python -m qwen35_operator.status.reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
+	python -m qwen35_operator.api.field_reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
+	python -m qwen35_operator.reconcile.conditions_reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
+	python -m tools.migration --check
+	python -m tools.links
+
+# Warnings are errors: a broken link or anchor, and a page that index.md does not list.
+docs: $(READY_DOCS)
+	$(DOCS_VENV)/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --nitpicky --builder html docs site
+	@echo "open site/index.html"
 
 generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml
 	cp crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml
 	python -m images.dockerfile
-	python -m qwen35_operator.api.reference > docs/reference/api.md
-	python -m qwen35_operator.status.reference > docs/reference/conditions.md
+	python -m qwen35_operator.api.field_reference > docs/reference/api.md
+	python -m qwen35_operator.reconcile.conditions_reference > docs/reference/conditions.md
+	python -m tools.migration
 	python examples/tiny/generate.py
 	tools/lock.sh
 
@@ -134,4 +153,4 @@ benchmark-operator: setup testbed
 	python -m benchmarks.operator_scale
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(DOCS_VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis

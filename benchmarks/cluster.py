@@ -1,4 +1,4 @@
-"""What a cluster adds to a run: apply → first update in pods, beside the same job under `qwen35 run`. Prints one JSON object.
+"""Measures the time that a cluster adds to a run: apply → first update in pods, and the same job under `qwen35 run`. Prints one JSON object.
 
     apply ─► RayJob ─► pods ─► scheduled ─► started ─► ready ─► command ─► processes ─► loaded ─► generating ─► first update
              operator  KubeRay  scheduler    kubelet    Ray      KubeRay    imports       model     weights       rollout, training
@@ -31,7 +31,7 @@ from typing import Any
 
 from images.definition import definition
 from images.layers import base_layers
-from qwen35_trainer.progress.records import Record, SpanRecord, UpdateRecord, read_records
+from qwen35_trainer.progress.records import RunRecord, SpanRecord, UpdateRecord, read_records
 from tests.cluster.cluster import Cluster, cluster
 from tests.cluster.release import Release
 from tests.testbed import binaries
@@ -62,10 +62,10 @@ def main() -> None:
     with cluster(built, "benchmark", IMAGES) as running:
         times.append(time.monotonic())
         Release(running).install()
-        found = [(_in_pods(running), _alone()) for _ in range(rounds)]
-    pods, alone = ([one[index] for one in found] for index in (0, 1))
-    phases = {name: median(one[name] for one in pods) for name in pods[0]}
-    total = [sum(one.values()) for one in pods]
+        measured = [(_in_pods(running), _alone()) for _ in range(rounds)]
+    pods, alone = ([pair[index] for pair in measured] for index in (0, 1))
+    phases = {name: median(run[name] for run in pods) for name in pods[0]}
+    total = [sum(run.values()) for run in pods]
     print(
         json.dumps(
             {
@@ -73,12 +73,10 @@ def main() -> None:
                 "machine": {"cores": len(os.sched_getaffinity(0)), "platform": platform.platform()},
                 "rounds": rounds,
                 **_rounded(dict(zip(("imageLayersSeconds", "clusterReadySeconds"), _gaps(times), strict=True))),
-                "applyToFirstUpdateSeconds": _rounded(
-                    {"median": median(total), "least": min(total), "most": max(total)}
-                ),
+                "applyToFirstUpdateSeconds": _rounded({"median": median(total), "min": min(total), "max": max(total)}),
                 "phases": _rounded(phases),
                 "operatorShare": round(phases["operator"] / median(total), 4),
-                "alone": _rounded({name: median(one[name] for one in alone) for name in alone[0]}),
+                "alone": _rounded({name: median(run[name] for run in alone) for name in alone[0]}),
                 "podsToAlone": round(median(a / sum(b.values()) for a, b in zip(total, alone, strict=True)), 2),
             },
             indent=2,
@@ -126,7 +124,7 @@ def _alone() -> Phases:
         return dict(zip(INSIDE, _gaps([begun, *inside, updated]), strict=True))
 
 
-def _within(records: list[Record], updated: float) -> tuple[float, float, float, float]:
+def _within(records: list[RunRecord], updated: float) -> tuple[float, float, float, float]:
     """When the command began, its processes were there, the model was loaded, and it first generated, by the first update's
     own time and when that was seen.
     """
@@ -138,7 +136,7 @@ def _within(records: list[Record], updated: float) -> tuple[float, float, float,
     return command, command + load.start, command + load.end, command + generating
 
 
-def _records(running: Cluster) -> list[Record]:
+def _records(running: Cluster) -> list[RunRecord]:
     """Of the driver, whose folder is on the node as long as its pod is."""
     pods = running.folder / "kubelet" / "root" / "pods"
     heads = [
@@ -148,7 +146,7 @@ def _records(running: Cluster) -> list[Record]:
     return [record for folder in folders for record in _read(folder)]
 
 
-def _read(folder: Path) -> list[Record]:
+def _read(folder: Path) -> list[RunRecord]:
     file = folder / "metrics.jsonl"
     return read_records(file) if file.is_file() else []
 
@@ -163,14 +161,14 @@ def _pods(running: Cluster) -> list[Manifest]:
 
 
 def _started(pod: Manifest) -> bool:
-    """Its first container runs, or has run: workers begin with one that waits for the head."""
+    """Return whether the first container runs or has run: workers begin with one that waits for the head."""
     status = pod["status"]
     containers = [*status.get("initContainerStatuses", ()), *status.get("containerStatuses", ())]
-    return any("waiting" not in one["state"] for one in containers)
+    return any("waiting" not in container["state"] for container in containers)
 
 
 def _ready(pod: Manifest) -> bool:
-    return all(one["ready"] for one in pod["status"].get("containerStatuses", [{"ready": False}]))
+    return all(container["ready"] for container in pod["status"].get("containerStatuses", [{"ready": False}]))
 
 
 def _until(reached: Callable[[], bool], what: str) -> None:

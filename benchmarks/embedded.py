@@ -4,7 +4,7 @@
 
     python benchmarks/embedded.py [--part short|longTail|all] [--rounds 3] [--updates N]
 
-Each run is a process of its own and has all cores. Variants take turns, so that a machine that slows down slows all of
+Each run is a separate process with all cores. Variants alternate, so that a slow phase of the machine affects all of
 them; ratios are formed within a round. Needs the dependency group `bench`. docs/benchmarks.md explains the numbers.
 """
 
@@ -101,26 +101,26 @@ def _part(part: Part, rounds: Sequence[Round]) -> dict[str, Any]:
 
 
 def _camel(name: str) -> str:
-    """A field's name as the JSON spells it, like the manifest does."""
+    """Convert a field's name to the camel case of JSON and the manifest."""
     first, *rest = name.split("_")
     return first + "".join("MiB" if word == "mib" else word.capitalize() for word in rest)
 
 
 def _spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Median, extremes and every round's value; a value that does not exist leaves the first three empty."""
-    known = [value for value in values if value is not None]
-    whole = bool(known) and len(known) == len(values)
+    """Return median, minimum, maximum and the values of all rounds; the first three are None if a value is missing."""
+    present = [value for value in values if value is not None]
+    whole = bool(present) and len(present) == len(values)
     return {
-        "median": round(median(known), 4) if whole else None,
-        "min": round(min(known), 4) if whole else None,
-        "max": round(max(known), 4) if whole else None,
+        "median": round(median(present), 4) if whole else None,
+        "min": round(min(present), 4) if whole else None,
+        "max": round(max(present), 4) if whole else None,
         "rounds": [None if value is None else round(value, 4) for value in values],
     }
 
 
 def _cpu_model() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unpresent")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python benchmarks/export.py [--gigabytes 2] [--shard 256] [--rounds 3]
 
-A folder of random bfloat16 weights in shards, and a checkpoint of as many float32 values, are written first. Then, in turn: `cp -r` of the
-folder with `sync`, and `qwen35 export`, each into a new folder. Both read from the page cache. Memory is what the exporting process has
-anonymously (RssAnon) above what it had when all was imported.
+It first writes a folder of random bfloat16 weights in shards, and a checkpoint with the same number of float32 values. Then it
+alternates `cp -r` of the folder with `sync`, and `qwen35 export`, each into a new folder. Both read from the page cache. Memory is
+the anonymous memory (RssAnon) of the exporting process in addition to that after its imports.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HIDDEN, INTERMEDIATE, VOCABULARY = 2048, 6144, 32_000
 
 
 def main() -> None:
-    """Measure, and print; or, with --measure, export once and print what that took."""
+    """Measure, and print; or, with --measure, export once and print its cost."""
     parser = argparse.ArgumentParser(description="Export of a checkpoint next to a copy of the same bytes.")
     parser.add_argument("--gigabytes", type=float, default=2.0, help="size of the folder [default: 2]")
     parser.add_argument("--shard", type=int, default=256, help="MB of a shard [default: 256]")
@@ -73,12 +73,12 @@ def _round(room: Path, number: int) -> dict[str, Any]:
 
 
 def _export(run: Path, output: Path) -> dict[str, float]:
-    # All that an export imports is there before the measurement begins: seconds that do not grow with the model.
+    # Modules are imported before the measurement begins, since these seconds do not depend on the model.
     from transformers import Qwen3_5ForCausalLM  # noqa: F401
 
     import qwen35_trainer.engines.fsdp.saved_weights
     import qwen35_trainer.models.qwen3_5.hub_folder  # noqa: F401
-    from qwen35_trainer.runtime.export import export
+    from qwen35_trainer.runtime.export_command import export
 
     before, peak, over = _anonymous(), 0, threading.Event()
 
@@ -98,19 +98,19 @@ def _export(run: Path, output: Path) -> dict[str, float]:
 
 
 def _anonymous() -> int:
-    """Bytes of this process that no file backs."""
+    """Return the bytes of this process that are not backed by files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
 
 
 def _write(room: Path, size: float, shard: int) -> int:
-    """The folder of a model, and a run with a checkpoint of it. Returns the bytes of the folder."""
+    """Write the folder of a model, and a run with its checkpoint. Returns the bytes of the folder."""
     import torch.distributed.checkpoint as dcp
     from transformers import Qwen3_5TextConfig
 
     from qwen35_trainer.models.qwen3_5 import classes
     from qwen35_trainer.models.qwen3_5.precision import stored_in
-    from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
+    from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore
 
     layer = 2 * (3 * HIDDEN * INTERMEDIATE + 6 * HIDDEN * HIDDEN)
     layers = max(4, round((size - 4 * VOCABULARY * HIDDEN) / layer / 4) * 4)
@@ -123,7 +123,7 @@ def _write(room: Path, size: float, shard: int) -> int:
     async def write(folder: Path) -> None:
         dcp.save({"model": weights}, checkpoint_id=folder / "state", no_dist=True)
 
-    progress = Progress(update=1, batch=1, position=0, pending=(), elapsed=0.0)
+    progress = CheckpointMeta(update=1, batch=1, position=0, pending=(), elapsed=0.0)
     asyncio.run(CheckpointStore(room / "run" / "checkpoints", 1).save(progress, write))
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(stored_in(name, torch.bfloat16))

@@ -5,15 +5,15 @@
 
     python benchmarks/fsdp_engine.py [--updates 12] [--shape cpu|gpu|smoke]
 
-equal     sequences of one length, padded: nothing to gain but in the engine itself
-varied    log-normal lengths with a coefficient of variation of 1: ours packed by tokens; plain pads micro-batches of as
-          many sequences, in the order of the data (plain) or sorted by length (sorted)
-head      the output layer alone, at the published vocabulary: log-probs and entropies with their gradients, in chunks
+equal     sequences of one length, padded, so that only the engines differ
+varied    log-normal lengths with a coefficient of variation of 1: ours is packed by tokens; plain pads micro-batches of equal
+          numbers of sequences, in the order of the data (plain) or sorted by length (sorted)
+head      only the output layer, with the published vocabulary: log-probs and entropies with their gradients, in chunks
           (ours) and from all logits (plain); one process
 
-Model, data, optimizer, precision and sharding are the same. Every variant is a process group of its own. They take turns
-after every update, the others wait for a line of text meanwhile: a machine that slows down slows all of them, and ratios
-are formed within an update. Tokens are those of the sequences, padding not counted. With a GPU: one process, and model
+Model, data, optimizer, precision and sharding are the same. Every variant is a separate process group. Variants alternate
+after every update, while the others wait for a line of text: a slow phase of the machine affects all of them, and ratios
+are formed within an update. Padding does not count as tokens. With a GPU: one process, and model
 FLOPs utilisation. Needs torch, transformers, pydantic and, on a GPU, flash-linear-attention.
 """
 
@@ -47,14 +47,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn import functional as F
 
-from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
-from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
-from qwen35_trainer.spec import TrainingSpec, parse_spec
 
 type Data = Literal["equal", "varied", "head"]
 type Step = Callable[[TrainBatch], None]
@@ -76,13 +76,13 @@ class Shape:
     vocabulary: int
     precision: str
     sequences: int
-    """Per update."""
+    """Sequences per update."""
     micro: int
     """Sequences per micro-batch of a padded run."""
     mean: int
-    """Tokens of a sequence; the longest has four times as many."""
+    """Mean tokens of a sequence; the maximum is four times that."""
     head: tuple[int, int, int]
-    """Rows, channels and vocabulary of the output layer alone."""
+    """Rows, channels and vocabulary of the output layer in `head`."""
 
 
 SHAPES = {
@@ -120,7 +120,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Run:
-    """One process group."""
+    """Settings of one process group."""
 
     shape: str
     variant: Variant
@@ -131,34 +131,34 @@ class Run:
 
 @dataclass(frozen=True)
 class Update:
-    """What is timed."""
+    """An update to time."""
 
     step: Callable[[], None]
     tokens: int
-    """Of all ranks."""
+    """Tokens of all ranks."""
     flops: float
-    """Of one rank, as `_flops` counts them."""
+    """FLOPs of one rank, counted by `_flops`."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """The processes of a run. Each makes an update when it gets a line, and answers with what it measured."""
+    """The processes of a run. Each does an update when it reads a line, and prints its measurements."""
 
     run: Run
     ranks: list[subprocess.Popen[str]]
 
     def update(self) -> dict[str, float | None]:
-        """The next one, by rank 0. Exits when a process has failed."""
+        """Do the next update, and return the measurements of rank 0. Exits if a process has failed."""
         for process in self.ranks:
             assert process.stdin is not None
-            with suppress(BrokenPipeError):  # it does not answer either
+            with suppress(BrokenPipeError):  # a missing answer reports the failure
                 process.stdin.write("\n")
                 process.stdin.flush()
         answers = [process.stdout.readline() for process in self.ranks if process.stdout is not None]
         if not all(answers):
             sys.exit(f"{self.run}: a process failed")
-        found: dict[str, float | None] = json.loads(answers[0])
-        return found
+        measurements: dict[str, float | None] = json.loads(answers[0])
+        return measurements
 
 
 def main() -> None:
@@ -210,10 +210,10 @@ def _compare(runs: list[Run]) -> dict[str, Any]:
         groups = [stack.enter_context(_started(run)) for run in runs]
         for number in range(runs[0].updates):
             for group in groups:
-                found = group.update()
+                measurements = group.update()
                 if number > 0:
-                    measured[group.run.variant].append(found)
-                    _say(f"{group.run.data} {group.run.ranks} {group.run.variant} {number}: {found}")
+                    measured[group.run.variant].append(measurements)
+                    _say(f"{group.run.data} {group.run.ranks} {group.run.variant} {number}: {measurements}")
     speeds = {variant: [row["tokensPerSecond"] or math.nan for row in rows] for variant, rows in measured.items()}
     ratios = {
         f"ours/{other}": _spread([ours / theirs for ours, theirs in zip(speeds["ours"], speeds[other], strict=True)])
@@ -227,11 +227,11 @@ def _compare(runs: list[Run]) -> dict[str, Any]:
 
 
 def _spread(values: list[float | None]) -> dict[str, Any]:
-    """The median, and the middle half of all that was measured."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    """Return the median and the quartiles of the values."""
+    present = [value for value in values if value is not None]
+    if len(present) < len(values):
         return {"median": None}
-    low, middle, high = quantiles(known, n=4, method="inclusive") if len(known) > 1 else known * 3
+    low, middle, high = quantiles(present, n=4, method="inclusive") if len(present) > 1 else present * 3
     return {"median": round(middle, 4), "quartiles": [round(low, 4), round(high, 4)]}
 
 
@@ -241,7 +241,7 @@ def _say(text: str) -> None:
 
 @contextmanager
 def _started(run: Run) -> Iterator[Started]:
-    """The run's processes; they end when their input does."""
+    """Start the processes of a run, which end when their input is closed."""
     threads = max(1, len(os.sched_getaffinity(0)) // run.ranks)
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TRANSFORMERS_VERBOSITY": "error"}
     with TemporaryDirectory(prefix="benchmark-") as folder, ExitStack() as stack:
@@ -279,7 +279,7 @@ def _worker(run: Run, rank: int, folder: Path) -> None:
 
 
 def _head_worker(run: Run, shape: Shape, device: torch.device) -> None:
-    """Scores and gradients of random rows by the output layer alone."""
+    """Compute scores and gradients of random rows by the output layer."""
     rows, channels, vocabulary = shape.head
     draw = partial(torch.randn, device=device, dtype=PRECISIONS[shape.precision], requires_grad=True)
     hidden, weight = draw(rows, channels), draw(vocabulary, channels)
@@ -296,14 +296,14 @@ def _head_worker(run: Run, shape: Shape, device: torch.device) -> None:
 
 
 def _plain_scores(hidden: Tensor, weight: Tensor, targets: Tensor) -> TokenScores:
-    """`token_scores` from all logits at once."""
+    """Compute `token_scores` from all logits together."""
     log_softmax = (hidden @ weight.T).float().log_softmax(-1)
     log_probs = log_softmax.gather(1, targets.unsqueeze(1)).squeeze(1)
     return TokenScores(log_probs, -torch.linalg.vecdot(log_softmax.exp(), log_softmax))
 
 
 def _answer(updates: Sequence[Update], device: torch.device) -> None:
-    """For each line of the input, make the next update and print what it took."""
+    """For each line of the input, do the next update and print its measurements."""
     for update, _ in zip(updates, sys.stdin, strict=False):
         _synchronise(device)
         started = time.perf_counter()
@@ -334,21 +334,22 @@ def _synchronise(device: torch.device) -> None:
 
 def _spec(run: Run, shape: Shape) -> TrainingSpec:
     packed = run.data == "varied"
-    batch = {"promptsPerUpdate": shape.sequences, "microBatchPerDevice": shape.micro, "removePadding": packed}
+    batch = {"promptsPerUpdate": shape.sequences, "microBatchSequences": shape.micro, "removePadding": packed}
     longest = 4 * shape.mean
     spec, problems = parse_spec(
         {
             "mode": "SFT",
-            "accelerator": {"profile": "cpu", "perNode": run.ranks},
+            "accelerator": {"profile": "CPU", "devicesPerNode": run.ranks},
             "model": {"name": "m", "precision": shape.precision, "source": {"random": shape.model}},
             "data": {
                 "train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}],
                 "maxPromptTokens": 1,
                 "maxResponseTokens": longest - 1,
             },
-            # As many tokens as the sequences of a padded micro-batch have on average, or one that is long.
+            # The mean number of tokens of a padded micro-batch, or those of the longest sequence.
             "train": {
-                "batch": batch | {"dynamic": packed, "maxTokensPerDevice": max(longest, shape.micro * shape.mean)},
+                "batch": batch
+                | {"dynamicMicroBatches": packed, "maxTokensPerDevice": max(longest, shape.micro * shape.mean)},
                 "optimizer": {"learningRate": 1e-5},
             },
         }
@@ -358,7 +359,7 @@ def _spec(run: Run, shape: Shape) -> TrainingSpec:
 
 
 def _batch(shape: Shape, data: Data, seed: int) -> TrainBatch:
-    """Supervised sequences whose every token but the first is trained."""
+    """Create supervised sequences in which every token except the first is trained."""
     random = np.random.default_rng(seed)
     lengths = np.full(shape.sequences, shape.mean)
     if data == "varied":
@@ -385,7 +386,7 @@ def _ours(construct: Callable[[], HFModule], spec: TrainingSpec, device: torch.d
 
 
 def _plain(ours: HFModule, run: Run, shape: Shape, rank: int, device: torch.device) -> Step:
-    """What one writes by hand: the library's forward, cross entropy over all logits, FSDP2 around each layer."""
+    """Create a plain loop: the library's forward, cross entropy over all logits, FSDP2 around each layer."""
     model = classes.construct(ours.config).train()
     mesh = init_device_mesh(device.type, (run.ranks,))
     policy = MixedPrecisionPolicy(param_dtype=PRECISIONS[shape.precision], reduce_dtype=torch.float32)
@@ -422,9 +423,9 @@ def _padded(batch: TrainBatch, samples: NDArray[np.int64], device: torch.device)
 
 
 def _flops(model: HFModule, batches: list[TrainBatch]) -> list[float]:
-    """Of forward and backward: 6 per weight of a matrix and token, and causal attention; no recomputation, no padding.
+    """Count FLOPs of forward and backward without recomputation and padding: 6 per matrix weight and token, and attention.
 
-    The delta rule's own products are left out: they are below 3 % at these widths.
+    The products of the delta rule are left out: they are below 3 % at these widths.
     """
     weights: int = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed_tokens" not in name)
     config = model.config

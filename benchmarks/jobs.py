@@ -1,4 +1,4 @@
-"""The two jobs that `embedded.py` measures, and what each variant is given: one model folder, one set of prompts.
+"""The two jobs that `embedded.py` measures, and the inputs of each variant: one model folder, one set of prompts.
 
 short      learns the demo's task: answers of at most 3 tokens, so that every sequence costs about the same
 longTail   learns nothing: the output layer is zero, each of the 50 tokens comes equally often, one of them ends the
@@ -14,8 +14,8 @@ from typing import Any, Literal
 import yaml
 
 from qwen35_trainer.data.tokenizer import character_tokenizer
-from qwen35_trainer.models.qwen3_5.build import build
-from qwen35_trainer.spec import Model, ModelSource, RandomModel
+from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
+from qwen35_trainer.models.qwen3_5.build_model import build
 
 type PartName = Literal["short", "longTail"]
 type Mode = Literal["FullyAsync", "Colocated"]
@@ -24,12 +24,12 @@ DATA = Path(__file__).resolve().parent.parent / "examples" / "tiny"
 PROMPTS, SAMPLES, PROMPT_TOKENS = 16, 16, 8
 """Per update; samples per prompt; tokens of every prompt."""
 GOAL = 0.8
-"""Held-out accuracy whose time is taken."""
+"""Held-out accuracy until which time is measured."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One job. The last three fields are each side's tuning; docs/benchmarks.md has what else was tried."""
+    """Settings of a job. The last three fields tune the variants; docs/benchmarks.md lists other values that were tried."""
 
     name: PartName
     updates: int
@@ -39,7 +39,7 @@ class Part:
     evaluate_every: int
     """Updates between evaluations; 0 is never."""
     max_tokens: int
-    """Ours: padded tokens of a micro-batch."""
+    """Padded tokens of a micro-batch in our variants."""
     trl_threads: int
     trl_micro_batch: int
     """Sequences; the rest of an update's 256 is gradient accumulation."""
@@ -50,12 +50,12 @@ class Part:
 
     @property
     def schedule(self) -> Literal["Linear", "Constant"]:
-        """Of the learning rate."""
+        """Schedule of the learning rate."""
         return "Linear" if self.learns else "Constant"
 
     @property
     def extract(self) -> str:
-        """What the first reward compares: the leading digit, or any digit of random text."""
+        """Pattern of the first reward: the leading digit, or any digit of random text."""
         return r"^\d" if self.learns else r"\d"
 
     @property
@@ -93,8 +93,8 @@ PARTS: dict[PartName, Part] = {
 def save_model(part: Part, folder: Path) -> None:
     """Write the weights and the tokenizer that every variant loads."""
     tokenizer = character_tokenizer(part.characters)
-    source = ModelSource(random=RandomModel(characters=part.characters))
-    spec = Model(name="tiny-qwen3.5", source=source, precision="FP32")
+    source = ModelSourceSpec(random=RandomModelSpec(characters=part.characters))
+    spec = ModelSpec(name="tiny-qwen3.5", source=source, precision="FP32")
     model = build(spec, seed=0, vocabulary=len(tokenizer), max_length=PROMPT_TOKENS + part.response_tokens, base=folder)
     if not part.learns:
         model.lm_head.weight.data.zero_()
@@ -107,10 +107,10 @@ def save_model(part: Part, folder: Path) -> None:
 
 
 def write_manifest(part: Part, mode: Mode, folder: Path) -> Path:
-    """The manifest of our two variants, in `folder`, beside which the model lies. Returns its path."""
+    """Write the manifest of our two variants into `folder`, which is next to the model. Returns its path."""
     spec: dict[str, Any] = {
         "mode": mode,
-        "accelerator": {"profile": "cpu", "perNode": 1},
+        "accelerator": {"profile": "CPU", "devicesPerNode": 1},
         "model": {"name": "tiny-qwen3.5", "precision": "FP32", "source": {"path": "../model"}},
         "data": {
             "train": [{"name": "train", "files": {"paths": [str(DATA / "train.jsonl")]}}],
@@ -126,12 +126,12 @@ def write_manifest(part: Part, mode: Mode, folder: Path) -> Path:
             "groupSize": SAMPLES,
             "loss": {"type": "PPOClip", "clipLow": 0.2, "clipHigh": 0.28},
         },
-        "rollout": {"engine": "Torch", "nodes": 1, "maxSequences": PROMPTS * SAMPLES},
+        "rollout": {"engine": "Torch", "nodes": 1, "maxSequencesPerReplica": PROMPTS * SAMPLES},
         "train": {
             "engine": "FSDP",
             "nodes": 1,
             "updates": part.updates,
-            "batch": {"promptsPerUpdate": PROMPTS, "dynamic": True, "maxTokensPerDevice": part.max_tokens},
+            "batch": {"promptsPerUpdate": PROMPTS, "dynamicMicroBatches": True, "maxTokensPerDevice": part.max_tokens},
             "optimizer": {
                 "learningRate": part.learning_rate,
                 "weightDecay": 0.0,
@@ -145,7 +145,7 @@ def write_manifest(part: Part, mode: Mode, folder: Path) -> Path:
         spec["data"]["validation"] = [{"name": "held-out", "files": {"paths": [str(DATA / "validation.jsonl")]}}]
         spec["evaluation"] = {"everyUpdates": part.evaluate_every, "atStart": False}
     if mode == "FullyAsync":
-        spec["async"] = {"stalenessThreshold": 1.0, "maxVersionLag": 3, "updatesPerSync": 1}
+        spec["async"] = {"stalenessThreshold": 1.0, "maxVersionLag": 3, "batchesPerPublication": 1}
     manifest = {
         "apiVersion": "rl.qwen35.io/v1alpha1",
         "kind": "Qwen35Training",

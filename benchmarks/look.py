@@ -1,4 +1,4 @@
-"""What the operator's process, its control plane and the rest of the machine have used so far."""
+"""Measures what the operator's process, its control plane and the rest of the machine have used so far."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class Look:
 
     @classmethod
     def before_birth(cls, plane: ControlPlane) -> Look:
-        """As `of` before the operator's process is started."""
+        """Return the usage as `of` does, before the operator's process is started."""
         theirs = _control_plane_cpu(plane)
         others = _busy() - theirs - _cpu(psutil.Process())
         return cls(time.monotonic(), 0.0, theirs, others, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     def since(self, before: Look, size: int) -> Json:
-        """What happened between the two, as JSON."""
+        """Return the usage between two looks, as JSON."""
         seconds, cpu = self.at - before.at, self.cpu - before.cpu
         return {
             "seconds": round(seconds, 2),
@@ -77,7 +77,7 @@ class Look:
 
 
 def reconciles(metrics: Mapping[str, float]) -> float:
-    """Of any result."""
+    """Return the number of reconciles, whatever their results."""
     return sum(value for name, value in metrics.items() if name.startswith("qwen35_reconciles_total{"))
 
 
@@ -87,9 +87,9 @@ def _cpu(process: psutil.Process) -> float:
 
 
 def _control_plane_cpu(plane: ControlPlane, operator: str = "") -> float:
-    """Of every process of the bed but the operator. Their supervisors only wait."""
+    """Return the processor seconds of all processes of the test bed except the operator. Their supervisors only wait."""
     running = plane.processes.running
-    supervisors = [psutil.Process(one.pid) for name, one in running.items() if name != operator]
+    supervisors = [psutil.Process(process.pid) for name, process in running.items() if name != operator]
     return sum(_cpu(child) for supervisor in supervisors for child in supervisor.children())
 
 

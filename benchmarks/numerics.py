@@ -1,12 +1,13 @@
-"""What bfloat16 costs: the error of each kind of layer against the same layer in float32. Prints one JSON object.
+"""Errors of bfloat16: each kind of layer is compared with the same layer in float32. Prints one JSON object.
 
     python -m benchmarks.numerics            # a minute on one core
 
-`earlier` is how these layers computed before A_log, the gated norm, the short convolution, the router and the logits kept
-float32; it is written out below. Both get the same weights, rounded to what published files hold (A_log and the gated norm's
-weight float32, all others bfloat16), and the same inputs, so that what differs is arithmetic alone. Sizes are those of
-Qwen3.5-0.8B, and for the router those of 35B-A3B, with a vocabulary of 32,768. Errors are root mean squares over `SEEDS` draws:
-of layers relative to the output, of log-probs in nats, of the router the share of tokens that go to other experts.
+`earlier` is the computation of these layers before A_log, the gated norm, the short convolution, the router and the logits
+were kept in float32; the code is below. Both get the same weights, rounded to the types of published files (A_log and the gated
+norm's weight float32, all others bfloat16), and the same inputs, so that only the arithmetic differs. Sizes are those of
+Qwen3.5-0.8B, and for the router those of 35B-A3B, with a vocabulary of 32,768. Errors are root mean squares, averaged over
+`SEEDS` draws: relative to the output for layers, in nats for log-probs, and the share of tokens with other experts for the
+router.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeTopKR
 from qwen35_trainer.models.qwen3_5 import HFModule, convolution, full_attention, linear_attention, router
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.head import token_scores
-from qwen35_trainer.models.qwen3_5.layout import Layout
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 SEEDS, TOKENS, VOCABULARY, CHUNK = 3, 512, 32_768, 32
 LOGIT_DEVIATION = 3.0
@@ -49,21 +50,23 @@ type Errors = dict[str, float]
 
 
 def main() -> None:
-    found: dict[str, list[Errors]] = {}
+    errors_by_kind: dict[str, list[Errors]] = {}
     for seed in range(SEEDS):
         torch.manual_seed(seed)
         for kind, errors in (_layers() | {"router": _router()} | _head()).items():
-            found.setdefault(kind, []).append(errors)
-    means = {kind: {name: fmean(each[name] for each in draws) for name in draws[0]} for kind, draws in found.items()}
+            errors_by_kind.setdefault(kind, []).append(errors)
+    means = {
+        kind: {name: fmean(each[name] for each in draws) for name in draws[0]} for kind, draws in errors_by_kind.items()
+    }
     print(json.dumps(means, indent=2))
 
 
 def _layers() -> dict[str, Errors]:
-    """By kind: relative errors of a mixer or MLP on normalised hidden states."""
+    """Measure the relative errors of mixers and MLP on normalised hidden states, by kind of layer."""
     exact = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES)).eval()
     for layer in exact.model.layers:
         if hasattr(layer, "linear_attn"):
-            # Decays of 1 to 1,000 positions: fresh weights forget within a few.
+            # Memories decay over 1 to 1,000 positions; with initial weights they would decay within a few.
             layer.linear_attn.A_log.data.uniform_(-7, 0)
             layer.linear_attn.norm.weight.data.uniform_(0.5, 1.5)
     for name, parameter in exact.named_parameters():
@@ -80,8 +83,8 @@ def _layers() -> dict[str, Errors]:
     def outputs(model: HFModule, x: Tensor) -> dict[str, Tensor]:
         cos, sin = model.model.rotary_emb(x, torch.arange(TOKENS).expand(3, 1, TOKENS))
         linear, full = model.model.layers
-        mixed = linear.linear_attn(x, Layout(cos, sin))
-        attended = full_attention.mix(full.self_attn, x, Layout(cos, sin))
+        mixed = linear.linear_attn(x, SequenceLayout(cos, sin))
+        attended = full_attention.mix(full.self_attn, x, SequenceLayout(cos, sin))
         return {"Gated DeltaNet": mixed, "full attention": attended, "MLP": full.mlp(x)}
 
     with torch.no_grad():
@@ -96,7 +99,7 @@ def _layers() -> dict[str, Errors]:
 
 @contextmanager
 def _earlier(model: HFModule) -> Iterator[None]:
-    """The Gated DeltaNet of `model` as it computed when all of it was rounded to bfloat16."""
+    """Compute the Gated DeltaNet of `model` entirely in bfloat16, as it was before."""
     net = model.model.layers[0].linear_attn
     kept = net.A_log.data, net.norm.weight.data
     net.A_log.data, net.norm.weight.data = (tensor.bfloat16() for tensor in kept)
@@ -110,10 +113,10 @@ def _earlier(model: HFModule) -> Iterator[None]:
         return F.silu(output)
 
     def project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        mixed, gate, log_decay, _ = of_today(layer, hidden)
+        mixed, gate, log_decay, _ = current_project(layer, hidden)
         return mixed, gate, log_decay, layer.in_proj_b(hidden).sigmoid()
 
-    of_today = linear_attention._project
+    current_project = linear_attention._project
     norm = MethodType(type(net.norm).forward, net.norm)
     with (
         patch.object(convolution, "convolve", convolve),
@@ -125,7 +128,7 @@ def _earlier(model: HFModule) -> Iterator[None]:
 
 
 def _router() -> Errors:
-    """Share of tokens whose eight of 256 experts are not those of the exact logits."""
+    """Measure the share of tokens whose eight of 256 experts differ from those of the exact logits."""
     gate = Qwen3_5MoeTopKRouter(Qwen3_5MoeTextConfig(hidden_size=2048, num_experts=256, num_experts_per_tok=8))
     gate.weight.data = (torch.randn_like(gate.weight) * 0.02).bfloat16()
     hidden = torch.randn(TOKENS, 2048).bfloat16()
@@ -140,7 +143,7 @@ def _router() -> Errors:
 
 
 def _head() -> dict[str, Errors]:
-    """Log-probs in nats; and the weight's gradient over `TOKENS / CHUNK` chunks, relative."""
+    """Measure the error of log-probs in nats, and of the weight's gradient over `TOKENS / CHUNK` chunks, relative."""
     width = 1024
     hidden = torch.randn(TOKENS, width).bfloat16()
     weight = (torch.randn(VOCABULARY, width) * LOGIT_DEVIATION * width**-0.5).bfloat16()
@@ -171,8 +174,8 @@ def _head() -> dict[str, Errors]:
     }
 
 
-def _relative(found: Tensor, exact: Tensor) -> float:
-    return _rms(found.float() - exact) / _rms(exact)
+def _relative(values: Tensor, exact: Tensor) -> float:
+    return _rms(values.float() - exact) / _rms(exact)
 
 
 def _rms(x: Tensor) -> float:

@@ -17,8 +17,8 @@ import aiohttp
 from tests.testbed.api import Api
 
 MERGE_PATCH = "application/merge-patch+json"
-LONGEST_EVENT = 2**24
-"""Bytes of one line of a watch."""
+MAX_EVENT_BYTES = 2**24
+"""Maximum size of one line of a watch."""
 PATIENCE_SECONDS = 1800.0
 
 type Json = dict[str, Any]
@@ -42,7 +42,7 @@ class Observer:
     """When each RayJob was first seen."""
 
     async def request(self, method: str, path: str, body: object = None, content: str = "application/json") -> Json:
-        """The answer. Raises aiohttp.ClientResponseError for a refusal, with the API server's words."""
+        """Return the answer. Raises aiohttp.ClientResponseError for a refusal, with the API server's words."""
         sent = None if body is None else json.dumps(body)
         headers = {"Content-Type": content, "Accept": "application/json"}
         url = self.server + path
@@ -56,16 +56,18 @@ class Observer:
             return made
 
     async def watch(self, path: str, take: Callable[[Json], None]) -> None:
-        """Every object that there is, and every change of one, until cancelled.
+        """Pass every existing object and every change to `take`, until cancelled.
 
-        The API server ends a watch when its definition changes or its client is slow, and asks for patience while it opens
-        the storage of a new definition: it goes on where it was.
+        The API server ends a watch when its definition changes or its client is slow, and requests a pause while it opens the
+        storage of a new definition. The watch then continues at its last version.
         """
         version = ""
         limit = aiohttp.ClientTimeout(total=None)
         while True:
             url = f"{self.server}{path}?watch=true&resourceVersion={version}"
-            async with self.session.get(url, ssl=self.api.context, timeout=limit, read_bufsize=LONGEST_EVENT) as answer:
+            async with self.session.get(
+                url, ssl=self.api.context, timeout=limit, read_bufsize=MAX_EVENT_BYTES
+            ) as answer:
                 if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
                     await asyncio.sleep(0.1)
                     continue
@@ -84,9 +86,9 @@ class Observer:
         if "state" in status:
             self.states[name] = status["state"]
         update = (status.get("lastCheckpoint") or {}).get("update")
-        known = self.saved.setdefault(name, [])
-        if update is not None and (not known or known[-1][1] != update):
-            known.append((time.monotonic(), update))
+        saved = self.saved.setdefault(name, [])
+        if update is not None and (not saved or saved[-1][1] != update):
+            saved.append((time.monotonic(), update))
 
     def take_job(self, raw: Json) -> None:
         self.added.setdefault(raw["metadata"]["name"], time.monotonic())
@@ -110,7 +112,7 @@ async def observing(api: Api, trainings: str, jobs: str) -> AsyncIterator[Observ
 
 
 async def each(count: int, work: Callable[[int], Awaitable[object]], at_once: int = 16) -> None:
-    """The work for 0 … count - 1."""
+    """Do the work for 0 … count - 1, `at_once` of them at a time."""
     hands = asyncio.Semaphore(at_once)
 
     async def one(number: int) -> None:
@@ -143,8 +145,8 @@ async def until(
 
 
 def spread(seconds: Sequence[float]) -> Json:
-    """Percentiles by nearest rank."""
+    """Return percentiles by nearest rank."""
     ordered = sorted(seconds)
     ranks = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    found = {name: round(ordered[math.ceil(rank * len(ordered)) - 1], 4) for name, rank in ranks.items()}
-    return {"count": len(ordered), **found}
+    percentiles = {name: round(ordered[math.ceil(rank * len(ordered)) - 1], 4) for name, rank in ranks.items()}
+    return {"count": len(ordered), **percentiles}

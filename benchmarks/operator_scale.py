@@ -1,18 +1,17 @@
-"""How the operator grows: many trainings on a real API server. Prints one JSON object.
+"""Measures how the cost of the operator grows with the number of trainings, on a real API server. Prints one JSON object.
 
     for each size: fresh control plane ─► create ─► run ─► settle ─► idle ─► events ─► apply
 
-create   N trainings are posted at once; ends when each has its RayJob and a state
+create   N trainings are posted together; ends when each has its RayJob and a state
 run      each trainer's first report; ends when each training is Running
-settle   the operator starts anew; ends when it has reconciled every training and its queue is empty
+settle   the operator restarts; ends when it has reconciled every training and its queue is empty
 idle     nothing happens
 events   trainers report new checkpoints, 50 a second; latency until another client's watch shows it in the status
-apply    trainings one after another, each beside a bare RayJob; latency from sending the POST to the RayJob's ADDED event
+apply    trainings one after another, each together with a bare RayJob; latency from sending the POST to the RayJob's ADDED event
 
-The operator is a process of its own with the rights of its role. There are no nodes' worth of pods: KubeRay is stopped,
-because on a small machine its clusters would take all the time that is to be measured. The script stands in for the
-trainers by writing `-progress`. etcd, the API server, the controller manager and this script share the machine with the
-operator: wall times contain them, processor seconds do not.
+The operator is a separate process with the rights of its role. No pods run: KubeRay is stopped, because on a small machine its
+clusters would take most of the measured time. The script replaces the trainers by writing `-progress`. etcd, the API server, the
+controller manager and this script share the machine with the operator: wall times contain them, processor seconds do not.
 
     python -m benchmarks.operator_scale [--sizes 100 1000 5000]
 """
@@ -40,9 +39,9 @@ import yaml
 from benchmarks.look import Look, reconciles
 from benchmarks.observer import MERGE_PATCH, Json, Observer, each, observing, paced, spread, until
 from qwen35_operator.kube.kinds import CONFIG_MAP, RAY_JOB, TRAINING
-from qwen35_trainer.contract import Progress
-from qwen35_trainer.contract.names import PROGRESS_KEY, progress_name
-from qwen35_trainer.contract.progress import CheckpointReport
+from qwen35_trainer.contract import ProgressReport
+from qwen35_trainer.contract.progress_report import CheckpointReport
+from qwen35_trainer.contract.shared_names import PROGRESS_KEY, progress_name
 from tests.controlplane import operator_process
 from tests.controlplane.operator_process import OperatorProcess
 from tests.testbed import binaries
@@ -54,13 +53,16 @@ EVENTS_PER_SECOND = 50
 QUIET_SECONDS = 5.0
 """Before idleness is measured: what the last phase has started has ended by then."""
 AIMS: dict[str, tuple[Callable[[Json], float], float]] = {
-    "settleCpuSeconds": (lambda one: one["settle"]["cpuSeconds"], 60.0),
-    "peakRssMiB": (lambda one: max(one[phase]["peakRssMiB"] for phase in ("create", "run", "settle", "events")), 381.5),
-    "eventToStatusP99Seconds": (lambda one: one["events"]["p99"], 1.0),
-    "idleRequestsPerMinutePerTraining": (lambda one: one["idle"]["requestsPerMinutePerTraining"], 0.1),
-    "applyToRayJobOverheadP99Seconds": (lambda one: one["apply"]["overheadP99"], 0.5),
+    "settleCpuSeconds": (lambda result: result["settle"]["cpuSeconds"], 60.0),
+    "peakRssMiB": (
+        lambda result: max(result[phase]["peakRssMiB"] for phase in ("create", "run", "settle", "events")),
+        381.5,
+    ),
+    "eventToStatusP99Seconds": (lambda result: result["events"]["p99"], 1.0),
+    "idleRequestsPerMinutePerTraining": (lambda result: result["idle"]["requestsPerMinutePerTraining"], 0.1),
+    "applyToRayJobOverheadP99Seconds": (lambda result: result["apply"]["overheadP99"], 0.5),
 }
-"""What the largest size is held against."""
+"""Limits for the figures of the largest size."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,8 @@ async def _settle(bed: Bed) -> Json:
 
     def settled() -> bool:
         now = bed.operator.metrics()
-        known = sum(value for name, value in now.items() if name.startswith("qwen35_trainings{"))
-        return reconciles(now) >= bed.size == known and now["qwen35_queue_length"] == 0
+        counted = sum(value for name, value in now.items() if name.startswith("qwen35_trainings{"))
+        return reconciles(now) >= bed.size == counted and now["qwen35_queue_length"] == 0
 
     await until(settled, "the operator has reconciled every training", every=0.25)
     return bed.look().since(before, bed.size)
@@ -212,7 +214,7 @@ async def _save(seen: Observer, training: str, update: int) -> None:
     """The trainer's report after this checkpoint."""
     now = time.time()
     saved = CheckpointReport(uri=f"/run/checkpoints/{update}", update=update, time=now)
-    report = Progress(attempt=1, state="Running", time=now, phase="training", checkpoint=saved)
+    report = ProgressReport(attempt=1, state="Running", time=now, phase="training", checkpoint=saved)
     body = {"data": {PROGRESS_KEY: report.model_dump_json(exclude_none=True)}}
     await seen.request("PATCH", CONFIG_MAP.path(NAMESPACE, progress_name(training)), body, MERGE_PATCH)
 
@@ -220,14 +222,14 @@ async def _save(seen: Observer, training: str, update: int) -> None:
 def _report(results: dict[int, Json], load: tuple[float, float, float]) -> Json:
     sizes = sorted(results)
     biggest = results[sizes[-1]]
-    found = {name: (figure(biggest), aim) for name, (figure, aim) in AIMS.items()}
+    figures = {name: (figure(biggest), aim) for name, (figure, aim) in AIMS.items()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"cores": len(os.sched_getaffinity(0)), "system": platform.platform(), "loadBefore": load},
         "versions": {"python": platform.python_version(), "apiServer": binaries.KUBERNETES}
         | {package: version(package) for package in ("kopf", "kubernetes", "aiohttp", "pydantic")},
         "aims": {
-            name: {"value": value, "atMost": aim, "reached": value <= aim} for name, (value, aim) in found.items()
+            name: {"value": value, "atMost": aim, "reached": value <= aim} for name, (value, aim) in figures.items()
         },
         "growth": {
             f"{large}/{small}": {

@@ -1,16 +1,15 @@
-"""What the scheduling rules give in virtual time, next to the figures that were there before. Prints one JSON object.
+"""Simulates the scheduling rules in virtual time, and compares the results with earlier and published figures. Prints one JSON object.
 
-tables   the tables of docs/design/staleness.md: reference load, cv 1.0 and 1.5, with and without a lane
+tables   the tables of docs/design/staleness.md: reference workload, cv 1.0 and 1.5, with and without a lane
 checks   the ratios that the rule has to reach
-beyond   what else was tried to go past the tables, best first
+beyond   other settings that exceed the tables, best first
 verl     its published step times at 128 devices, by staleness and by batches required: the constants come from one row
 
-Constants of `verl`. Assumed: lengths lognormal with mean 3,000 and cv 1.0, cut at 28k, and a step of its 64 engines that takes
-base + base / 30 for each sequence. Its lengths are not published: that mean was chosen among plausible ones with all rows in
-sight, and `sensitivity` shows what the others give. Fitted to the row of
-staleness 0, and to nothing else: base, by its step time; the trainer's seconds per token, by its update; what is left of its step,
-by step - gen - update. The other rows are predictions. In the second sweep verl's own update time nearly doubles when batches
-get smaller, which no constant per token can give: the first prediction keeps the constants, the second is told each row's update.
+Constants of `verl`. Assumed: lengths lognormal with mean 3,000 and cv 1.0, cut at 28k, and a step of its 64 replicas that takes
+base + base / 30 for each sequence. Its lengths are not published: the mean was chosen among plausible ones after comparing
+all rows, and `sensitivity` shows the results of the others. Fitted only to the row of staleness 0: base, to its step time; the
+trainer's seconds per token, to its update; the rest of the step, to step - gen - update. The other rows are predictions. In the second sweep verl's own update time nearly doubles when batches
+get smaller, which no constant per token can give: the first prediction keeps the constants, the second uses the update time of each row.
 
     python -m benchmarks.scheduler [--seeds 5]
 """
@@ -25,48 +24,50 @@ from dataclasses import dataclass, replace
 from functools import cache
 from statistics import fmean
 
-from qwen35_trainer.simulate.load import (
-    Engine,
-    EnginePool,
-    Lane,
-    Load,
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.workload import (
+    BatchPolicy,
+    LaneSpeed,
     Lognormal,
-    OnMissedDeadline,
-    Policy,
-    Publication,
-    Trainer,
+    MissedDeadlinePolicy,
+    PublicationCost,
+    ReplicaGroup,
+    ReplicaSpeed,
+    TrainSpeed,
+    Workload,
 )
-from qwen35_trainer.simulate.result import Result
-from qwen35_trainer.simulate.run import simulate
 
-WAIT, MASK, DISCARD = OnMissedDeadline
+WAIT, MASK, DISCARD = MissedDeadlinePolicy
 HEAVY = Lognormal(cv=1.5)
 
 
-def knobs(s: float, lag: int, missed: OnMissedDeadline = WAIT) -> Load:
-    return Load(staleness_threshold=s, max_version_lag=lag, on_missed_deadline=missed)
+def knobs(s: float, lag: int, missed: MissedDeadlinePolicy = WAIT) -> Workload:
+    return Workload(staleness_threshold=s, max_version_lag=lag, on_missed_deadline=missed)
 
 
-def peer(policy: Policy, s: float) -> Load:
-    return Load(policy=policy, staleness_threshold=s)
+def peer(policy: BatchPolicy, s: float) -> Workload:
+    return Workload(policy=policy, staleness_threshold=s)
 
 
-def with_lane(load: Load, speed: float, after: int, lanes: int = 1) -> Load:
-    """Two engines of the pool make a lane."""
-    return replace(load, pools=(EnginePool(8 - 2 * lanes),), lane=Lane(lanes, speed=speed, after_tokens=after))
+def with_lane(workload: Workload, speed: float, after: int, lanes: int = 1) -> Workload:
+    """Return the workload with two replicas of the pool as a lane."""
+    return replace(
+        workload, pools=(ReplicaGroup(8 - 2 * lanes),), lane=LaneSpeed(lanes, speed=speed, after_tokens=after)
+    )
 
 
-def heavy(load: Load) -> Load:
-    return replace(load, lengths=HEAVY)
+def heavy(workload: Workload) -> Workload:
+    return replace(workload, lengths=HEAVY)
 
 
 @dataclass(frozen=True)
 class Row:
-    """A load, and what docs/design/staleness.md says of it."""
+    """A workload, and what docs/design/staleness.md says of it."""
 
     table: str
     name: str
-    load: Load
+    workload: Workload
     throughput: float | None = None
     effective: float | None = None
     mean_lag: float | None = None
@@ -74,15 +75,15 @@ class Row:
 
 
 ROWS = (
-    Row("cv 1.0", "completion, s 4", peer(Policy.COMPLETION, 4), 217, None, 4.0, 10),
-    Row("cv 1.0", "windowed FIFO, s 4", peer(Policy.WINDOWED_FIFO, 4), 164, None, 4.0, 6),
-    Row("cv 1.0", "FIFO, s 4", peer(Policy.FIFO, 4), 137, None, 4.0, 4),
+    Row("cv 1.0", "completion, s 4", peer(BatchPolicy.COMPLETION, 4), 217, None, 4.0, 10),
+    Row("cv 1.0", "windowed FIFO, s 4", peer(BatchPolicy.WINDOWED_FIFO, 4), 164, None, 4.0, 6),
+    Row("cv 1.0", "FIFO, s 4", peer(BatchPolicy.FIFO, 4), 137, None, 4.0, 4),
     Row("cv 1.0", "deadline-first, S 4, s 4", knobs(4, 4), 137, None, 4.0, 4),
     Row("cv 1.0", "deadline-first, S 4, s 2", knobs(2, 4), 134, None, 2.0, 4),
     Row("cv 1.0", "deadline-first, S 6, s 2.5", knobs(2.5, 6), 180, None, 2.5, 6),
     Row("cv 1.0", "deadline-first, MaskTokens, S 4, s 3", knobs(3, 4, MASK), 210, 188, 3.0),
-    Row("cv 1.0", "synchronous", peer(Policy.SYNCHRONOUS, 0), 32, None, 0.0, 0),
-    Row("cv 1.5", "FIFO, s 4", heavy(peer(Policy.FIFO, 4)), 128, None, 4.0, 4),
+    Row("cv 1.0", "synchronous", peer(BatchPolicy.SYNCHRONOUS, 0), 32, None, 0.0, 0),
+    Row("cv 1.5", "FIFO, s 4", heavy(peer(BatchPolicy.FIFO, 4)), 128, None, 4.0, 4),
     Row("cv 1.5", "deadline-first, S 4, s 2", heavy(knobs(2, 4)), 128, None, 2.0, 4),
     Row("cv 1.5", "deadline-first, MaskTokens, S 4, s 3", heavy(knobs(3, 4, MASK)), None, 159, 3.0),
     *(
@@ -184,13 +185,13 @@ OTHERS = (
 
 
 @cache
-def play(load: Load) -> Result:
-    return simulate(load)
+def play(workload: Workload) -> SimulationResult:
+    return simulate(workload)
 
 
-def mean_of(load: Load, seeds: int) -> dict[str, float]:
-    """Over the seeds; of the greatest lags the greatest."""
-    results = [play(replace(load, seed=seed)) for seed in range(seeds)]
+def mean_of(workload: Workload, seeds: int) -> dict[str, float]:
+    """Return means over the seeds, and the maximum of the maximum lags."""
+    results = [play(replace(workload, seed=seed)) for seed in range(seeds)]
     return {
         "throughput": round(fmean(each.throughput for each in results), 1),
         "effective": round(fmean(each.effective_throughput for each in results), 1),
@@ -206,21 +207,21 @@ def mean_of(load: Load, seeds: int) -> dict[str, float]:
 def tables(seeds: int) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for row in ROWS:
-        measured = mean_of(row.load, seeds)
+        measured = mean_of(row.workload, seeds)
         documented = {
             "throughput": row.throughput,
             "effective": row.effective,
             "meanLag": row.mean_lag,
             "maxLag": row.max_lag,
         }
-        known = {key: value for key, value in documented.items() if value is not None}
-        ratios = {key: round(measured[key] / value, 3) for key, value in known.items() if value}
-        rows.append({"table": row.table, "row": row.name, "documented": known, "measured": measured, "ratio": ratios})
+        figures = {key: value for key, value in documented.items() if value is not None}
+        ratios = {key: round(measured[key] / value, 3) for key, value in figures.items() if value}
+        rows.append({"table": row.table, "row": row.name, "documented": figures, "measured": measured, "ratio": ratios})
     return rows
 
 
 def checks(seeds: int) -> dict[str, object]:
-    fifo, wait = mean_of(peer(Policy.FIFO, 4), seeds), mean_of(knobs(2, 4), seeds)
+    fifo, wait = mean_of(peer(BatchPolicy.FIFO, 4), seeds), mean_of(knobs(2, 4), seeds)
     mask = mean_of(knobs(3, 4, MASK), seeds)
     throughput = wait["throughput"] / fifo["throughput"]
     lag = wait["meanLag"] / fifo["meanLag"]
@@ -234,11 +235,11 @@ def checks(seeds: int) -> dict[str, object]:
 
 
 def beyond(seeds: int) -> list[dict[str, object]]:
-    fifo = mean_of(peer(Policy.FIFO, 4), seeds)["effective"]
-    ideal = play(Load()).ideal_throughput
+    fifo = mean_of(peer(BatchPolicy.FIFO, 4), seeds)["effective"]
+    ideal = play(Workload()).ideal_throughput
     rows: list[tuple[float, dict[str, object]]] = []
-    for name, load in BEYOND.items():
-        measured = mean_of(load, seeds)
+    for name, workload in BEYOND.items():
+        measured = mean_of(workload, seeds)
         shares = {
             "overFifo": round(measured["effective"] / fifo, 3),
             "ofIdeal": round(measured["effective"] / ideal, 3),
@@ -247,16 +248,18 @@ def beyond(seeds: int) -> list[dict[str, object]]:
     return [row for _, row in sorted(rows, key=lambda row: -row[0])]
 
 
-def verl_load(lengths: Lognormal, base: float, update: float, rest: float, staleness: float, required: int = 4) -> Load:
+def verl_load(
+    lengths: Lognormal, base: float, update: float, rest: float, staleness: float, required: int = 4
+) -> Workload:
     """update: seconds of the trainer for the prompts between two publications; rest: of both pools at each publication."""
     batches = PROMPTS // (32 * required)
-    trainer = Trainer(DEVICES, DEVICES * update / (PROMPTS * SAMPLES * trained_mean(lengths)), rest / batches)
-    return Load(
-        pools=(EnginePool(DEVICES, Engine(256, base, base / 30)),),
+    trainer = TrainSpeed(DEVICES, DEVICES * update / (PROMPTS * SAMPLES * trained_mean(lengths)), rest / batches)
+    return Workload(
+        pools=(ReplicaGroup(DEVICES, ReplicaSpeed(256, base, base / 30)),),
         trainer=trainer,
-        publication=Publication(pause=rest),
+        publication=PublicationCost(pause=rest),
         lengths=lengths,
-        policy=Policy.COMPLETION,
+        policy=BatchPolicy.COMPLETION,
         prompts_per_batch=32 * required,
         group_size=SAMPLES,
         batches_per_version=batches,
@@ -270,16 +273,16 @@ def verl_load(lengths: Lognormal, base: float, update: float, rest: float, stale
 @cache
 def trained_mean(lengths: Lognormal) -> float:
     """Mean length after the cut."""
-    return play(Load(lengths=lengths, batches=1, warm_up=0, cool_down=0)).true_mean_length
+    return play(Workload(lengths=lengths, batches=1, warm_up=0, cool_down=0)).true_mean_length
 
 
-def step_of(load: Load) -> float:
-    """Seconds from one publication to the next."""
-    return load.batches_per_version * play(load).mean_step
+def step_of(workload: Workload) -> float:
+    """Return seconds from one publication to the next."""
+    return workload.batches_per_version * play(workload).mean_step
 
 
 def fitted_base(lengths: Lognormal) -> float:
-    """Seconds of an engine's step, so that the row of staleness 0 takes as long as it did; by secants, to 0.2 %."""
+    """Seconds of a replica's step, so that the row of staleness 0 takes as long as it did; by secants, to 0.2 %."""
     wanted, gen, update = SWEEP[0.0]
 
     def excess(base: float) -> float:
@@ -287,14 +290,14 @@ def fitted_base(lengths: Lognormal) -> float:
 
     last, base = 0.004, 0.005
     excess_last = excess(last)
-    while abs(found := excess(base)) > 0.002 * wanted:
-        last, excess_last, base = base, found, base - found * (base - last) / (found - excess_last)
+    while abs(difference := excess(base)) > 0.002 * wanted:
+        last, excess_last, base = base, difference, base - difference * (base - last) / (difference - excess_last)
     return base
 
 
-def errors(rows: dict[str, tuple[float, Load]]) -> dict[str, dict[str, float]]:
-    """Row → (published seconds, load) to published and simulated step, and the error in percent."""
-    simulated = {name: step_of(load) for name, (_, load) in rows.items()}
+def errors(rows: dict[str, tuple[float, Workload]]) -> dict[str, dict[str, float]]:
+    """Return the published and the simulated step of each row, and the error in percent. rows: name → (published seconds, workload)."""
+    simulated = {name: step_of(workload) for name, (_, workload) in rows.items()}
     return {
         name: {
             "published": published,
@@ -316,14 +319,14 @@ def verl() -> dict[str, object]:
     step, gen, update = SWEEP[0.0]
     base, rest = fitted_base(VERL), step - gen - update
     same = {f"require {n}": (REQUIRED[n][0], verl_load(VERL, base, update, rest, 0.5, n)) for n in REQUIRED}
-    told = {f"require {n}": (REQUIRED[n][0], verl_load(VERL, base, REQUIRED[n][1], rest, 0.5, n)) for n in REQUIRED}
+    fitted = {f"require {n}": (REQUIRED[n][0], verl_load(VERL, base, REQUIRED[n][1], rest, 0.5, n)) for n in REQUIRED}
     return {
         "fittedOn": "the row of staleness 0: step 231.34, gen 128.47, update 98.77 s",
         "staleness": staleness_sweep(VERL),
         "sensitivity": [staleness_sweep(lengths) for lengths in OTHERS],
         "required": {
             "constantsKept": errors(same),
-            "toldTheUpdateTimes": errors(told),
+            "updateTimesGiven": errors(fitted),
             "why": "verl's update takes 95 to 181 s for the same 512 prompts: smaller batches keep its devices less busy. The "
             "simulator's trainer costs the same per token at any size, so with the constants kept it cannot see this.",
         },
@@ -334,8 +337,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=5)
     seeds = parser.parse_args(arguments).seeds
-    found = {"seeds": seeds, "checks": checks(seeds), "tables": tables(seeds), "beyond": beyond(seeds), "verl": verl()}
-    json.dump(found, sys.stdout, indent=2)
+    results = {
+        "seeds": seeds,
+        "checks": checks(seeds),
+        "tables": tables(seeds),
+        "beyond": beyond(seeds),
+        "verl": verl(),
+    }
+    json.dump(results, sys.stdout, indent=2)
     print()
 
 

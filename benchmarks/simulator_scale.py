@@ -1,13 +1,13 @@
-"""How the simulator and the coordinator grow. Prints one JSON object.
+"""Measures how the cost of the simulator and of the coordinator grows with the workload. Prints one JSON object.
 
-simulator    a rollout pool of 64, 256 and 1,024 engines with 128 slots each, batches of 512, 2,048 and 8,192 sequences, a window
+simulator    a rollout pool of 64, 256 and 1,024 replicas with 128 slots each, batches of 512, 2,048 and 8,192 sequences, a window
              that fills all slots at first; 50 batches. Seconds, those of the processor, coordinator events per one of these, and the
              peak memory of the process so far.
-coordinator  alone, with 1,000, 10,000 and 100,000 groups held: one of the first quarter of what runs finishes next, batches train at
-             once, every worker loads every version. Microseconds of an event, all actions that it causes included: the one
+coordinator  alone, with 1,000, 10,000 and 100,000 groups held: one of the first quarter of the running sequences finishes next, batches train
+             immediately, every replica loads every version. Microseconds of an event with all actions that it causes: the event
              that makes room for a batch starts thousands of sequences.
 
-    python -m benchmarks.simulator_scale [--engines 64 256 1024] [--held 1000 10000 100000]
+    python -m benchmarks.simulator_scale [--replicas 64 256 1024] [--held 1000 10000 100000]
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from collections import defaultdict, deque
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
-from qwen35_trainer.pipeline.settings import Settings
 from qwen35_trainer.pipeline.window import Window
-from qwen35_trainer.simulate.load import Engine, EnginePool, Load, Trainer
-from qwen35_trainer.simulate.run import simulate
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.workload import ReplicaGroup, ReplicaSpeed, TrainSpeed, Workload
 
 GROUP = 16
 BATCHES = 50
 
 
-def load(engines: int) -> Load:
-    """P groups of 16 are 8 sequences an engine; (1 + s)·P·16 are 17 batches, 136 sequences an engine: more than its slots. The
+def workload(replicas: int) -> Workload:
+    """P groups of 16 are 8 sequences a replica; (1 + s)·P·16 are 17 batches, 136 sequences a replica: more than its slots. The
     trainer is faster than the pool.
     """
-    return Load(
-        pools=(EnginePool(engines, Engine(slots=128)),),
-        trainer=Trainer(units=4 * engines),
-        prompts_per_batch=engines * 8 // GROUP,
+    return Workload(
+        pools=(ReplicaGroup(replicas, ReplicaSpeed(slots=128)),),
+        trainer=TrainSpeed(units=4 * replicas),
+        prompts_per_batch=replicas * 8 // GROUP,
         group_size=GROUP,
         staleness_threshold=16,
         max_version_lag=20,
@@ -51,14 +51,14 @@ def load(engines: int) -> Load:
     )
 
 
-def measure_simulator(engines: int) -> dict[str, object]:
+def measure_simulator(replicas: int) -> dict[str, object]:
     began, processor = time.perf_counter(), time.process_time()
-    result = simulate(load(engines))
+    result = simulate(workload(replicas))
     seconds, processor = time.perf_counter() - began, time.process_time() - processor
     return {
-        "engines": engines,
-        "slots": engines * 128,
-        "sequencesPerBatch": engines * 8,
+        "replicas": replicas,
+        "slots": replicas * 128,
+        "sequencesPerBatch": replicas * 8,
         "seconds": round(seconds, 2),
         "processorSeconds": round(processor, 2),
         "events": result.events,
@@ -69,11 +69,11 @@ def measure_simulator(engines: int) -> dict[str, object]:
 
 
 class Driven:
-    """A coordinator whose workers generate at random and whose trainer takes no time."""
+    """A coordinator whose replicas generate at random and whose trainer takes no time."""
 
     def __init__(self, held: int) -> None:
         # Of ⌊(1 + 3)·P⌋ groups all but those of the batch that has just trained are held.
-        self.coordinator = Coordinator(Settings(Window(held // 4, 1, 3.0, 4), 4, batches=1_000_000))
+        self.coordinator = Coordinator(CoordinatorSettings(Window(held // 4, 1, 3.0, 4), 4, batches=1_000_000))
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.events: defaultdict[str, int] = defaultdict(int)
         self.slowest = 0.0
@@ -82,22 +82,22 @@ class Driven:
         self._running: list[SequenceId] = []  # in the order in which they started, those that have finished first
         self._done = 0
         self._left: dict[int, int] = {}
-        self._soon: deque[Event] = deque(on.WorkerJoined(number, 128, 0) for number in range(-(-held * 4 // 128)))
-        self._workers = len(self._soon)
+        self._soon: deque[Event] = deque(on.ReplicaJoined(number, 128, 0) for number in range(-(-held * 4 // 128)))
+        self._replicas = len(self._soon)
 
     def play(self, events: int) -> None:
-        """Of sequences that finish, besides what comes of them. What fills the window first is not counted."""
+        """Play `events` sequences that finish, and what follows from them. What fills the window first is not counted."""
         self._settle()
         self.seconds.clear()
         self.events.clear()
         self.slowest = 0.0
         for _ in range(events):
             name = self._next_to_finish()
-            self._tell(on.Finished(name, 1000))
+            self._tell(on.SequenceFinished(name, 1000))
             self._left[name[0]] -= 1
             if not self._left[name[0]]:
                 del self._left[name[0]]
-                self._tell(on.Scored(name[0]))
+                self._tell(on.GroupScored(name[0]))
             self._settle()
             self.held = max(self.held, self.coordinator.buffer.held)
 
@@ -121,14 +121,14 @@ class Driven:
         self.slowest = max(self.slowest, took)
         for action in actions:
             match action:
-                case do.Dispatched():
+                case do.GroupDispatched():
                     self._left[action.group] = 4
-                case do.Start():
+                case do.StartSequences():
                     self._running += [name for name, _ in action.sequences]
-                case do.Train():
-                    self._soon.append(on.Trained(action.batch))
-                case do.Publish():
-                    self._soon += [on.Loaded(number, action.version) for number in range(self._workers)]
+                case do.TrainGroups():
+                    self._soon.append(on.BatchTrained(action.batch))
+                case do.PublishWeights():
+                    self._soon += [on.VersionLoaded(number, action.version) for number in range(self._replicas)]
 
 
 def measure_coordinator(held: int) -> dict[str, object]:
@@ -150,11 +150,11 @@ def measure_coordinator(held: int) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engines", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--replicas", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--held", type=int, nargs="+", default=[1000, 10_000, 100_000])
     options = parser.parse_args()
     # First, so that the peak memory is the simulator's.
-    simulator = [measure_simulator(engines) for engines in sorted(options.engines)]
+    simulator = [measure_simulator(replicas) for replicas in sorted(options.replicas)]
     coordinator = [measure_coordinator(held) for held in sorted(options.held)]
     machine = {"python": platform.python_version(), "machine": platform.machine()}
     json.dump({"machine": machine, "simulator": simulator, "coordinator": coordinator}, sys.stdout, indent=2)

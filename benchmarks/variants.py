@@ -1,4 +1,4 @@
-"""The three variants of a job, and what is measured of each: the same numbers from our records and from the peer's trace.
+"""The three variants of a job, and their measurements: the same numbers from our records and from the peer's trace.
 
 The steady window leaves out the first updates (`Part.skipped`) and the last three: at its end an asynchronous run has
 nothing left to generate, and would look faster than it is.
@@ -38,14 +38,14 @@ class Update:
     trained: int
     """Response tokens in the loss."""
     generated: float
-    """Tokens that the sampler made since the last update."""
+    """Tokens generated since the last update."""
     rollout_idle: float
-    trainer_idle: float
+    train_idle: float
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run of a variant gave. docs/benchmarks.md explains each number."""
+    """Measurements of one run of a variant. docs/benchmarks.md explains each number."""
 
     samples_per_second: float
     generated_tokens_per_second: float
@@ -56,7 +56,7 @@ class Measured:
     final_accuracy: float | None
     response_tokens_mean: float
     rollout_idle: float
-    trainer_idle: float
+    train_idle: float
     peak_rss_mib: float
     peak_pss_mib: float
     others_cores: float
@@ -66,7 +66,7 @@ class Measured:
 def measure(variant: Variant, part: Part, folder: Path) -> Measured:
     """One run, from process start to process end. `folder` holds the model in `model`; the run's files go there too."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OMP_")}
-    # Ray starts its workers at a lower priority: on a shared machine others would take from our runs only.
+    # Ray starts its workers at a lower priority: on a shared machine other processes would slow only our runs.
     environment["RAY_worker_niceness"] = "0"
     updates, accuracies, seen = (_trl if variant == "trl" else _ours)(variant, part, folder, environment)
     return _summary(part, updates, accuracies, seen)
@@ -88,7 +88,7 @@ def _ours(variant: Variant, part: Part, folder: Path, environment: dict[str, str
             trained=record.tokens,
             generated=(record.tokens_per_second or 0.0) * record.seconds,
             rollout_idle=record.rollout_idle or 0.0,
-            trainer_idle=record.trainer_idle or 0.0,
+            train_idle=record.train_idle or 0.0,
         )
         for record in records
         if isinstance(record, UpdateRecord)
@@ -124,7 +124,7 @@ def _trl(variant: Variant, part: Part, folder: Path, environment: dict[str, str]
             trained=row["tokens"],
             generated=row["tokens"],
             rollout_idle=1 - row["generating"] / row["seconds"],
-            trainer_idle=row["generating"] / row["seconds"],
+            train_idle=row["generating"] / row["seconds"],
         )
         for row in rows
         if "seconds" in row
@@ -151,7 +151,7 @@ def _summary(part: Part, updates: Sequence[Update], accuracies: Sequence[tuple[f
         final_accuracy=accuracies[-1][1] if accuracies else None,
         response_tokens_mean=fmean(update.trained for update in window) / samples,
         rollout_idle=share(lambda update: update.rollout_idle),
-        trainer_idle=share(lambda update: update.trainer_idle),
+        train_idle=share(lambda update: update.train_idle),
         peak_rss_mib=seen.peak_rss_mib,
         peak_pss_mib=seen.peak_pss_mib,
         others_cores=seen.others_cores,

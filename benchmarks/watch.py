@@ -1,4 +1,4 @@
-"""Runs a command and looks at its processes while it runs."""
+"""Runs a command and measures its processes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from pathlib import Path
 import psutil
 
 EVERY_SECONDS = 2.0
-"""Between two looks at the process tree: rare enough to cost the cores nothing that shows."""
+"""Seconds between two measurements of the process tree; the cost is negligible."""
 IDLE_CORES, PATIENCE_SECONDS = 0.25, 180.0
 """A run starts when others use fewer cores than this, or after this wait."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a run used. The memory peaks are of the sums over all its processes."""
+    """Resources that a run used. Memory peaks are those of the sums over all its processes."""
 
     peak_rss_mib: float
     """Shared pages count in every process that maps them."""
     peak_pss_mib: float
     """Shared pages count once."""
     others_cores: float
-    """Mean number of cores that were busy with anything else, steal by the hypervisor included."""
+    """Mean number of cores used by other processes, including those stolen by the hypervisor."""
     busy_before: float
     """Cores that were busy before the run started."""
 
 
 class RunFailedError(RuntimeError):
-    """The measured command did not end well."""
+    """The measured command failed."""
 
 
 def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) -> Seen:
@@ -58,7 +58,7 @@ def run(command: Sequence[str], *, environment: Mapping[str, str], log: Path) ->
 
 
 def wait_until_quiet() -> float:
-    """Wait until others leave the cores alone, or patience ends. Returns the cores that were busy in the last second."""
+    """Wait until other processes use few cores, or until a deadline. Returns the cores in use in the last second."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         busy, started = _busy_seconds(), time.monotonic()
@@ -86,6 +86,6 @@ def _look(root: psutil.Process) -> tuple[int, int, dict[int, float]]:
 
 
 def _busy_seconds() -> float:
-    """Processor seconds that this machine has spent on anything."""
+    """Return the processor seconds of all processes of this machine."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)

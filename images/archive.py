@@ -1,7 +1,7 @@
-"""Layers, and archives of images as the Open Container Initiative lays them out, without any container tool.
+"""Writes layers, and archives of images in the format of the Open Container Initiative, without container tools.
 
-Layers are not compressed: an archive goes straight to a container runtime, and the disk is faster than gzip. They are
-reproducible too: no times, no owners but root, names in order.
+Layers are not compressed: a container runtime reads the archive directly, and the disk is faster than gzip. Layers are
+reproducible: they have no times and no owners except root, and names are sorted.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ class Layer:
 
 
 class _Hashing(io.RawIOBase):
-    """Counts and hashes what is written through it."""
+    """Counts and hashes the bytes that are written to another file."""
 
     def __init__(self, below: IO[bytes]) -> None:
         self.below, self.hash, self.size = below, hashlib.sha256(), 0
@@ -45,7 +45,7 @@ class _Hashing(io.RawIOBase):
 
 
 def write_layer(folder: Path, file: Path, owners: Mapping[str, int] | None = None) -> Layer:
-    """Packs everything below a folder, as root's but for those paths that `owners` gives to a user and group."""
+    """Pack a folder. Root owns all files except the paths in `owners`, which gives the id of a user and group."""
     numbers = {path.lstrip("/"): user for path, user in (owners or {}).items()}
 
     def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -63,12 +63,12 @@ def write_layer(folder: Path, file: Path, owners: Mapping[str, int] | None = Non
 
 
 def write_archive(
-    out: IO[bytes], name: str, layers: Sequence[Layer], config: Mapping[str, Any], *, known: Collection[Layer] = ()
+    out: IO[bytes], name: str, layers: Sequence[Layer], config: Mapping[str, Any], *, present: Collection[Layer] = ()
 ) -> None:
-    """Writes the archive of an image called `name`, with its tag.
+    """Write the archive of an image called `name`, with its tag.
 
-    config: the image's: Env, Entrypoint, User …
-    known: layers that the reader has, which are named but not written.
+    config: configuration of the image: Env, Entrypoint, User …
+    present: layers that the reader already has, which are listed but not written.
     """
     image = _json(
         {
@@ -101,28 +101,28 @@ def write_archive(
         _add(packed, "index.json", _json({"schemaVersion": 2, "manifests": [entry]}))
         for blob in (image, manifest):
             _add(packed, f"blobs/sha256/{_digest(blob)}", blob)
-        for layer in dict.fromkeys(layer for layer in layers if layer not in known):
-            about = tarfile.TarInfo(f"blobs/sha256/{layer.digest}")
-            about.size = layer.size
+        for layer in dict.fromkeys(layer for layer in layers if layer not in present):
+            member = tarfile.TarInfo(f"blobs/sha256/{layer.digest}")
+            member.size = layer.size
             with layer.file.open("rb") as content:
-                packed.addfile(about, content)
+                packed.addfile(member, content)
 
 
 def described(layer: Layer) -> dict[str, Any]:
-    """What `recalled` makes a layer of again."""
+    """Describe a layer as JSON values for `recalled`."""
     return asdict(layer) | {"file": layer.file.name}
 
 
 def recalled(folder: Path, description: Mapping[str, Any]) -> Layer:
-    """A layer whose file is in this folder."""
+    """Return the layer with this description, whose file is in `folder`."""
     return Layer(folder / description["file"], description["digest"], description["size"])
 
 
 def _names(folder: Path) -> list[str]:
-    found = []
+    paths = []
     for at, folders, files in os.walk(folder):
-        found += [os.path.relpath(os.path.join(at, name), folder) for name in (*folders, *files)]  # noqa: PTH118
-    return sorted(found)
+        paths += [os.path.relpath(os.path.join(at, name), folder) for name in (*folders, *files)]  # noqa: PTH118
+    return sorted(paths)
 
 
 def _architecture() -> str:
@@ -142,6 +142,6 @@ def _json(value: Mapping[str, Any]) -> bytes:
 
 
 def _add(packed: tarfile.TarFile, name: str, content: bytes) -> None:
-    about = tarfile.TarInfo(name)
-    about.size = len(content)
-    packed.addfile(about, io.BytesIO(content))
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    packed.addfile(member, io.BytesIO(content))

@@ -1,4 +1,4 @@
-"""An image as an archive of the Open Container Initiative, without a registry, from what this machine has.
+"""Builds the archive of an image (Open Container Initiative) from files of this machine, without a registry.
 
 python -m images.build trainer-cpu --output trainer-cpu.tar    for `ctr images import`, `docker load`, `kind load image-archive`
 """
@@ -16,25 +16,25 @@ from images.layers import layers
 from images.system import NotBuildable
 
 
-def write(image: str, out: IO[bytes], *, known: Collection[Layer] = ()) -> str:
-    """Writes the archive of the image in this folder of images/, and returns the image's name with its tag.
+def write(image: str, out: IO[bytes], *, present: Collection[Layer] = ()) -> str:
+    """Write the archive of the image in this folder of images/, and return the image's name with its tag.
 
-    known: layers that the reader has. Raises FileNotFoundError for a name that is none, and NotBuildable.
+    present: layers that the reader already has. Raises FileNotFoundError for an unknown image, and NotBuildable.
     """
-    found = definition(image)
+    image_definition = definition(image)
     config = {
-        "User": f"{found.user}:{found.user}",
+        "User": f"{image_definition.user}:{image_definition.user}",
         "WorkingDir": HOME,
         "Entrypoint": ["qwen35"],
         "Env": [
             "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
             "LANG=C.UTF-8",
-            *(f"{name}={value}" for name, value in found.environment.items()),
+            *(f"{name}={value}" for name, value in image_definition.environment.items()),
         ],
-        "Labels": found.labels,
+        "Labels": image_definition.labels,
     }
-    write_archive(out, found.tagged, layers(found), config, known=known)
-    return found.tagged
+    write_archive(out, image_definition.tagged, layers(image_definition), config, present=present)
+    return image_definition.tagged
 
 
 def main(

@@ -1,4 +1,4 @@
-"""What goes into an image: the one list that both ways to build it read."""
+"""The definition of an image, which both ways to build it read."""
 
 from functools import cache
 from importlib.metadata import version
@@ -9,26 +9,26 @@ from pydantic import BaseModel, ConfigDict
 
 REPOSITORY = Path(__file__).parents[1]
 BASE = "python:3.12-slim-bookworm"
-"""Debian with Python in /usr/local. The archive has both from the machine that builds it."""
+"""Debian with Python in /usr/local. In an archive both come from the machine that builds it."""
 HOME = "/home/qwen35"
 
 
 class Definition(BaseModel):
-    """An image.yaml. Its entry point is the command `qwen35`; it has the requirements, and this repository's packages."""
+    """The content of an image.yaml. The image has the requirements and this repository's packages, and starts `qwen35`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """Without a tag: that is this repository's version."""
+    """Name without a tag; the tag is this repository's version."""
     title: str
     requirements: str
-    """A lock of requirements/."""
+    """Path of a lock file in requirements/."""
     packages: tuple[str, ...] = ()
-    """Debian packages, beyond what the base has."""
+    """Debian packages in addition to those of the base."""
     user: int
     """User and group; its home folder is HOME."""
     files: dict[str, str] = {}
-    """Further files: a folder of this repository, and where it goes."""
+    """Further folders: the path in this repository, and the path in the image."""
     environment: dict[str, str] = {}
 
     @property
@@ -43,7 +43,7 @@ class Definition(BaseModel):
 
 @cache
 def definition(image: str) -> Definition:
-    """The definition in the folder of this name. Raises FileNotFoundError."""
+    """Read the definition of an image, the name of its folder. Raises FileNotFoundError."""
     return Definition.model_validate(yaml.safe_load((REPOSITORY / "images" / image / "image.yaml").read_text()))
 
 

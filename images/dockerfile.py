@@ -1,4 +1,4 @@
-"""The build file of an image, for builders that have a registry to take the base from.
+"""Generates the Dockerfile of an image, for builders that can pull the base from a registry.
 
 python -m images.dockerfile            writes all of them
 python -m images.dockerfile --check    fails when one is not current
@@ -13,7 +13,7 @@ INSTALL = "pip install --no-cache-dir --no-deps --disable-pip-version-check"
 
 
 def render(image: Definition) -> str:
-    """The file's content. Its context is the repository's root."""
+    """Return the content of the Dockerfile. Its context is the repository's root."""
     lines = ["# syntax=docker/dockerfile:1", "# From image.yaml by `make generate`.", f"FROM {BASE}"]
     if image.packages:
         packages = " ".join(image.packages)
@@ -39,7 +39,7 @@ def render(image: Definition) -> str:
 
 
 def main(*options: str) -> int:
-    """Writes or checks. Returns how many are not current."""
+    """Write or check all Dockerfiles. Returns the number of those that are not current."""
     stale = 0
     for name in names():
         file = REPOSITORY / "images" / name / "Dockerfile"

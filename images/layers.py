@@ -1,9 +1,9 @@
-"""The layers of an image, from what changes least to what changes most, each kept in a cache until its inputs change.
+"""The layers of an image, in increasing order of change, each cached until its inputs change.
 
 ${XDG_CACHE_HOME:-~/.cache}/qwen35/images/<layer>-<hash of its inputs>.tar and .json
 
-system          Python and Debian packages of this machine: of images with the same ones the same   system.py
-dependencies    the lock's packages, by uv
+system          Python and Debian packages of this machine; shared by images with the same packages   system.py
+dependencies    the packages of the lock file, by uv
 own             this repository's packages and files, and the user
 """
 
@@ -25,16 +25,16 @@ from images.archive import Layer, described, recalled, write_layer
 from images.definition import HOME, REPOSITORY, Definition
 from images.system import NotBuildable
 
-# Of the repository, what its wheel is made of.
+# Parts of the repository from which its wheel is built.
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "operator", "trainer")
-# Changes whenever a layer of the same inputs would be another.
+# Increased whenever the same inputs give a different layer.
 FORMAT = "1"
-LONGEST = 1800.0
-"""Seconds that one waits for another build: some six times what all layers take."""
+MAX_LOCK_WAIT_SECONDS = 1800.0
+"""Maximum wait for another build: about six times the time of all layers."""
 
 
 def layers(image: Definition) -> list[Layer]:
-    """All of them, built where needed. Raises NotBuildable."""
+    """Return all layers, and build those that are not in the cache. Raises NotBuildable."""
     inputs = [*system.inputs(image.packages), *_hashes(SOURCES), *_hashes(image.files), repr(image)]
     with locked():
         own = _layer(f"{_short(image)}-own", inputs, lambda root: _fill_own(root, image), {HOME: image.user})
@@ -42,7 +42,7 @@ def layers(image: Definition) -> list[Layer]:
 
 
 def base_layers(image: Definition) -> list[Layer]:
-    """Those that change seldom, built where needed. Raises NotBuildable."""
+    """Return the layers that change rarely, and build those that are not in the cache. Raises NotBuildable."""
     lock = REPOSITORY / image.requirements
     inputs, named = system.inputs(image.packages), "-".join(["system", *image.packages])
     with locked():
@@ -63,29 +63,29 @@ def _short(image: Definition) -> str:
 def _layer(
     name: str, inputs: Iterable[str], fill: Callable[[Path], None], owners: Mapping[str, int] | None = None
 ) -> Layer:
-    """From the cache, or made anew in the place of all of its name."""
+    """Return a layer from the cache, or build it and delete older layers of the same name."""
     key = hashlib.sha256("\0".join([FORMAT, *inputs]).encode()).hexdigest()[:16]
-    about = cache() / f"{name}-{key}.json"
-    if about.exists():
-        return recalled(cache(), json.loads(about.read_text()))
+    description_file = cache() / f"{name}-{key}.json"
+    if description_file.exists():
+        return recalled(cache(), json.loads(description_file.read_text()))
     print(f"making layer {name}", file=sys.stderr, flush=True)
     for outdated in [*cache().glob(f"{name}-{'[0-9a-f]' * 16}.*")]:
         outdated.unlink()
-    # In the cache: uv links files that are on the same disk as its own cache. What was cut off last time goes first.
+    # Built in the cache, because uv hard-links files on the disk of its cache. A folder of an interrupted build is deleted.
     root = cache() / f"{name}.making"
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
     fill(root)
-    layer = write_layer(root, about.with_suffix(".tar"), owners or {})
+    layer = write_layer(root, description_file.with_suffix(".tar"), owners or {})
     shutil.rmtree(root)
-    aside = about.with_suffix(".writing")
-    aside.write_text(json.dumps(described(layer)))
-    aside.rename(about)
+    temporary = description_file.with_suffix(".writing")
+    temporary.write_text(json.dumps(described(layer)))
+    temporary.rename(description_file)
     return layer
 
 
 def _install(root: Path, *what: str | Path) -> None:
-    """Installs as Python in /usr/local of the image would, without dependencies: the lock names them all."""
+    """Install for the Python in /usr/local of the image, without dependencies: the lock file lists all of them."""
     prefix = root / system.PYTHON
     command = [_uv(), "pip", "install", "--quiet", "--python", sys.executable, "--no-deps", "--prefix", prefix, *what]
     subprocess.run([str(word) for word in command], check=True, cwd=REPOSITORY)
@@ -98,7 +98,7 @@ def _point_to_own_python(script: Path) -> None:
     content = script.read_bytes()
     first, _, rest = content.partition(b"\n")
     if first.startswith(b"#!") and b"python" in first:
-        # Another file in its place: this one may be linked into uv's cache.
+        # A new file replaces the script, which may be a hard link into uv's cache.
         mode = script.stat().st_mode
         script.unlink()
         script.write_bytes(f"#!/{system.PYTHON / 'bin' / system.VERSION}\n".encode() + rest)
@@ -131,26 +131,28 @@ def _hashes(parts: Iterable[str]) -> Iterator[str]:
 
 
 def _uv() -> str:
-    """The one of the virtual environment that this runs in, or any."""
+    """Return the uv of the running virtual environment, or any other."""
     own = Path(sys.executable).with_name("uv")
     return str(own) if own.exists() else "uv"
 
 
 def cache() -> Path:
-    """Where layers are kept."""
+    """Return the folder of the cached layers."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "qwen35" / "images"
 
 
 @contextmanager
 def locked() -> Iterator[None]:
-    """Nobody else changes the cache. Raises NotBuildable when somebody does for LONGEST."""
+    """Lock the cache against other builds. Raises NotBuildable after MAX_LOCK_WAIT_SECONDS."""
     cache().mkdir(parents=True, exist_ok=True)
-    lock = FileLock(cache() / "lock", timeout=LONGEST)
+    lock = FileLock(cache() / "lock", timeout=MAX_LOCK_WAIT_SECONDS)
     try:
         lock.acquire()
     except Timeout:
-        raise NotBuildable(f"{lock.lock_file} is held by another build for {LONGEST:g} s now: end that one") from None
+        raise NotBuildable(
+            f"{lock.lock_file} has been held by another build for {MAX_LOCK_WAIT_SECONDS:g} s: end that build"
+        ) from None
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
-"""The lowest layer: Python and a few Debian packages, copied from the machine that builds it.
+"""The lowest layer: Python and a few Debian packages, copied from the machine that builds the image.
 
-What the base of the build file has too: the same Python version in /usr/local, and Debian's shell and tools.
+The base of the Dockerfile has the same: the same Python version in /usr/local, and Debian's shell and tools.
 """
 
 import os
@@ -29,8 +29,8 @@ PACKAGES = (
     ),
 )
 UNUSED = ("/usr/share/doc/", "/usr/share/man/", "/usr/share/locale/", "/usr/share/info/", "/usr/share/lintian/")
-# Not in the packages: made when they were installed.
-MADE = ("/etc/ssl/certs",)
+# Folders that installation creates; they are not in the packages.
+INSTALLED_FOLDERS = ("/etc/ssl/certs",)
 MERGED = ("bin", "lib", "lib64", "sbin")
 LIBRARIES = Path("usr/lib") / sysconfig.get_config_var("MULTIARCH")
 PYTHON = Path("usr/local")
@@ -39,31 +39,31 @@ TESTS = ("test", "tests", "idle_test", "__pycache__", "site-packages", "config-*
 
 
 class NotBuildable(Exception):
-    """What the layer is made of is not on this machine."""
+    """A part of the layer is not on this machine."""
 
 
 def inputs(packages: Sequence[str]) -> list[str]:
-    """What the layer depends on. Raises NotBuildable."""
+    """Return the inputs of the layer, for its hash. Raises NotBuildable."""
     if lacking := absent(packages):
         raise NotBuildable(f"install these Debian packages: {' '.join(lacking)}")
     return [_versions(packages), sys.version, sys.base_prefix, platform.machine()]
 
 
 def absent(packages: Sequence[str]) -> list[str]:
-    """What of PACKAGES and of these is not installed. Raises NotBuildable where nothing of it can be."""
+    """Return the packages of PACKAGES and `packages` that are not installed. Raises NotBuildable without dpkg."""
     installed = {line.split()[0] for line in _versions(packages).splitlines() if line.endswith(" installed")}
     return sorted({*PACKAGES, *packages} - installed)
 
 
 def _versions(packages: Sequence[str]) -> str:
     if shutil.which("dpkg-query") is None:
-        raise NotBuildable("the archive of an image takes its system from a Debian machine, and this is none")
+        raise NotBuildable("the system in an image's archive is copied from a Debian machine, and this is not one")
     command = ["dpkg-query", "--show", "--showformat=${Package} ${Version} ${db:Status-Status}\n", *PACKAGES, *packages]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
 def fill(root: Path, packages: Sequence[str]) -> None:
-    """Makes the layer's files in an empty folder."""
+    """Create the layer's files in an empty folder."""
     for name in MERGED:
         (root / "usr" / name).mkdir(parents=True, exist_ok=True)
         (root / name).symlink_to(f"usr/{name}")
@@ -72,7 +72,7 @@ def fill(root: Path, packages: Sequence[str]) -> None:
         (root / name).chmod(mode)
     for path in _files_of([*PACKAGES, *packages]):
         _copy(path, root)
-    for folder in MADE:
+    for folder in INSTALLED_FOLDERS:
         shutil.copytree(folder, root / folder.lstrip("/"), symlinks=False, dirs_exist_ok=True)
     _copy_python(root)
     _copy_libraries(root)
@@ -82,14 +82,14 @@ def fill(root: Path, packages: Sequence[str]) -> None:
 def _files_of(packages: Iterable[str]) -> Iterator[Path]:
     listed = subprocess.run(["dpkg-query", "--listfiles", *packages], check=True, capture_output=True, text=True)
     for line in listed.stdout.splitlines():
-        # Between packages are empty lines, and remarks about diverted files.
+        # Other lines are empty lines between packages, and remarks about diverted files.
         path = Path(line)
         if line.startswith("/") and not line.startswith(UNUSED) and (path.is_symlink() or path.is_file()):
             yield path
 
 
 def _copy(path: Path, root: Path) -> None:
-    """Where the folder really is: /bin is a link to /usr/bin, here as there."""
+    """Copy a file to its resolved folder: /bin is a link to /usr/bin on this machine and in the image."""
     target = root / (path.parent.resolve() / path.name).relative_to("/")
     if not os.path.lexists(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def _copy(path: Path, root: Path) -> None:
 
 
 def _copy_python(root: Path) -> None:
-    """Python finds its library beside itself, wherever that is."""
+    """Copy Python, which finds its library relative to its own path."""
     prefix, own = Path(sys.base_prefix), root / PYTHON
     (own / "bin").mkdir(parents=True, exist_ok=True)
     (own / "lib").mkdir(parents=True, exist_ok=True)
@@ -112,14 +112,14 @@ def _copy_python(root: Path) -> None:
 
 
 def compile_all(root: Path, folder: Path) -> None:
-    """Compiles Python's files so that they are current whatever the time in the archive, and know their place in it."""
+    """Compile Python files so that they are valid for any file time, and contain their paths in the image."""
     command = [sys.executable, "-m", "compileall", "-q", "-j", "0", "--invalidation-mode", "unchecked-hash"]
-    # Some packages ship templates that are no Python; who imports them learns of it.
+    # Some packages contain templates that are not valid Python; importing those fails later.
     subprocess.run([*command, "-s", root, "-p", "/", folder], check=False, stdout=subprocess.DEVNULL)
 
 
 def _copy_libraries(root: Path) -> None:
-    """Shared libraries that something of the layer needs and nothing of it brought."""
+    """Copy the shared libraries that files of the layer need and that are not in it."""
     files = [str(path) for path in root.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
     listed = subprocess.run(["ldd", *files], check=False, capture_output=True, text=True).stdout
     needed = {line.split(" => ")[1].split()[0] for line in listed.splitlines() if " => /" in line}

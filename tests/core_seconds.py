@@ -8,7 +8,7 @@
 
 As root, a session moves itself into a control group of its own, so that daemons, pods and processes that nobody waits for count
 too. Elsewhere only this process and the children it has waited for are counted, and the table says so. The time between two
-tests belongs to the second one: session fixtures count in the folder that asks for them first.
+tests belongs to the second one: session fixtures count in the folder that uses them first.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ChildrenMeter:
 
     def read(self) -> float:
         used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return sum(one.ru_utime + one.ru_stime for one in used)
+        return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
     def close(self) -> None:
         """Nothing was opened."""
@@ -109,7 +109,7 @@ class GroupMeter:
         self._move_to(self._group)
 
     def read(self) -> float:
-        nodes = (one for one in self._hierarchy.glob(f"{NODES}*") if not one.name.startswith(GROUP))
+        nodes = (path for path in self._hierarchy.glob(f"{NODES}*") if not path.name.startswith(GROUP))
         for group in (self._group, *(nodes if self._nodes else ())):
             with suppress(OSError):  # a node that has just ended
                 self._used[group] = used_by(group)
@@ -209,8 +209,8 @@ def table(costs: list[Cost], allowed: Mapping[str, Budget], *, complete: bool) -
         over = " over its budget" if budget.allowed is not None and core > budget.allowed else ""
         lines.append(f"{folder:<24}{tests:>7}{core:>9.1f}{_text(budget.recorded):>10}{_text(budget.allowed):>8}{over}")
     total = sum(cost.core for cost in costs)
-    recorded = sum(one.recorded or 0 for one in allowed.values())
-    budget_sum = sum(one.allowed or 0 for one in allowed.values())
+    recorded = sum(entry.recorded or 0 for entry in allowed.values())
+    budget_sum = sum(entry.allowed or 0 for entry in allowed.values())
     lines.append(
         f"{'all':<24}{sum(cost.test != 'collection' for cost in costs):>7}{total:>9.1f}{recorded:>10}{budget_sum:>8}"
     )
@@ -226,8 +226,8 @@ def recorded(text: str, costs: Iterable[Cost]) -> str:
     """CONTRIBUTING.md with the figures of these costs in its table."""
     core = {folder: used for folder, (_, used) in by_folder(costs).items()}
 
-    def row(found: re.Match[str]) -> str:
-        folder, allowed, before, reason = found.groups()
+    def row(match: re.Match[str]) -> str:
+        folder, allowed, before, reason = match.groups()
         figure = f"{core[folder]:.0f}" if folder in core else before
         return f"| `{folder}` | {allowed} | {figure} | {reason} |"
 

@@ -1,4 +1,4 @@
-"""Who may reach whom, by NetworkPolicy objects alone: what a network plugin computes, as a pure function.
+"""Computes from NetworkPolicy objects which pods may reach which others, as a network plugin does, as a pure function.
 
     source ── isolated for egress? a rule lets it out ──┐
     target ── isolated for ingress? a rule lets it in ──┴─► may reach
@@ -32,7 +32,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Outside:
-    """The other end, where it is no pod."""
+    """The other end, if it is not a pod."""
 
     address: str = "203.0.113.7"
 
@@ -107,7 +107,9 @@ def _ported(ports: Iterable[Mapping[str, Any]] | None, target: End, port: int, p
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """A LabelSelector; the empty one matches everything."""
     fixed = all(labels.get(key) == value for key, value in (selector.get("matchLabels") or {}).items())
-    return fixed and all(_holds(one, labels) for one in selector.get("matchExpressions") or ())
+    return fixed and all(
+        _holds(match_expression, labels) for match_expression in selector.get("matchExpressions") or ()
+    )
 
 
 def _holds(expression: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

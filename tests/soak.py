@@ -47,7 +47,7 @@ def kinds() -> tuple[Kind, ...]:
     folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
     rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS))
     return (
-        Kind("random examples", ("pipeline", "simulate", "operator", "spec", "data", "algorithms")),
+        Kind("random examples", ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")),
         Kind("signals at random moments of the start", (SIGNALS,), ("-m", "soak", "-s")),
         Kind("every write of every story", ("controlplane",)),
         Kind(

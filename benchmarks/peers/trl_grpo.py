@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the peer is told, as JSON. Paths are strings."""
+    """Settings of the peer, as JSON. Paths are strings."""
 
     model: str
     train: str
@@ -48,7 +48,7 @@ class Settings:
 
 @dataclass
 class Trace:
-    """Appends what happened to the trace file. The clock stands still during evaluations."""
+    """Appends records to the trace file. The clock is stopped during evaluations."""
 
     path: Path
     paused: float = 0.0
@@ -94,7 +94,7 @@ def accuracy(
     rows: list[dict[str, str]],
     tokens: int,
 ) -> float:
-    """Share of prompts whose greedy answer is right and nothing else."""
+    """Return the share of prompts whose greedy response is exactly the answer."""
     import torch
 
     inputs = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True, padding_side="left")
@@ -113,7 +113,7 @@ def accuracy(
 
 
 def config(settings: Settings) -> Any:  # noqa: ANN401  # TRL's configuration is untyped
-    """Our manifest in TRL's words; whatever costs time and trains nothing is off."""
+    """Convert our manifest to TRL's configuration; features that cost time without training are off."""
     from trl.trainer.grpo_config import GRPOConfig
 
     return GRPOConfig(
@@ -166,10 +166,10 @@ def train(settings: Settings) -> None:
     def reward(
         completions: list[str], answer: list[str], completion_ids: list[list[int]], **_: object
     ) -> list[float | None]:
-        found = (digit.search(text) for text in completions)
+        match_texts = (digit.search(text) for text in completions)
         values = [
             0.8 * (match is not None and match.group() == right) + 0.2 * (text.strip() == right)
-            for match, text, right in zip(found, completions, answer, strict=True)
+            for match, text, right in zip(match_texts, completions, answer, strict=True)
         ]
         trace.generated(sum(map(len, completion_ids)), sum(values) / len(values))
         return [*values]

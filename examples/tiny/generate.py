@@ -1,10 +1,10 @@
-"""Writes the data of the tiny examples. Run it to make them again: python examples/tiny/generate.py
+"""Writes the data of the tiny examples: python examples/tiny/generate.py
 
     train, validation           tiny-grpo.yaml, tiny-sft.yaml: the digit behind the mark          3>81047=  →  8
-    tools-train, -validation    tiny-sft-tools.yaml: a sum, by way of a tool                      3+4  →  add(3, 4)  →  7
+    tools-train, -validation    tiny-sft-tools.yaml: a sum, computed by a tool                    3+4  →  add(3, 4)  →  7
     images-train, -validation   tiny-sft-vision.yaml: which quarter of the image is bright        ▝  →  2
 
-Training and held-out rows are never the same.
+Training and held-out rows are disjoint.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def bright_quarters() -> Iterable[tuple[str, dict[str, object]]]:
 
 
 def png(quarter: int, level: int) -> bytes:
-    """A dark square with one bright quarter, in grey. Not compressed: the same bytes everywhere."""
+    """Draw a grey square with one bright quarter. It is not compressed, so that the bytes are the same everywhere."""
     half = SIDE // 2
     rows = [
         b"\0" + bytes(level if (row // half, column // half) == divmod(quarter, 2) else 40 for column in range(SIDE))

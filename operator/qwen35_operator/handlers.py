@@ -1,8 +1,8 @@
-"""kopf's wiring: events of trainings become bodies and work. Nothing is decided here.
+"""Feeds events of trainings from kopf into the store and the queue. Nothing is decided here.
 
-kopf has a thread and a loop of its own: it takes the process's signals where it can, when it ends it cancels every task of
-its loop that it does not know, and it ends when it may not list. Here that is waited out, and it begins anew. It looks for no
-definitions and namespaces: it would need rights on all of the cluster for that.
+kopf runs in a thread and event loop of its own, because it takes over the process's signals where it can, and cancels
+all tasks of its loop that it did not create. It ends if it may not list trainings: this module then waits until it may,
+and starts kopf again. kopf does not discover definitions and namespaces, which would need cluster-wide permissions.
 """
 
 import asyncio
@@ -15,81 +15,87 @@ from typing import Any
 import kopf
 
 from qwen35_operator.api import v1alpha1
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.client import METADATA, Query, RestClient
-from qwen35_operator.kube.errors import ApiError, Forbidden, NotFound
 from qwen35_operator.kube.kinds import TRAINING
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
-from qwen35_operator.kube.watch import METADATA_LIST, PAGE, not_allowed
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import Problem
+from qwen35_operator.kube.watch import METADATA_LIST, PAGE_SIZE, not_allowed
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
 
-AGAIN = 5.0
-"""Seconds until kopf begins anew."""
-GRACE = 5.0
-"""Seconds that it has to end."""
+RESTART_SECONDS = 5.0
+"""Time until kopf is started again, and between two checks whether trainings can be watched."""
+STOP_SECONDS = 5.0
+"""Time that kopf has to end."""
 
 
 async def follow(
-    options: Settings, kubeconfig: str | None, client: RestClient, trainings: Trainings, changed: Callable[[Key], None]
+    options: OperatorSettings,
+    kubeconfig: str | None,
+    client: RestClient,
+    trainings: Trainings,
+    changed: Callable[[TrainingKey], None],
 ) -> None:
-    """Fill `trainings`, until cancelled. `changed` is told of every training for which there is news."""
+    """Keep `trainings` up to date, until cancelled. changed: called with each training that was created or changed."""
     loop = asyncio.get_running_loop()
 
-    def take(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
+    def apply(event: Any) -> None:  # noqa: ANN401  # kopf's raw event
         raw = event["object"]
-        key: Key = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        key: TrainingKey = raw["metadata"]["namespace"], raw["metadata"]["name"]
         if event["type"] == "DELETED":
             trainings.remove(key, raw["metadata"]["uid"])
         elif trainings.put(raw):
             changed(key)
 
     while True:
-        await visible(client, options.namespaces, trainings)
+        await wait_until_watchable(client, options.namespaces, trainings)
         stop = threading.Event()
         ended: asyncio.Future[None] = loop.create_future()
-        handlers = registry(lambda event: loop.call_soon_threadsafe(take, event), explicit=kubeconfig is not None)
+        handlers = registry(lambda event: loop.call_soon_threadsafe(apply, event), explicit=kubeconfig is not None)
         arguments = (handlers, options, stop, loop, ended)
-        threading.Thread(target=_live, args=arguments, name="kopf", daemon=True).start()
+        threading.Thread(target=_run_kopf, args=arguments, name="kopf", daemon=True).start()
         try:
             await asyncio.shield(ended)
-        except Exception as error:  # noqa: BLE001  # whatever ends kopf, the trainings are still there
-            logger.warning("events of %s: %r; again in %g s", v1alpha1.PLURAL, error, AGAIN)
+        except Exception as error:  # noqa: BLE001  # the trainings still exist, whatever ends kopf
+            logger.warning("watching %s: %r; starting again in %g s", v1alpha1.PLURAL, error, RESTART_SECONDS)
         finally:
             stop.set()
-            await asyncio.wait({ended}, timeout=GRACE)
+            await asyncio.wait({ended}, timeout=STOP_SECONDS)
             ended.cancel()
-        await asyncio.sleep(AGAIN)
+        await asyncio.sleep(RESTART_SECONDS)
 
 
-async def visible(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Return once trainings can be listed and watched. kopf would end without a word that reaches people."""
-    told = ""
+async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
+    """Wait until trainings can be listed and watched. Otherwise kopf would end without an explanation for people."""
+    logged = ""
     while True:
         try:
             trainings.problem = problem = await _obstacle(client, namespaces)
-        except ApiError as error:  # that passes: what could be seen before can be seen after it
-            said = f"{TRAINING.resource}: {error.message}"
+        except ApiError as error:  # a temporary error, which does not change `problem`
+            message = f"{TRAINING.resource}: {error.message}"
         else:
             if problem is None:
                 return
-            said = f"{problem.path}: {problem.message} {problem.fix}"
-        if said != told:
-            logger.warning(said)
-        told = said
-        await asyncio.sleep(AGAIN)
+            message = f"{problem.path}: {problem.message} {problem.fix}"
+        if message != logged:
+            logger.warning(message)
+        logged = message
+        await asyncio.sleep(RESTART_SECONDS)
 
 
 async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
-    """What only people can mend. Raises ApiError for all else."""
+    """The problem that only people can solve, if there is one. Raises ApiError for temporary errors."""
     try:
-        known = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
+        group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
     except NotFound:
-        known = {}
-    if all(one["name"] != TRAINING.plural for one in known.get("resources", ())):
-        return Problem(TRAINING.resource, "there is no such kind.", "Apply its definition, which `qwen35 crd` prints.")
+        group = {}
+    if all(resource["name"] != TRAINING.plural for resource in group.get("resources", ())):
+        return Problem(
+            TRAINING.resource, "the cluster has no such kind.", "Apply its definition, which `qwen35 crd` prints."
+        )
     for namespace in namespaces or (None,):
         path = TRAINING.path(namespace)
         try:
@@ -106,59 +112,59 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
     return None
 
 
-def registry(take: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
-    """Handlers for one life of kopf; `explicit`: a kubeconfig was named, and comes before the pod's own credentials."""
+def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
+    """Return the handlers for one run of kopf. explicit: use the named kubeconfig rather than the pod's own credentials."""
     handlers = kopf.OperatorRegistry()
-    kopf.on.login(registry=handlers)(_login_as_told if explicit else _login)
+    kopf.on.login(registry=handlers)(_login_by_kubeconfig if explicit else _login_by_pod)
 
     @kopf.on.event(v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL, registry=handlers)
     async def _event(event: kopf.RawEvent, **_: Any) -> None:  # noqa: ANN401  # kopf's calling convention
-        take(event)
+        apply(event)
 
     return handlers
 
 
 class NoDiffs(kopf.AnnotationsDiffBaseStorage):
-    """For handlers of events. kopf copies each object several times to find out what changed, and nobody here asks."""
+    """Disables kopf's diffs: it copies each object several times to compute them, and event handlers do not use them."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:  # noqa: ANN401  # kopf's calling convention
         return kopf.BodyEssence()
 
 
 def settings() -> kopf.OperatorSettings:
-    """Kopf without annotations, finalizers or events of its own, and with deadlines that fit a reconcile."""
-    chosen = kopf.OperatorSettings()
-    chosen.persistence.diffbase_storage = NoDiffs()
-    chosen.posting.enabled = False
-    chosen.scanning.disabled = True
-    chosen.networking.request_timeout = 30
-    chosen.networking.connect_timeout = 5
-    chosen.networking.error_backoffs = (0.1, 0.5, 1, 2, 5)
-    chosen.watching.server_timeout = 290
-    # Parsed objects are large. kopf lists all at once unless told otherwise, and keeps each for as long as this.
-    chosen.watching.chunk_size = PAGE
-    chosen.queueing.idle_timeout = 0.1
-    return chosen
+    """Settings for kopf: no annotations, finalizers or events of its own, and time limits that fit a reconcile."""
+    kopf_settings = kopf.OperatorSettings()
+    kopf_settings.persistence.diffbase_storage = NoDiffs()
+    kopf_settings.posting.enabled = False
+    kopf_settings.scanning.disabled = True
+    kopf_settings.networking.request_timeout = 30
+    kopf_settings.networking.connect_timeout = 5
+    kopf_settings.networking.error_backoffs = (0.1, 0.5, 1, 2, 5)
+    kopf_settings.watching.server_timeout = 290
+    # Parsed objects are large. By default kopf lists all of them in one page; it keeps each for the idle timeout.
+    kopf_settings.watching.chunk_size = PAGE_SIZE
+    kopf_settings.queueing.idle_timeout = 0.1
+    return kopf_settings
 
 
-def _live(
+def _run_kopf(
     handlers: kopf.OperatorRegistry,
-    options: Settings,
+    options: OperatorSettings,
     stop: threading.Event,
     loop: asyncio.AbstractEventLoop,
     ended: asyncio.Future[None],
 ) -> None:
-    """One life of kopf, in a thread: until `stop`, or an error, which `ended` gets."""
+    """Run kopf in this thread until `stop` is set or it fails. Passes the outcome to `ended` in the other thread."""
     problem: BaseException | None = None
     try:
         asyncio.run(_operate(handlers, options, stop))
-    except Exception as error:  # noqa: BLE001  # it is raised in the other thread
+    except Exception as error:  # noqa: BLE001  # raised in the other thread
         problem = error
-    with suppress(RuntimeError):  # the other loop has not waited
-        loop.call_soon_threadsafe(_settle, ended, problem)
+    with suppress(RuntimeError):  # the other loop has closed
+        loop.call_soon_threadsafe(_set_outcome, ended, problem)
 
 
-async def _operate(handlers: kopf.OperatorRegistry, options: Settings, stop: threading.Event) -> None:
+async def _operate(handlers: kopf.OperatorRegistry, options: OperatorSettings, stop: threading.Event) -> None:
     try:
         await kopf.operator(
             registry=handlers,
@@ -169,10 +175,10 @@ async def _operate(handlers: kopf.OperatorRegistry, options: Settings, stop: thr
             stop_flag=stop,
         )
     finally:
-        stop.set()  # kopf has a thread wait for it, and the loop waits for that
+        stop.set()  # a thread of kopf waits for the flag, and the loop waits for that thread
 
 
-def _settle(ended: asyncio.Future[None], problem: BaseException | None) -> None:
+def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> None:
     if ended.done():
         return
     if problem is None:
@@ -181,10 +187,11 @@ def _settle(ended: asyncio.Future[None], problem: BaseException | None) -> None:
         ended.set_exception(problem)
 
 
-def _login(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """The pod's own credentials, or those of KUBECONFIG; both without the synchronous client library."""
+def _login_by_pod(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
+    """Use the pod's own credentials, otherwise those of KUBECONFIG; both without the synchronous client library."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
-def _login_as_told(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
+def _login_by_kubeconfig(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
+    """Use the credentials of KUBECONFIG, otherwise those of the pod."""
     return kopf.login_with_kubeconfig(**arguments) or kopf.login_with_service_account(**arguments)

@@ -1,9 +1,10 @@
-"""What the operator writes to its log: lines for people, or one JSON object per line for what collects them.
+"""The operator's log: lines for people, or one JSON object per line for log collectors.
 
-    {"time": "2026-01-31T10:00:00.000Z", "level": "WARNING", "logger": "qwen35_operator.work", "message": "…",
+    {"time": "2026-01-31T10:00:00.000Z", "level": "WARNING", "logger": "qwen35_operator.reconcile_workers", "message": "…",
      "namespace": "team", "training": "demo"}
 
-`namespace` and `training` are there while a training is worked on, and `exception` holds the traceback where there is one.
+`namespace` and `training` are present while a training is reconciled, and `exception` contains the traceback of an
+error.
 """
 
 import json
@@ -13,16 +14,16 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.store import TrainingKey
 
 type LogFormat = Literal["text", "json"]
 
-current: ContextVar[Key | None] = ContextVar("training", default=None)
-"""The training that this task works on. Tasks inherit it."""
+current: ContextVar[TrainingKey | None] = ContextVar("training", default=None)
+"""The training that this task reconciles. Tasks that it starts inherit the value."""
 
 
 class JsonLines(logging.Formatter):
-    """One object per line, whatever the message holds."""
+    """Formats each record as one line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -37,7 +38,7 @@ class JsonLines(logging.Formatter):
             line["namespace"], line["training"] = key
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)  # ASCII: some characters end a line for one reader and not for another
+        return json.dumps(line)  # ASCII only: readers disagree about which other characters end a line
 
 
 def begin(form: LogFormat, *, verbose: bool) -> None:
@@ -47,5 +48,5 @@ def begin(form: LogFormat, *, verbose: bool) -> None:
     handler.setFormatter(JsonLines() if form == "json" else text)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, handlers=[handler])
     logging.getLogger("qwen35_operator").setLevel(logging.DEBUG if verbose else logging.INFO)
-    # It warns that it takes no signals: this process takes them itself.
+    # kopf warns that it handles no signals; this process handles them itself.
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.ERROR)

@@ -4,8 +4,8 @@
     watches ─► stores ──┴─► queue ──► election ──┼─► worker ─► reconcile
                                      (leader)    └─► …
 
-A standby does all of it but work: when it leads, it has only to begin. SIGTERM ends the workers when they have done what
-they have in hand, then the Lease is released, then the watches and kopf end.
+A standby does everything except reconcile, so it can start immediately when it leads. SIGTERM ends the workers after
+the reconciles in progress, then the Lease is released, then the watches and kopf end.
 """
 
 import asyncio
@@ -16,23 +16,25 @@ from collections.abc import Coroutine
 
 from qwen35_operator import handlers, logs
 from qwen35_operator.kube.client import connect
-from qwen35_operator.kube.cluster import Cluster
 from qwen35_operator.kube.lease import Election
+from qwen35_operator.kube.object_cache import ObjectCache
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.logs import LogFormat
 from qwen35_operator.metrics import Metrics
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.probes import serving
 from qwen35_operator.reconcile.reconciler import Reconciler
-from qwen35_operator.settings import Settings
-from qwen35_operator.work import Work
-from qwen35_trainer.spec import Problem
+from qwen35_operator.reconcile_workers import ReconcileWorkers
+from qwen35_trainer.manifest import Problem
 
 
-def run(settings: Settings, kubeconfig: str | None, log_format: LogFormat = "text", *, verbose: bool = False) -> None:
-    """Until SIGTERM or SIGINT. Raises OSError for a port that is taken, and SettingsRefused without credentials."""
+def run(
+    settings: OperatorSettings, kubeconfig: str | None, log_format: LogFormat = "text", *, verbose: bool = False
+) -> None:
+    """Run until SIGTERM or SIGINT. Raises OSError if a port is taken, and SettingsRefused without credentials."""
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:
-        os.environ["KUBECONFIG"] = kubeconfig  # where kopf's own login looks
+        os.environ["KUBECONFIG"] = kubeconfig  # kopf's login reads it
     asyncio.run(_until_signal(operate(settings, kubeconfig)))
 
 
@@ -46,45 +48,45 @@ async def _until_signal(operating: Coroutine[None, None, None]) -> None:
         task.result()
 
 
-async def operate(settings: Settings, kubeconfig: str | None) -> None:
-    """Everything that one process does."""
+async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
+    """Run all parts of the process, until cancelled."""
     metrics = Metrics()
     client = await connect(kubeconfig, metrics.requested)
-    trainings, work = Trainings(), Work(metrics)
+    trainings, workers = Trainings(), ReconcileWorkers(metrics)
 
-    def all_again() -> None:
+    def enqueue_all() -> None:
         for key in trainings:
-            work.add(key)
+            workers.add(key)
 
-    cluster = Cluster(settings.namespaces, work.add, metrics.restarted, all_again)
-    metrics.queued.set_function(lambda: len(work))
+    cache = ObjectCache(settings.namespaces, workers.add, metrics.restarted, enqueue_all)
+    metrics.queued.set_function(lambda: len(workers))
     metrics.count(trainings.states)
-    reconciler = Reconciler(settings, client, cluster, trainings, work.progressed)
+    reconciler = Reconciler(settings, client, cache, trainings, workers.progressed)
 
-    def unseen() -> list[Problem]:
-        return [*cluster.unseen(), *([] if trainings.problem is None else [trainings.problem])]
+    def obstacles() -> list[Problem]:
+        return [*cache.incomplete(), *([] if trainings.problem is None else [trainings.problem])]
 
     async def lead() -> None:
-        await cluster.settled()
-        all_again()
-        await work.run(reconciler, settings.workers)
+        await cache.settled()
+        enqueue_all()
+        await workers.run(reconciler, settings.workers)
 
     election = Election(client, settings.lease_namespace, settings.lease_name, settings.identity, lead, time.monotonic)
     metrics.leading.set_function(lambda: election.leading)
     ports = {"metrics_port": settings.metrics_port, "health_port": settings.health_port}
     try:
-        async with serving(metrics, unseen, **ports):
-            await _together(
+        async with serving(metrics, obstacles, **ports):
+            await _run_together(
                 election.run(),
-                cluster.run(client),
-                handlers.follow(settings, kubeconfig, client, trainings, work.add),
+                cache.run(client),
+                handlers.follow(settings, kubeconfig, client, trainings, workers.add),
             )
     finally:
         await client.close()
 
 
-async def _together(*parts: Coroutine[None, None, None]) -> None:
-    """All parts, until one ends or this is cancelled. They end in their order: what comes first may need the rest."""
+async def _run_together(*parts: Coroutine[None, None, None]) -> None:
+    """Run all parts until one ends or this is cancelled, then end them in this order: the first may need the others."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

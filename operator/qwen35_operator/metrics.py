@@ -1,4 +1,4 @@
-"""What Prometheus sees of the operator. One registry per process, passed on, so that tests have their own."""
+"""The operator's Prometheus metrics. The registry is passed as an argument, so that tests have their own."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from prometheus_client.registry import Collector
 from qwen35_operator.api.v1alpha1 import State
 
 STATES: Final[tuple[str, ...]] = get_args(State)
-LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+LATENCY_BUCKETS_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """Every metric; names and labels are documented API."""
+    """Holds all metrics of the operator. Their names and labels are documented API."""
 
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     reconciles: Counter = field(init=False)
@@ -29,36 +29,44 @@ class Metrics:
 
     def __post_init__(self) -> None:
         ProcessCollector(registry=self.registry)
-        made = {
+        metrics = {
             "reconciles": Counter(
-                "qwen35_reconciles_total", "Reconciles by result.", ["result"], registry=self.registry
+                "qwen35_reconciles_total", "Number of reconciles, by result.", ["result"], registry=self.registry
             ),
             "seconds": Histogram(
-                "qwen35_reconcile_seconds", "Time of one reconcile.", buckets=LATENCY, registry=self.registry
+                "qwen35_reconcile_seconds",
+                "Duration of one reconcile.",
+                buckets=LATENCY_BUCKETS_SECONDS,
+                registry=self.registry,
             ),
             "latency": Histogram(
                 "qwen35_event_to_status_seconds",
-                "From the first event of a training to the end of the reconcile that saw it.",
-                buckets=LATENCY,
+                "Time from the first event of a training to the end of the reconcile that handled it.",
+                buckets=LATENCY_BUCKETS_SECONDS,
                 registry=self.registry,
             ),
             "requests": Counter(
                 "qwen35_api_requests_total",
-                "Requests to the API server.",
+                "Number of requests to the API server.",
                 ["verb", "resource", "code"],
                 registry=self.registry,
             ),
             "restarts": Counter(
-                "qwen35_watch_restarts_total", "Watches that were started again.", ["kind"], registry=self.registry
+                "qwen35_watch_restarts_total",
+                "Number of watches that were started again.",
+                ["kind"],
+                registry=self.registry,
             ),
-            "queued": Gauge("qwen35_queue_length", "Trainings that wait for a reconcile.", registry=self.registry),
-            "leading": Gauge("qwen35_leading", "1 while this replica leads.", registry=self.registry),
+            "queued": Gauge(
+                "qwen35_queue_length", "Number of trainings that wait for a reconcile.", registry=self.registry
+            ),
+            "leading": Gauge("qwen35_leading", "1 while this operator leads, otherwise 0.", registry=self.registry),
         }
-        for name, metric in made.items():
+        for name, metric in metrics.items():
             object.__setattr__(self, name, metric)
 
     def count(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """Ask for the number of trainings in each state, at each scrape."""
+        """Report the number of trainings in each state, which `states` returns at each scrape."""
         self.registry.register(_Trainings(states))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
@@ -66,18 +74,18 @@ class Metrics:
         self.requests.labels(verb, resource, str(code)).inc()
 
     def restarted(self, kind: str) -> None:
-        """Count a watch that began again."""
+        """Count a restart of a watch."""
         self.restarts.labels(kind).inc()
 
 
 @dataclass(frozen=True)
 class _Trainings(Collector):
-    """Every state at each scrape, so that a count that falls to 0 is told."""
+    """Reports every state at each scrape, so that a count that falls to 0 is reported too."""
 
     states: Callable[[], Mapping[str, int]]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        family = GaugeMetricFamily("qwen35_trainings", "Trainings that are known, by state.", labels=["state"])
+        family = GaugeMetricFamily("qwen35_trainings", "Number of trainings, by state.", labels=["state"])
         for state, count in {**dict.fromkeys(STATES, 0), **self.states()}.items():
             family.add_metric([state], count)
         yield family

@@ -1,4 +1,4 @@
-"""The operator's HTTP side: metrics for Prometheus, probes for the kubelet."""
+"""The operator's HTTP servers: metrics for Prometheus, probes for the kubelet."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -7,16 +7,16 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from qwen35_operator.metrics import Metrics
-from qwen35_trainer.spec import Problem
+from qwen35_trainer.manifest import Problem
 
 
 @asynccontextmanager
 async def serving(
-    metrics: Metrics, unseen: Callable[[], Sequence[Problem]], *, metrics_port: int, health_port: int
+    metrics: Metrics, obstacles: Callable[[], Sequence[Problem]], *, metrics_port: int, health_port: int
 ) -> AsyncIterator[None]:
-    """Both servers, for as long as the body runs; port 0 leaves one out. Raises OSError for a port that is taken.
+    """Run both servers while the body runs. Port 0 disables a server. Raises OSError if a port is taken.
 
-    `unseen` says what cannot be seen, and why: the operator is ready when there is nothing to say.
+    obstacles: returns why objects cannot be watched; the operator is ready when there are none.
     """
 
     async def show(_: web.Request) -> web.Response:
@@ -26,16 +26,16 @@ async def serving(
         return web.Response(text="ok")
 
     async def ready(_: web.Request) -> web.Response:
-        reasons = [f"{problem.path}: {problem.message} {problem.fix}" for problem in unseen()]
+        reasons = [f"{problem.path}: {problem.message} {problem.fix}" for problem in obstacles()]
         return web.Response(status=503, text="\n".join(reasons)) if reasons else web.Response(text="ok")
 
     health = web.Application()
     health.add_routes([web.get("/healthz", alive), web.get("/readyz", ready)])
-    numbers = web.Application()
-    numbers.add_routes([web.get("/metrics", show)])
+    metrics_application = web.Application()
+    metrics_application.add_routes([web.get("/metrics", show)])
     runners = []
     try:
-        for application, port in ((numbers, metrics_port), (health, health_port)):
+        for application, port in ((metrics_application, metrics_port), (health, health_port)):
             if port:
                 runner = web.AppRunner(application, access_log=None)
                 runners.append(runner)

@@ -1,70 +1,70 @@
-"""`qwen35 render`: what the operator would create for a manifest, without a cluster."""
+"""`qwen35 render`: the objects that the operator would create for a manifest, without a cluster."""
 
 import re
 from pathlib import Path
 
 import yaml
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.desired import control, history, objects_of, progress, ray_job
-from qwen35_operator.desired.objects import Manifest
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import all_objects, config, message_config_maps, ray_job
+from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.desired.pools import rollout_nodes
-from qwen35_operator.reconcile.children import controlling
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import Manifest as TrainingManifest
-from qwen35_trainer.spec import ManifestError, Problem
-from qwen35_trainer.spec.document import SCALARS, TAG
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.child_writes import control_message
+from qwen35_trainer.manifest import Manifest, ManifestError, Problem
+from qwen35_trainer.manifest.document import SCALARS, TAG
 
-NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+NAMESPACE_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 UID = "00000000-0000-0000-0000-000000000000"
-"""Stands for the one that the API server gives."""
+"""Placeholder for the uid that the API server assigns."""
 
 
 def objects(
-    manifest: TrainingManifest,
+    manifest: Manifest,
     *,
     namespace: str | None = None,
-    settings: Settings | None = None,
+    settings: OperatorSettings | None = None,
     file: Path | None = None,
-) -> tuple[Manifest, ...]:
-    """The children of the first attempt, in the order of creation.
+) -> tuple[KubeObject, ...]:
+    """Return the children of the first attempt, in the order of creation.
 
-    namespace: wins over the manifest's own; without either it is "default". file: for the message of an error. Raises
-    ManifestError with everything that the operator would not accept, except what this release cannot run (`cannot_run`).
+    namespace: overrides the manifest's; without either it is "default". file: named in errors. Raises ManifestError
+    with everything that the operator would not accept, except what this release cannot run (`cannot_run`).
     """
-    if namespace is not None and not NAMESPACE.fullmatch(namespace):
+    if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
         raise ManifestError(file, [Problem("--namespace", f'"{namespace}" is not a valid namespace name.', fix)])
-    known = manifest.metadata
-    training = Training(
-        name=known.name,
-        namespace=namespace or known.namespace or "default",
+    metadata = manifest.metadata
+    training = TrainingResource(
+        name=metadata.name,
+        namespace=namespace or metadata.namespace or "default",
         uid=UID,
         generation=1,
         spec=manifest.spec,
-        labels=known.labels,
-        annotations=known.annotations,
+        labels=metadata.labels,
+        annotations=metadata.annotations,
     )
-    settings = settings or Settings()
-    if problems := objects_of.problems(training, settings):
+    settings = settings or OperatorSettings()
+    if problems := all_objects.problems(training, settings):
         raise ManifestError(file, problems)
     nodes = rollout_nodes(training.spec)
     return (
-        *objects_of.always(training),
-        progress.build(training),
-        history.build(training),
-        control.build(training, controlling(training, 1, nodes)),
+        *all_objects.always(training, config.build(training)),
+        message_config_maps.empty_progress(training),
+        message_config_maps.empty_history(training),
+        message_config_maps.control(training, control_message(training, 1, nodes)),
         ray_job.build(training, settings, attempt=1, rollout_nodes=nodes),
     )
 
 
-def text(manifests: tuple[Manifest, ...]) -> str:
-    """The objects as one YAML stream, for kubectl."""
-    return "".join(f"---\n{yaml.dump(dict(one), Dumper=_Dumper, sort_keys=False, width=120)}" for one in manifests)
+def text(manifests: tuple[KubeObject, ...]) -> str:
+    """Return the objects as one YAML stream, for kubectl."""
+    dumped = (yaml.dump(dict(manifest), Dumper=_KubectlDumper, sort_keys=False, width=120) for manifest in manifests)
+    return "".join(f"---\n{document}" for document in dumped)
 
 
-class _Dumper(yaml.SafeDumper):
-    """Texts of more than one line as blocks, no anchors, and quotes around what kubectl would take for a number."""
+class _KubectlDumper(yaml.SafeDumper):
+    """Writes multi-line texts as blocks, no anchors, and quotes around texts that kubectl would read as numbers."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -73,9 +73,9 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar(f"{TAG}str", data, style="|" if "\n" in data else None)
 
 
-_Dumper.add_representer(str, _Dumper.represent_text)
-_Dumper.yaml_implicit_resolvers = {}
+_KubectlDumper.add_representer(str, _KubectlDumper.represent_text)
+_KubectlDumper.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in SCALARS:
-    _Dumper.add_implicit_resolver(
+    _KubectlDumper.add_implicit_resolver(
         f"{TAG}{_tag}", re.compile(rf"^(?:{_pattern})$"), [*_first, ""] if _tag == "null" else list(_first)
     )

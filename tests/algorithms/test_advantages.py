@@ -133,13 +133,13 @@ def test_gae_without_values_is_refused():
         advantage("GAE")(inputs([1.0]))
 
 
-def test_every_wrong_input_is_named_at_once():
+def test_all_wrong_inputs_are_named_together():
     with pytest.raises(ValueError, match="advantage inputs: ") as refused:
         inputs([1.0, 2.0], group=[0, 0, 0], valid=torch.ones(1, dtype=torch.bool), values=torch.zeros(2, 7))
     assert str(refused.value) == (
-        "advantage inputs: group has shape (3,), the mask of shape (2, 1) asks for (2,); "
-        "valid has shape (1,), the mask of shape (2, 1) asks for (2,); "
-        "values has shape (2, 7), the mask of shape (2, 1) asks for (2, 1)."
+        "advantage inputs: group has shape (3,), the mask of shape (2, 1) requires (2,); "
+        "valid has shape (1,), the mask of shape (2, 1) requires (2,); "
+        "values has shape (2, 7), the mask of shape (2, 1) requires (2, 1)."
     )
     with pytest.raises(ValueError, match=r"^advantage inputs: mask has shape \(2,\), expected \(N, T\)\.$"):
         inputs([1.0, 2.0], mask=[1, 1])

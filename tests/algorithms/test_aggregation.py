@@ -39,7 +39,7 @@ def test_counts_leave_fully_masked_sequences_out():
     assert GlobalCounts.of(MASK, max_tokens=5) == GlobalCounts(tokens=4, sequences=2, max_tokens=5)
 
 
-def test_counts_of_nothing_are_refused_all_at_once():
+def test_all_counts_below_one_are_refused_together():
     with pytest.raises(ValueError, match=r"global counts below 1: tokens 0, sequences 0\. Skip the update"):
         GlobalCounts.of(torch.zeros(2, 3), max_tokens=5)
 

@@ -23,9 +23,9 @@ def inputs(ratios, advantages, *, start=-1.0, mask=None, low=0.2, high=0.28, dua
     )
 
 
-def loss_and_gradient(name, given):
-    out = policy_loss(name)(given)
-    (gradient,) = torch.autograd.grad(out.per_token.sum(), given.log_probs)
+def loss_and_gradient(name, loss_inputs):
+    out = policy_loss(name)(loss_inputs)
+    (gradient,) = torch.autograd.grad(out.per_token.sum(), loss_inputs.log_probs)
     return out, out.per_token[0], gradient[0]
 
 
@@ -65,7 +65,7 @@ def test_gspo_uses_the_geometric_mean_ratio_and_leaves_padding_out_of_it():
 
 
 def test_gspo_clips_all_tokens_of_a_sequence_or_none():
-    # s = 2 > 1.28: also the second token, at ratio 1 by itself, gets nothing.
+    # s = 2 > 1.28: also the second token, with a token ratio of 1, gets nothing.
     out, per_token, slope = loss_and_gradient("GSPO", inputs([4.0, 1.0], [1.0, 1.0]))
     assert_close(per_token, torch.tensor([-1.28, -1.28]))
     assert slope.count_nonzero() == 0
@@ -73,10 +73,10 @@ def test_gspo_clips_all_tokens_of_a_sequence_or_none():
 
 
 def test_gspo_has_the_gradient_of_the_sequence_ratio():
-    given = inputs([1.2, 0.9, 1.1], [1.5] * 3, low=0.5, high=0.5, dtype=torch.float64)
-    sequence = (given.log_probs - given.proximal_log_probs).mean().exp()
-    (exact,) = torch.autograd.grad(-1.5 * sequence, given.log_probs)
-    (got,) = torch.autograd.grad(policy_loss("GSPO")(given).per_token.mean(), given.log_probs)
+    loss_inputs = inputs([1.2, 0.9, 1.1], [1.5] * 3, low=0.5, high=0.5, dtype=torch.float64)
+    sequence = (loss_inputs.log_probs - loss_inputs.proximal_log_probs).mean().exp()
+    (exact,) = torch.autograd.grad(-1.5 * sequence, loss_inputs.log_probs)
+    (got,) = torch.autograd.grad(policy_loss("GSPO")(loss_inputs).per_token.mean(), loss_inputs.log_probs)
     assert_close(got, exact)
 
 
@@ -105,21 +105,21 @@ def test_at_ratio_one_every_loss_has_the_gradient_of_the_policy_gradient(name, c
 @pytest.mark.parametrize("name", ["PPOClip", "GPG"])
 def test_gradients_agree_with_finite_differences(name):
     # CISPO and GSPO stop gradients on purpose, so finite differences of their values are something else.
-    given = inputs([1.5, 0.5, 0.5, 1.1, 4.0], [1.0, 1.0, -1.0, -2.0, -1.0], dtype=torch.float64)
+    loss_inputs = inputs([1.5, 0.5, 0.5, 1.1, 4.0], [1.0, 1.0, -1.0, -2.0, -1.0], dtype=torch.float64)
 
     def per_token(log_probs):
-        return policy_loss(name)(LossInputs(**{**vars(given), "log_probs": log_probs})).per_token
+        return policy_loss(name)(LossInputs(**{**vars(loss_inputs), "log_probs": log_probs})).per_token
 
-    assert torch.autograd.gradcheck(per_token, given.log_probs)
+    assert torch.autograd.gradcheck(per_token, loss_inputs.log_probs)
 
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("log_ratio", [1e3, -1e3, math.inf])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_extreme_ratios_stay_finite(name, log_ratio, advantage):
-    given = inputs([1.0, 1.0], [advantage] * 2, dual=None)
-    given = LossInputs(**{**vars(given), "proximal_log_probs": torch.full((1, 2), -log_ratio)})
-    out, per_token, slope = loss_and_gradient(name, given)
+    loss_inputs = inputs([1.0, 1.0], [advantage] * 2, dual=None)
+    loss_inputs = LossInputs(**{**vars(loss_inputs), "proximal_log_probs": torch.full((1, 2), -log_ratio)})
+    out, per_token, slope = loss_and_gradient(name, loss_inputs)
     assert per_token.isfinite().all()
     assert slope.isfinite().all()
     assert all(value.isfinite() for value in out.metrics.values())

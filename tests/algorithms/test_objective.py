@@ -81,7 +81,7 @@ def test_policy_kl_and_entropy_add_up():
     ("correction", "proximal", "loss", "gradient"),
     [
         # Behaviour 0.25, proximal 0.4, current 0.5, A = 1: current/behaviour 2, proximal/behaviour 1.6, ratio 1.25.
-        ("None", None, -1.28, 0.0),  # ratio 2 by itself, clipped at 1.28
+        ("None", None, -1.28, 0.0),  # the ratio is 2, clipped at 1.28
         ("None", 0.4, -1.28, 0.0),  # proximal is not used
         ("TokenTIS", None, -2.0, -2.0),  # weight 2, ratio 1
         ("TokenTIS", 0.4, -2.0, -2.0),  # weight 1.6, ratio 1.25
@@ -167,23 +167,23 @@ COMPLETE = replace(PLAIN, kl_placement="Loss", kl_coefficient=0.1, entropy_coeff
 @pytest.mark.parametrize("correction", CORRECTIONS.names)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names)
 def test_on_policy_everything_is_the_policy_gradient(loss, correction, aggregation):
-    given = batch()
-    log_probs, counts = given["log_probs"], GlobalCounts.of(MASK, max_tokens=4)
+    inputs = batch()
+    log_probs, counts = inputs["log_probs"], GlobalCounts.of(MASK, max_tokens=4)
     same = {name: log_probs.detach() for name in ("behaviour_log_probs", "proximal_log_probs", "reference_log_probs")}
     objective = replace(PLAIN, loss=loss, correction=correction, aggregation=aggregation)
-    value, _ = policy_objective(objective, **{**given, **same}, counts=counts)
+    value, _ = policy_objective(objective, **{**inputs, **same}, counts=counts)
     by = aggregate("SequenceMeanTokenMean" if loss == "GSPO" else aggregation)
-    (exact,) = torch.autograd.grad(by(-given["advantages"] * log_probs, MASK, counts), log_probs)
+    (exact,) = torch.autograd.grad(by(-inputs["advantages"] * log_probs, MASK, counts), log_probs)
     (got,) = torch.autograd.grad(value, log_probs)
     assert_close(got, exact)
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names)
 def test_gspo_is_aggregated_over_sequences_whatever_is_asked(aggregation):
-    given, counts = batch(), GlobalCounts.of(MASK, max_tokens=4)
-    asked, _ = policy_objective(replace(COMPLETE, loss="GSPO", aggregation=aggregation), **given, counts=counts)
+    inputs, counts = batch(), GlobalCounts.of(MASK, max_tokens=4)
+    actual, _ = policy_objective(replace(COMPLETE, loss="GSPO", aggregation=aggregation), **inputs, counts=counts)
     fixed = replace(COMPLETE, loss="GSPO", aggregation="SequenceMeanTokenMean")
-    assert torch.equal(asked, policy_objective(fixed, **given, counts=counts)[0])
+    assert torch.equal(actual, policy_objective(fixed, **inputs, counts=counts)[0])
 
 
 objectives = st.builds(
@@ -267,7 +267,7 @@ def test_only_decoupled_ppo_needs_recomputed_log_probs():
         needs_proximal("TIS")
 
 
-def test_every_missing_input_is_named_at_once():
+def test_all_missing_inputs_are_named_together():
     objective = replace(COMPLETE, correction="DecoupledPPO")
     with pytest.raises(ValueError, match="policy objective: ") as refused:
         one_token(objective)
@@ -278,7 +278,7 @@ def test_every_missing_input_is_named_at_once():
     )
 
 
-def test_every_wrong_setting_is_named_at_once():
+def test_all_wrong_settings_are_named_together():
     with pytest.raises(ValueError, match="objective: ") as refused:
         replace(PLAIN, loss="PPO", kl_placement="Of", dual_clip=1.0, floor=2.0)
     assert str(refused.value) == (

@@ -63,7 +63,7 @@ def test_an_own_loss_is_that_of_the_registry_where_it_computes_the_same(inputs):
         ("mine:number", r"mine:number returned float. Return a tensor, one number for each token."),
     ],
 )
-def test_a_result_that_is_no_loss_of_each_token_is_refused(inputs, name, refused):
+def test_a_result_that_is_not_a_loss_of_each_token_is_refused(inputs, name, refused):
     with pytest.raises(ValueError, match=refused):
         loss_of(name)(inputs)
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from qwen35_trainer import __version__
 from qwen35_trainer.commands import app
+from tests.manifest.conftest import SMALL
 from tests.patience import PATIENCE
-from tests.spec.conftest import SMALL
 
 COMMANDS = sorted(command.name or command.callback.__name__ for command in app.registered_commands)
 

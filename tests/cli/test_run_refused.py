@@ -15,7 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
-from qwen35_trainer.runtime import run as command
+from qwen35_trainer.runtime import run_command as command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -118,7 +118,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     monkeypatch.setattr(command, "devices_here", lambda profile: 0)
     document = yaml.safe_load(manifest.read_text())
     spec = document["spec"]
-    spec["accelerator"] = {"profile": "nvidia", "perNode": 8}
+    spec["accelerator"] = {"profile": "NVIDIA", "devicesPerNode": 8}
     spec["rollout"] = {"engine": "VLLM", "nodes": 1}
     spec["train"] |= {"engine": "Megatron", "batch": {"promptsPerUpdate": 16}}
     spec["checkpoint"]["storage"] = {"persistentVolumeClaim": {"claimName": "ckpt"}}
@@ -128,7 +128,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     assert refused.code == 2
     assert "5 problems" in refused.text
     for place in (
-        "accelerator: FullyAsync needs 8 + 8 nvidia devices, and this machine has none",
+        "accelerator: FullyAsync needs 8 + 8 NVIDIA devices, and this machine has none",
         "model.source",
         "checkpoint.storage",
         "rollout.engine",
@@ -139,11 +139,11 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
 
 
 def test_a_machine_with_too_few_devices_is_told_how_many_there_are(run, with_spec, monkeypatch):
-    monkeypatch.setattr(command, "devices_here", {"ascend": 1}.get)
-    with_spec({"accelerator": {"profile": "ascend", "perNode": 1}})
+    monkeypatch.setattr(command, "devices_here", {"Ascend": 1}.get)
+    with_spec({"accelerator": {"profile": "Ascend", "devicesPerNode": 1}})
     refused = run()
     assert refused.code == 2
-    assert "spec.accelerator: FullyAsync needs 1 + 1 ascend devices, and this machine has 1." in refused.text
+    assert "spec.accelerator: FullyAsync needs 1 + 1 Ascend devices, and this machine has 1." in refused.text
     assert "which FullyAsync cannot yet." in refused.text
 
 
@@ -264,7 +264,7 @@ MISTAKES = {
         {
             "train": {
                 "lora": {"targets": ["o_proj", "q_prj"]},
-                "batch": {"promptsPerUpdate": 16, "microBatchPerDevice": 256},
+                "batch": {"promptsPerUpdate": 16, "microBatchSequences": 256},
             }
         },
         [

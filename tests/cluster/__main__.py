@@ -47,11 +47,11 @@ def up() -> None:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        while not ((found := record.find(NAME)) and found.ready and found.pid == holder.pid):
+        while not ((holder_record := record.find(NAME)) and holder_record.ready and holder_record.pid == holder.pid):
             if holder.poll() is not None:
                 sys.exit(Path(log.name).read_text())
             time.sleep(0.1)
-    print(_welcome(Path(found.folder), time.monotonic() - began))
+    print(_welcome(Path(holder_record.folder), time.monotonic() - began))
 
 
 @app.command()
@@ -81,11 +81,11 @@ def prepare() -> None:
 def _make_store() -> None:
     record.remove_leftovers()
     # One record for each: who comes second waits for the lock of the images.
-    with record.recorded(f"prepare-{os.getpid()}") as found:
-        processes = Processes(Path(found.folder), found.environment)
+    with record.recorded(f"prepare-{os.getpid()}") as own_record:
+        processes = Processes(Path(own_record.folder), own_record.environment)
         try:
             store.prepare(
-                Containerd(Path(found.folder) / "containerd", processes, node.make_namespaces(processes)), IMAGES
+                Containerd(Path(own_record.folder) / "containerd", processes, node.make_namespaces(processes)), IMAGES
             )
         finally:
             processes.stop_all()

@@ -47,5 +47,5 @@ def _remove(group: Path) -> None:
 
 def hierarchies() -> list[Path]:
     """One of cgroup v2, or one per controller of v1; those that can be written."""
-    places = [ROOT] if (ROOT / "cgroup.procs").exists() else [one for one in ROOT.iterdir() if not one.is_symlink()]
+    places = [ROOT] if (ROOT / "cgroup.procs").exists() else [path for path in ROOT.iterdir() if not path.is_symlink()]
     return [place for place in places if os.access(place / "cgroup.procs", os.W_OK)]

@@ -29,7 +29,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What follows a broken test of a story would fail for its reason, after waiting for it: it fails at once, and says so."""
+    """Fail the tests of a story that follow a failed one immediately: they would wait, and fail for the same reason."""
     story = _story(item)
     if story is not None and (first := story.stash.get(BROKEN, None)) is not None:
         pytest.fail(f"not run: {first} failed, and the tests of {story.name} follow each other", pytrace=False)

@@ -1,4 +1,4 @@
-"""Debian's containerd, runc and CNI plugins, with folders, a socket and a bridge of the node's own."""
+"""Debian's containerd, runc and CNI plugins, with separate folders, socket and bridge for the node."""
 
 import json
 import subprocess
@@ -72,12 +72,12 @@ class Containerd:
         ) as taking:
             assert taking.stdin
             assert taking.stderr
-            # Who refuses an archive does not read it to its end; what it says tells more.
+            # A containerd that rejects an archive does not read it to its end; its error message is more useful.
             with suppress(BrokenPipeError), taking.stdin:
                 write(taking.stdin)
-            said = taking.stderr.read().decode()
+            message = taking.stderr.read().decode()
         if taking.returncode:
-            raise NotImported(said.strip())
+            raise NotImported(message.strip())
 
     def _listening(self) -> bool:
         return subprocess.run([*self._command(), "images", "list"], capture_output=True, check=False).returncode == 0

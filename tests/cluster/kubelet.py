@@ -76,7 +76,7 @@ class Kubelet:
             "clusterDomain": DOMAIN,
             "resolvConf": str(resolver),
             "healthzPort": free_ports(1)[0],
-            # Whoever runs tests on a nearly full disk wants them to run.
+            # Tests should run on a nearly full disk too.
             "evictionHard": {
                 "memory.available": "100Mi",
                 "nodefs.available": "1%",

@@ -65,7 +65,7 @@ def hold(file: Path) -> None:
 
 
 def _mount() -> None:
-    """Mounts that are made from now on are the node's alone, and shared among its processes as kubelet asks."""
+    """Make later mounts private to the node, and shared among its processes, which kubelet requires."""
     _run("mount", "--make-rprivate", "/")
     _run("mount", "--make-rshared", "/")
     for folder in PRIVATE:
@@ -101,7 +101,7 @@ def _connect(device: str, outside: int, prefix: str, host: str, node: str, pods:
     _run("ip", "link", "set", "lo", "up")
     _run("ip", "address", "add", f"{node}/{prefix}", "dev", "eth0")
     _run("ip", "link", "set", "eth0", "up")
-    # No default route: what is not in the cluster is refused at once instead of never answered. Services have
+    # No default route: connections out of the cluster are rejected immediately instead of timing out. Services have
     # addresses that kube-proxy replaces, but only of packets that have a route.
     _run("ip", "route", "add", str(SERVICES), "dev", "eth0")
     _run(*here, "ip", "route", "add", str(pods), "via", node, keep=outside)

@@ -1,6 +1,6 @@
-"""A user's reward function, as it lies on a claim beside the data: it knows nothing of the tests, and only the pods import it.
+"""A user's reward function, next to the data on a claim: it does not depend on the tests, and only the pods import it.
 
-It asks a judge that answers one question at a time, and takes its time. So the training makes an update in about two seconds
+It calls a judge that answers one question at a time, slowly. So the training makes an update in about two seconds
 and leaves the cores to what a test waits for.
 """
 

@@ -1,8 +1,8 @@
-"""What is on this machine because of a cluster, in a file that outlives whoever wrote it.
+"""A record of everything that a cluster created on this machine, in a file that outlives the process that wrote it.
 
     /run/qwen35-cluster/<name>.json     locked by the process that runs the cluster, removed by it at the end
 
-A record that nobody has locked is of a process that was killed. What it names is removed by whoever comes next:
+A record that is not locked belongs to a process that was killed. The next process removes what it lists:
 
     processes           have MARK=<name> in their environment, or are in the control group
     control group       named by the record
@@ -38,7 +38,7 @@ KILL_SECONDS = 30.0
 class Record:
     name: str
     pid: int
-    """Who runs it."""
+    """Process id of the owner."""
     folder: str
     ready: bool = False
 
@@ -87,7 +87,7 @@ def recorded(name: str) -> Iterator[Record]:
 
 
 def find(name: str) -> Record | None:
-    """The record of this name, whoever wrote it."""
+    """Read the record of this name, of any process."""
     with suppress(FileNotFoundError, json.JSONDecodeError):
         return Record(**json.loads((FOLDER / f"{name}.json").read_text()))
     return None
@@ -115,7 +115,7 @@ def remove_leftovers() -> list[str]:
 
 
 def end(name: str, *, seconds: float = END_SECONDS) -> bool:
-    """Asks the process that runs this cluster to end, and waits until it has; False when there is none.
+    """Request that the process that runs this cluster ends, and waits until it has; False when there is none.
 
     Raises NotRemoved.
     """
@@ -129,9 +129,9 @@ def end(name: str, *, seconds: float = END_SECONDS) -> bool:
             until = time.monotonic() + seconds
             while not _lock(file):
                 if time.monotonic() > until:
-                    left = _named([record.pid, *_marked(name)])
+                    remaining = _named([record.pid, *_marked(name)])
                     fix = f"Kill {record.pid}: the next start removes what it leaves"
-                    raise NotRemoved(f"{seconds:g} s after SIGTERM the cluster {name} still has {left}. {fix}")
+                    raise NotRemoved(f"{seconds:g} s after SIGTERM the cluster {name} still has {remaining}. {fix}")
                 time.sleep(0.1)
     remove_leftovers()
     return True
@@ -161,13 +161,13 @@ def _remove(record: Record) -> None:
 
 def _marked(name: str) -> list[int]:
     """Processes with the cluster's mark. A zombie has no environment."""
-    found, mark = [], f"{MARK}={name}".encode()
+    marked_pids, mark = [], f"{MARK}={name}".encode()
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and int(folder.name) != os.getpid():
             with suppress(OSError):
                 if mark in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(int(folder.name))
-    return found
+                    marked_pids.append(int(folder.name))
+    return marked_pids
 
 
 def _named(pids: Iterable[int]) -> str:

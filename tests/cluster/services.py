@@ -45,14 +45,14 @@ class Services:
             f"--hostname-override={NODE}",
             f"--healthz-bind-address={self.namespaces.node}:{health}",
             f"--metrics-bind-address={self.namespaces.node}:{metrics}",
-            # The machine's own limit is not the node's to set.
+            # The node must not change the limit of the machine.
             "--conntrack-max-per-core=0",
         ]
         self.core.processes.start(PROXY, self.namespaces.command(*command))
         self.core.processes.wait(PROXY, answers(f"http://{self.namespaces.node}:{health}/healthz"))
 
     def start_names(self) -> None:
-        """Returns once names are answered, at the address that every pod is told."""
+        """Return once the DNS server answers, at the address that all pods use."""
         own = self.core.kubeconfig_for(NAMES, [ADMINISTRATORS])
         (ready,) = free_ports(1)
         file = self.folder / "Corefile"

@@ -23,7 +23,7 @@ BLOBS = Path("io.containerd.content.v1.content/blobs/sha256")
 
 
 def ready(images: Sequence[str]) -> bool:
-    """Builds the layers of these images, and tells whether containerd's part is there, too. Raises NotBuildable."""
+    """Build the layers of these images. Returns whether containerd's folder exists too. Raises NotBuildable."""
     for image in images:
         layers(definition(image))
     return _kept(_base(images)).is_dir()
@@ -43,8 +43,8 @@ def start(containerd: Containerd, images: Sequence[str]) -> None:
         with locked():
             _copy(_prepared(containerd, base), containerd.root)
     containerd.start()
-    for image, known in base.items():
-        containerd.load(partial(write, image, known=known))
+    for image, present_layers in base.items():
+        containerd.load(partial(write, image, present=present_layers))
 
 
 def _base(images: Sequence[str]) -> dict[str, list[Layer]]:
@@ -52,7 +52,7 @@ def _base(images: Sequence[str]) -> dict[str, list[Layer]]:
 
 
 def _kept(base: Mapping[str, Sequence[Layer]]) -> Path:
-    digests = [layer.digest for found in base.values() for layer in found]
+    digests = [layer.digest for image_layers in base.values() for layer in image_layers]
     return cache() / f"containerd-{hashlib.sha256(''.join(digests).encode()).hexdigest()[:16]}"
 
 
@@ -64,10 +64,10 @@ def _prepared(containerd: Containerd, base: Mapping[str, Sequence[Layer]]) -> Pa
         shutil.rmtree(outdated)
     maker = replace(containerd, folder=folder.with_suffix(".making"))
     maker.start()
-    for image, found in base.items():
-        maker.load(partial(write_archive, name=f"layers.test/{image}:1", layers=found, config={}))
+    for image, image_layers in base.items():
+        maker.load(partial(write_archive, name=f"layers.test/{image}:1", layers=image_layers, config={}))
     maker.processes.stop(NAME)
-    for layer in {layer for found in base.values() for layer in found}:
+    for layer in {layer for image_layers in base.values() for layer in image_layers}:
         # The same bytes; one copy is enough.
         layer.file.unlink()
         layer.file.hardlink_to(maker.root / BLOBS / layer.digest)

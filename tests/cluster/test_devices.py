@@ -7,11 +7,11 @@ import pytest
 from images.definition import definition
 from tests.cluster.cluster import Cluster
 from tests.cluster.release import ENFORCE
-from tests.controlplane.story import Story
+from tests.controlplane.live_training import LiveTraining
 
 pytestmark = pytest.mark.timeout(1800)
 OFFERED = {"nvidia.com/gpu": 8, "huawei.com/Ascend910": 8}
-PROFILES = {"nvidia": ("nvidia.com/gpu", "baseline"), "ascend": ("huawei.com/Ascend910", "privileged")}
+PROFILES = {"NVIDIA": ("nvidia.com/gpu", "baseline"), "Ascend": ("huawei.com/Ascend910", "privileged")}
 """The device, and the standard that its pods keep to: those on Ascend mount the driver's files of their node."""
 SMALL = {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "2Gi"}}
 # Scheduling is over when a pod has a node: Ray need not start in it.
@@ -25,9 +25,9 @@ def test_pools_are_scheduled_by_their_devices_and_those_beyond_wait(
     device, standard = PROFILES[profile]
     cluster.kubectl("label", "namespace", namespace, f"{ENFORCE}={standard}", "--overwrite")
     cluster.node.offer(OFFERED)
-    training = Story(cluster, namespace, profile)
+    training = LiveTraining(cluster, namespace, profile.lower())
     training.apply(
-        accelerator={"profile": profile, "perNode": 3},
+        accelerator={"profile": profile, "devicesPerNode": 3},
         rollout={"nodes": 2, "minNodes": 1, "maxNodes": 2},
         train={"nodes": 1, "batch": {"promptsPerUpdate": 30}},
         pods={"image": definition("trainer-cpu").tagged} | dict.fromkeys(("head", "rollout", "train"), _small()),
@@ -47,7 +47,7 @@ def _small() -> dict[str, Any]:
     return {"spec": {"containers": [ray], "initContainers": [WAITS], "terminationGracePeriodSeconds": 0}}
 
 
-def _scheduled(training: Story, device: str) -> list[str]:
+def _scheduled(training: LiveTraining, device: str) -> list[str]:
     """Pods that have a node and devices of it."""
     return [
         pod["metadata"]["name"]

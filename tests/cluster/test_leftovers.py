@@ -45,28 +45,28 @@ def possible() -> None:
 
 
 def test_the_next_start_removes_what_a_killed_one_left(eventually: Callable[..., None]):
-    with holder(ONE) as (process, found):
-        assert traces(found) == {"processes", "cgroup", "folder", "record"}
+    with holder(ONE) as (process, cluster_record):
+        assert traces(cluster_record) == {"processes", "cgroup", "folder", "record"}
         devices = set(psutil.net_if_addrs())
         process.kill()
         process.wait()
-    eventually(lambda: "processes" not in traces(found), "processes end with who started them")
-    assert traces(found) >= {"folder", "record"}
+    eventually(lambda: "processes" not in traces(cluster_record), "processes end with who started them")
+    assert traces(cluster_record) >= {"folder", "record"}
     assert record.remove_leftovers() == [NAME]
-    assert not traces(found)
+    assert not traces(cluster_record)
     eventually(lambda: len(devices - set(psutil.net_if_addrs())) == 1, "the kernel removes its device")
 
 
 @pytest.mark.soak
 def test_containers_whose_keepers_were_killed_too_are_ended():
-    with holder(ONE) as (process, found):
-        for one in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
+    with holder(ONE) as (process, cluster_record):
+        for pid in [process.pid, *(child.pid for child in psutil.Process(process.pid).children(recursive=True))]:
             # Supervisors first: nobody is left to end what they started. What ends with its parent may be gone by then.
             with suppress(ProcessLookupError):
-                os.kill(one, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
         process.wait()
     record.remove_leftovers()
-    assert not traces(found)
+    assert not traces(cluster_record)
 
 
 @pytest.mark.soak
@@ -76,35 +76,39 @@ def test_up_leaves_a_cluster_and_down_leaves_nothing():
     before = mounts()
     up = [sys.executable, "-m", "tests.cluster", "up"]
     try:
-        said = subprocess.run(up, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-        assert said.stdout.startswith("ready after"), said.stderr
-        found = record.find("up")
-        assert found
-        kubectl = [binaries.find()["kubectl"], f"--kubeconfig={found.folder}/admin.kubeconfig", "get", "nodes"]
+        completed = subprocess.run(up, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        assert completed.stdout.startswith("ready after"), completed.stderr
+        cluster_record = record.find("up")
+        assert cluster_record
+        kubectl = [binaries.find()["kubectl"], f"--kubeconfig={cluster_record.folder}/admin.kubeconfig", "get", "nodes"]
         assert "Ready" in subprocess.run(kubectl, capture_output=True, text=True, check=True).stdout
     finally:
         subprocess.run([sys.executable, "-m", "tests.cluster", "down"], cwd=REPOSITORY, check=True)
-    assert not traces(found)
+    assert not traces(cluster_record)
     assert mounts() == before
 
 
-def test_what_could_not_be_removed_is_told_and_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_what_could_not_be_removed_is_reported_and_stays_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def busy(folder: str, *, onexc: Callable[..., object]) -> None:
         onexc(os.rmdir, folder, OSError(f"{folder} is busy"))
 
     monkeypatch.setattr(record, "FOLDER", tmp_path / "records")
-    with monkeypatch.context() as stuck, pytest.raises(NotRemoved, match="is busy"), record.recorded(NAME) as found:
+    with (
+        monkeypatch.context() as stuck,
+        pytest.raises(NotRemoved, match="is busy"),
+        record.recorded(NAME) as cluster_record,
+    ):
         stuck.setattr(shutil, "rmtree", busy)
-    assert traces(found) == {"folder", "record"}
+    assert traces(cluster_record) == {"folder", "record"}
     assert record.remove_leftovers() == [NAME]
-    assert not traces(found)
+    assert not traces(cluster_record)
 
 
 def test_who_does_not_end_a_cluster_is_named():
-    with holder(DEAF) as (process, found), pytest.raises(NotRemoved, match=rf"\({process.pid}\)"):
+    with holder(DEAF) as (process, cluster_record), pytest.raises(NotRemoved, match=rf"\({process.pid}\)"):
         record.end(NAME, seconds=0.5)
     assert record.remove_leftovers() == [NAME]
-    assert not traces(found)
+    assert not traces(cluster_record)
 
 
 @contextmanager
@@ -115,9 +119,9 @@ def holder(script: str) -> Iterator[tuple[subprocess.Popen[str], Record]]:
         try:
             assert process.stdout
             assert process.stdout.readline() == "ready\n"
-            found = record.find(NAME)
-            assert found
-            yield process, found
+            cluster_record = record.find(NAME)
+            assert cluster_record
+            yield process, cluster_record
         finally:
             process.kill()
 
@@ -132,7 +136,7 @@ def traces(of: Record) -> set[str]:
         "record": of.file.exists(),
         "mounts": any(of.folder in line for line in mounts()),
     }
-    return {name for name, left in there.items() if left}
+    return {name for name, leftovers in there.items() if leftovers}
 
 
 def environment(process: Path) -> list[bytes]:

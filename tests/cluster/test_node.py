@@ -41,8 +41,8 @@ def test_the_node_is_ready_and_runs_the_pinned_version(cluster: Cluster):
 
 
 def test_a_pod_finds_services_by_their_names(cluster: Cluster, namespace: str):
-    found = workload.output(cluster, namespace, workload.pod("look-up", LOOK_UP, "kube-dns.kube-system"))
-    assert found.strip() == "10.96.0.10"
+    answer = workload.output(cluster, namespace, workload.pod("look-up", LOOK_UP, "kube-dns.kube-system"))
+    assert answer.strip() == "10.96.0.10"
 
 
 def test_a_pod_reaches_the_api_server_and_trusts_its_certificate(cluster: Cluster, namespace: str):
@@ -63,7 +63,7 @@ def test_a_pod_that_is_refused_by_the_standard_is_not_made(cluster: Cluster, nam
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_devices_that_are_none_are_handed_out_until_none_is_left(
+def test_simulated_devices_are_allocated_until_none_is_free(
     cluster: Cluster, namespace: str, device: str, eventually: Eventually
 ):
     cluster.node.offer(DEVICES)
@@ -73,7 +73,7 @@ def test_devices_that_are_none_are_handed_out_until_none_is_left(
         workload.create(cluster, namespace, workload.pod(name, "import time; time.sleep(1000)", resources=resources))
 
     ask("most", 6)
-    eventually(lambda: workload.phase(cluster, namespace, "most") == "Running", "six of eight are handed out")
+    eventually(lambda: workload.phase(cluster, namespace, "most") == "Running", "six of eight are allocated")
     ask("too-many", 4)
     eventually(lambda: f"Insufficient {device}" in _why_pending(cluster, namespace), "four more are refused")
     cluster.kubectl("--namespace", namespace, "delete", "pod", "most")
@@ -86,8 +86,8 @@ def test_pods_run_on_when_kubelet_restarts(cluster: Cluster, namespace: str, eve
     cluster.node.kubelet.stop()
     cluster.node.kubelet.start()
     eventually(lambda: _logs(cluster, namespace, "steady") == "began\n", "kubelet answers for its container")
-    found = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/steady")["status"]
-    assert found["containerStatuses"][0]["restartCount"] == 0
+    status = cluster.api.get(f"/api/v1/namespaces/{namespace}/pods/steady")["status"]
+    assert status["containerStatuses"][0]["restartCount"] == 0
 
 
 def _why_pending(cluster: Cluster, namespace: str) -> str:

@@ -18,8 +18,8 @@ def test_the_operator_is_ready_under_the_restricted_standard(cluster: Cluster, r
 
 
 def test_its_image_is_not_the_root_users(cluster: Cluster, release: Release):
-    said = cluster.kubectl("--namespace", release.namespace, "exec", f"deploy/{release.operator}", "--", "id", "-u")
-    assert said.strip() == "65532"
+    user_id = cluster.kubectl("--namespace", release.namespace, "exec", f"deploy/{release.operator}", "--", "id", "-u")
+    assert user_id.strip() == "65532"
 
 
 def test_the_definition_of_the_chart_is_served(cluster: Cluster):

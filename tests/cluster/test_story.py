@@ -1,7 +1,7 @@
 """One training in pods, from its first update to its end, and all that is asked of it and done to it in between.
 
-trains ─► one more rollout pod, one less ─► parts are killed and restarted: the attempt goes on
-       ─► a train pod (or the head) is killed, the node is drained: the next attempt goes on from the checkpoint
+trains ─► one more rollout pod, one less ─► parts are killed and restarted: the attempt continues
+       ─► a train pod (or the head) is killed, the node is drained: the next attempt continues from the checkpoint
        ─► suspended, resumed ─► ends; each prompt has trained exactly once
 """
 
@@ -32,15 +32,15 @@ def pools_killed() -> list[str]:
     """Both in soak. Otherwise one, which depends on the sources alone: changes take turns, and a run can be repeated."""
     if SOAK:
         return list(KILLED)
-    asked = subprocess.run(
+    completed = subprocess.run(
         ["git", "rev-parse", "HEAD^{tree}"], cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    return [list(KILLED)[int(asked.stdout or "0", 16) % 2]]
+    return [list(KILLED)[int(completed.stdout or "0", 16) % 2]]
 
 
 @pytest.fixture(scope="class")
 def training(cluster: Cluster, shared_namespace: str) -> Iterator[PodTraining]:
-    # A replica that comes anew takes longer than many updates of so small a model: no stall.
+    # A new replica starts more slowly than many updates of this small model: that is not a stall.
     policy = {"maxRestarts": 3, "backoffSeconds": 0, "stallFactor": 1000.0}
     training = PodTraining.begin(cluster, shared_namespace, "disturbed", LONG, failurePolicy=policy)
     training.until_trained(2)
@@ -79,7 +79,7 @@ class TestOneTraining:
         training.until(lambda: training.generating() == set(training.pods("rollout")), "another replica")
         _trains_on(training)
 
-    def test_the_next_operator_goes_on_where_the_last_one_was_killed(
+    def test_the_next_operator_continues_where_the_last_one_was_killed(
         self, training: PodTraining, release: Release
     ) -> None:
         release.kill_operator()
@@ -120,7 +120,7 @@ class TestOneTraining:
         training.until(lambda: not training.mine("pods"), "no pods")
         assert training.status["lastCheckpoint"]["update"] == training.trained()[-1].update
 
-    def test_resumed_it_goes_on_from_there_and_each_prompt_trains_exactly_once(self, training: PodTraining) -> None:
+    def test_a_resumed_training_continues_and_each_prompt_trains_exactly_once(self, training: PodTraining) -> None:
         before, saved = len(training.attempts), training.status["lastCheckpoint"]["update"]
         training.edit(suspend=False, train={"updates": saved + REST})
         training.until_state("Succeeded")
@@ -137,7 +137,7 @@ def _trains_on(training: PodTraining) -> None:
 
 @contextmanager
 def _the_next_attempt(training: PodTraining, *, counted: bool, reasons: Collection[str]) -> Iterator[None]:
-    """What happens meanwhile ends the attempt for one of these reasons, and the next one goes on from the checkpoint."""
+    """A disturbance ends the attempt for one of these reasons, and the next attempt continues from the checkpoint."""
     training.until(lambda: "lastCheckpoint" in training.status, "a checkpoint")
     before, restarts, saved = len(training.attempts), training.restarts, training.status["lastCheckpoint"]["update"]
     yield

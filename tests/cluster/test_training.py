@@ -65,9 +65,9 @@ def test_deleted_while_its_pods_start_it_leaves_nothing(cluster: Cluster, namesp
 
 
 def until_ended(cluster: Cluster, namespace: str, name: str) -> dict[str, Any]:
-    """Its status, once the command that follows it has said that it is over."""
-    said = qwen35(cluster, "status", name, "--namespace", namespace, "--watch")
-    assert "Succeeded" in said, said
+    """Return the status after the command that follows the training has ended."""
+    output = qwen35(cluster, "status", name, "--namespace", namespace, "--watch")
+    assert "Succeeded" in output, output
     path = f"/apis/rl.qwen35.io/v1alpha1/namespaces/{namespace}/qwen35trainings/{name}"
     return dict(cluster.api.get(path).get("status", {}))
 

@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from qwen35_trainer.contract import Progress, parse_progress
-from qwen35_trainer.contract.names import DATA_FOLDER
-from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.contract import ProgressReport, parse_progress
+from qwen35_trainer.contract.shared_names import DATA_FOLDER
+from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import UpdateRecord, read_records, surviving_updates
-from qwen35_trainer.runtime.checkpoint import load
+from qwen35_trainer.runtime.checkpoint_store import load
 from tests.cluster import patient_judge
 from tests.cluster.cluster import Cluster
 from tests.cluster.volume import claim
-from tests.controlplane.story import Story
+from tests.controlplane.live_training import LiveTraining
 
 PROMPTS, GROUP = 4, 4
 """Of an update; samples of a prompt."""
 TRAIN_PODS = 2
 CLAIM = "shared"
-# All pods at once fit a node of two cores and little memory; limits, from which Ray sizes itself, stay the profile's.
+# All pods together fit a node of two cores and little memory; limits, from which Ray derives its size, are the profile's.
 SMALL = {"spec": {"containers": [{"name": "ray", "resources": {"requests": {"cpu": "50m", "memory": "512Mi"}}}]}}
 
 
 @dataclass(frozen=True)
-class PodTraining(Story):
+class PodTraining(LiveTraining):
     """As in the control plane's tests, but that everything in it is real."""
 
     updates: int = 0
@@ -58,10 +58,10 @@ class PodTraining(Story):
                 {"type": "Function", "function": "patient_judge:digit", "timeoutSeconds": 60, "onError": "Fail"},
             ],
             algorithm={"groupSize": GROUP},
-            rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequences": 16},
-            train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchPerDevice": 8}},
+            rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequencesPerReplica": 16},
+            train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchSequences": 8}},
             checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120},
-            pods={"environment": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
+            pods={"env": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
             | dict.fromkeys(("head", "rollout", "train"), SMALL),
             **sections,
         )
@@ -72,14 +72,14 @@ class PodTraining(Story):
         """The last one that the operator has heard of."""
         return int(self.status.get("progress", {}).get("update", 0))
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> ProgressReport | None:
         """The trainer's own report; None before the first."""
-        found = self.find("configmaps", f"{self.name}-progress") or {}
-        text = found.get("data", {}).get("progress.json")
+        config_map = self.find("configmaps", f"{self.name}-progress") or {}
+        text = config_map.get("data", {}).get("progress.json")
         return None if text is None else parse_progress(text)
 
     def reported(self, attempt: int | None = None) -> int:
-        """The last update that this attempt, or any, has told of, its checkpoint's among them; 0 before it says anything."""
+        """Return the last update that this attempt, or any, has reported, including that of its checkpoint; 0 before the first."""
         progress = self.progress()
         return progress.update if progress is not None and attempt in (None, progress.attempt) else 0
 
@@ -89,7 +89,7 @@ class PodTraining(Story):
         return set() if progress is None else {pod for replica in progress.replicas for pod in replica.pods}
 
     def until_trained(self, more: int = 3) -> None:
-        """Until it has trained so many updates more than now."""
+        """Wait until the training has done `count` more updates."""
         goal = self.reported() + more
         self.until(lambda: self.reported() >= goal, f"update {goal}")
 
@@ -103,24 +103,24 @@ class PodTraining(Story):
         return max((self.folder / "checkpoints" / self.name).glob("update-*"))
 
     def trained(self) -> list[UpdateRecord]:
-        """The updates that count: those of an attempt that went on from an earlier checkpoint stand for their first try."""
+        """Return the updates that count: those repeated from an earlier checkpoint replace the first ones."""
         return list(surviving_updates(read_records(self.run / "metrics.jsonl")))
 
     def assert_each_prompt_trained_once(self, updates: int) -> None:
-        """By the records, the last checkpoint, the journal beside it, and the calls of the user's reward function."""
+        """Check the records, the last checkpoint, its journal, and the calls of the user's reward function."""
         assert [record.update for record in self.trained()] == list(range(1, updates + 1))
         end = load(self.checkpoint).progress
-        begun, left = set(range(end.position)), set(end.pending)
+        begun, pending = set(range(end.position)), set(end.pending)
         assert end.update == updates
-        assert len(left) == len(end.pending)
-        assert left <= begun
+        assert len(pending) == len(end.pending)
+        assert pending <= begun
         # Prompts that were under way at the end are left over.
-        assert len(begun - left) == updates * PROMPTS, "a prompt is missing, or came twice"
-        told = recover((self.run / "journal").read_bytes(), end.batch)
-        assert (told.position, set(told.pending)) == (end.position, left)
+        assert len(begun - pending) == updates * PROMPTS, "a prompt is missing, or came twice"
+        recovered = recover((self.run / "journal").read_bytes(), end.batch)
+        assert (recovered.position, set(recovered.pending)) == (end.position, pending)
         order = PromptOrder(self.updates * PROMPTS)
         judged = Counter(line["row"] for line in map(json.loads, (self.run / "judged.jsonl").read_text().splitlines()))
-        assert min(judged[order.prompt_index(position)] for position in begun - left) >= GROUP
+        assert min(judged[order.prompt_index(position)] for position in begun - pending) >= GROUP
 
     def delete_pod(self, pool: str, *, grace: int = 0) -> str:
         """Without grace as when a node is gone. Returns its name."""

@@ -39,7 +39,7 @@ def output(core: Core, namespace: str, manifest: dict[str, Any]) -> str:
     name = manifest["metadata"]["name"]
     core.processes.wait("kubelet", lambda: phase(core, namespace, name) in ("Succeeded", "Failed"))
     where = ("--namespace", namespace)
-    said = core.kubectl(*where, "logs", name)
+    logs = core.kubectl(*where, "logs", name)
     if phase(core, namespace, name) == "Failed":
-        raise RuntimeError(f"pod {name} failed:\n{said}\n{core.kubectl(*where, 'describe', 'pod', name)}")
-    return said
+        raise RuntimeError(f"pod {name} failed:\n{logs}\n{core.kubectl(*where, 'describe', 'pod', name)}")
+    return logs

@@ -1,4 +1,4 @@
-"""What one side writes, the other reads; what is no message is refused with the key's name and the place."""
+"""What one side writes, the other reads; anything else is refused with the name of the key and the place."""
 
 import json
 
@@ -11,14 +11,14 @@ from qwen35_trainer.contract import (
     CheckpointReport,
     ContractError,
     Control,
-    Live,
-    Progress,
-    Replica,
-    Stop,
+    LiveSettings,
+    ProgressReport,
+    ReplicaReport,
+    StopOrder,
     parse_control,
     parse_progress,
 )
-from qwen35_trainer.contract.document import LONGEST
+from qwen35_trainer.contract.message import MAX_MESSAGE_CHARACTERS
 
 counts = st.integers(0, 2**63 - 1)
 numbers = st.floats(0, 1e12, allow_nan=False)
@@ -26,12 +26,12 @@ words = st.text(min_size=1, max_size=64)
 controls = st.builds(
     Control,
     attempt=st.integers(1, 10_000),
-    stop=st.none() | st.builds(Stop, id=words, reason=words, time=numbers),
+    stop=st.none() | st.builds(StopOrder, id=words, reason=words, time=numbers),
     rolloutNodes=st.integers(0, 1024),
     leaving=st.lists(words, max_size=4).map(tuple),
     live=st.none()
     | st.builds(
-        Live,
+        LiveSettings,
         checkpointEveryUpdates=st.integers(1),
         checkpointKeep=st.integers(1),
         evaluationEveryUpdates=st.integers(0),
@@ -39,7 +39,7 @@ controls = st.builds(
     ),
 )
 reports = st.builds(
-    Progress,
+    ProgressReport,
     attempt=st.integers(1, 10_000),
     state=st.sampled_from(["Running", "Succeeded", "Stopped", "Failed"]),
     time=numbers,
@@ -51,7 +51,7 @@ reports = st.builds(
     reward=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     checkpoint=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
     export=st.none() | st.builds(CheckpointReport, uri=words, update=counts, time=numbers),
-    replicas=st.lists(st.builds(Replica, pods=st.tuples(words), idle=st.floats(0, 1)), max_size=3).map(tuple),
+    replicas=st.lists(st.builds(ReplicaReport, pods=st.tuples(words), idle=st.floats(0, 1)), max_size=3).map(tuple),
 )
 
 
@@ -72,7 +72,7 @@ def test_keys_of_a_newer_writer_are_ignored(progress, news):
 
 @given(text=st.text() | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
 def test_any_text_that_is_no_message_is_refused(text):
-    with pytest.raises(ContractError, match=r"^control\.json is no Control: "):
+    with pytest.raises(ContractError, match=r"^control\.json is not a Control: "):
         parse_control(text)
 
 
@@ -91,21 +91,24 @@ def test_any_text_that_is_no_message_is_refused(text):
 def test_a_refusal_names_key_and_place(text, said):
     with pytest.raises(ContractError) as caught:
         parse_control(text)
-    assert str(caught.value).startswith("control.json is no Control: ")
+    assert str(caught.value).startswith("control.json is not a Control: ")
     assert said in str(caught.value)
 
 
 def test_a_message_of_absurd_length_is_not_even_parsed():
-    with pytest.raises(ContractError, match=rf"progress.json has {LONGEST + 1} characters; at most {LONGEST} are read"):
-        parse_progress(" " * (LONGEST + 1))
+    with pytest.raises(
+        ContractError,
+        match=rf"progress.json has {MAX_MESSAGE_CHARACTERS + 1} characters; at most {MAX_MESSAGE_CHARACTERS} are read",
+    ):
+        parse_progress(" " * (MAX_MESSAGE_CHARACTERS + 1))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_that_json_has_no_word_for_are_never_written(value):
     with pytest.raises(ValidationError):
-        Progress(attempt=1, state="Running", time=0.0, reward=value)
+        ProgressReport(attempt=1, state="Running", time=0.0, reward=value)
 
 
 def test_what_does_not_exist_is_left_out_of_the_text():
-    written = json.loads(Progress(attempt=1, state="Running", time=0.0).text())
+    written = json.loads(ProgressReport(attempt=1, state="Running", time=0.0).text())
     assert not {"reward", "checkpoint", "stopAcknowledged", "reason"} & written.keys()

@@ -10,6 +10,7 @@ def first_real(cases: Iterable[Any], count: int = 1) -> list[Any]:
     """All cases in `make soak`, the first ones in `make test`: there the others are proved in memory, in tests/operator."""
     listed = list(cases)
     rest = [
-        pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=pytest.mark.soak) for one in listed[count:]
+        pytest.param(*(listed_object if isinstance(listed_object, tuple) else (listed_object,)), marks=pytest.mark.soak)
+        for listed_object in listed[count:]
     ]
     return [*listed[:count], *rest]

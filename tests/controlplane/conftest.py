@@ -14,10 +14,10 @@ import pytest
 
 from tests.controlplane import operator_process, scripted_trainer
 from tests.controlplane.in_process import operators
+from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import Story
+from tests.controlplane.scenarios import LIFE, SCENARIOS
 from tests.controlplane.sweep import Sweep, clear
-from tests.controlplane.tales import LIFE, TALES
 from tests.profiles import SOAK
 from tests.testbed import binaries
 from tests.testbed.control_plane import ControlPlane
@@ -121,22 +121,22 @@ def operator(shared_operator: OperatorProcess) -> OperatorProcess:
 
 
 @pytest.fixture
-def story(control_plane: ControlPlane, operator: OperatorProcess, namespace: str) -> Story:
+def live_training(control_plane: ControlPlane, operator: OperatorProcess, namespace: str) -> LiveTraining:
     """A training of a namespace that the operator serves."""
-    return Story(control_plane, namespace)
+    return LiveTraining(control_plane, namespace)
 
 
 @pytest.fixture(scope="package")
 def endings() -> dict[str, Any]:
-    """How tales end undisturbed, for all modules that disturb them."""
+    """The endings of undisturbed scenarios, for all modules that disturb them."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def sweep(control_plane: ControlPlane, endings: dict[str, Any], shared: Shared) -> Iterator[Sweep]:
-    """Tells tales to operators that can be disturbed, see proxy.py."""
+    """Runs scenarios with operators that can be disturbed, see proxy.py."""
     shared.end()
     with operators(control_plane) as serving:
         told = Sweep(control_plane, serving, endings)
-        told.calm([LIFE, *TALES] if SOAK else [LIFE])
+        told.calm([LIFE, *SCENARIOS] if SOAK else [LIFE])
         yield told

@@ -1,6 +1,6 @@
-"""Operators by the dozen in this process, each of one namespace, all through the proxy; any of them can die at any write.
+"""Many operators in this process, each for one namespace and all through the proxy; each can die at any write.
 
-    story ─► API server ◄── proxy (a thread) ◄── operator of namespace a (a thread, a loop) ── dead? the next one
+    scenario ─► API server ◄── proxy (a thread) ◄── operator of namespace a (a thread, a loop) ── dead? the next one
                                              ◄── operator of namespace b …
 
 A process takes seconds to start, and sweeps start hundreds. What dies here is the same: from the moment of its death
@@ -18,24 +18,24 @@ from typing import ClassVar
 import pytest
 
 from qwen35_operator import main
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.main import operate
 from qwen35_operator.metrics import Metrics
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.reconciler import Reconciler
-from qwen35_operator.settings import Settings
-from qwen35_operator.work import Work
+from qwen35_operator.reconcile_workers import ReconcileWorkers
 from tests.controlplane import operator_process
 from tests.controlplane.proxy import Line, Proxy, serving
 from tests.testbed.control_plane import ControlPlane
 
 SOON = 15.0
-"""Seconds. What is due later is a deadline that no story waits for; what is due sooner belongs to the story."""
+"""Seconds. What is due later is a deadline that no scenario waits for; what is due sooner belongs to the scenario."""
 
 
-class WatchedWork(Work):
-    """The operator's queue, as other threads may look at it. The newest of a thread is the thread's."""
+class WatchedWorkers(ReconcileWorkers):
+    """The operator's workers, for inspection by other threads. `by_thread` holds the newest of each thread."""
 
-    by_thread: ClassVar[dict[threading.Thread, "WatchedWork"]] = {}
+    by_thread: ClassVar[dict[threading.Thread, "WatchedWorkers"]] = {}
 
     def __init__(self, metrics: Metrics) -> None:
         super().__init__(metrics)
@@ -47,16 +47,16 @@ class WatchedWork(Work):
         self._reconciler = reconciler
         await super().run(reconciler, workers)
 
-    async def _once(self, reconciler: Reconciler, key: Key) -> None:
-        await super()._once(reconciler, key)
+    async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
+        await super()._reconcile(reconciler, key)
         self.looked += 1
 
-    def rests(self, key: Key, version: int | None) -> bool:
+    def rests(self, key: TrainingKey, version: int | None) -> bool:
         """Whether this version of the training has been reconciled, and nothing is to be done now or soon."""
         if self._reconciler is None:
             return False
         queue, soon = self._queue, time.monotonic() + SOON
-        if len(queue) or queue._working or queue._failures or any(due < soon for due in list(queue._due.values())):
+        if len(queue) or queue._processing or queue._failures or any(due < soon for due in list(queue._due.values())):
             return False
         known = self._reconciler._trainings.get(key)
         if known is None or version is None:
@@ -65,7 +65,7 @@ class WatchedWork(Work):
         return int(known["metadata"]["resourceVersion"]) >= version and self.looked > 0
 
 
-class Lives:
+class RestartingOperator:
     """The operators of one namespace, one after the other."""
 
     def __init__(self, plane: ControlPlane, namespace: str, line: Line, kubeconfig: str) -> None:
@@ -87,11 +87,11 @@ class Lives:
         self._thread.join()
 
     def _rests(self, name: str, version: int | None) -> bool:
-        work = WatchedWork.by_thread.get(self._thread)
+        work = WatchedWorkers.by_thread.get(self._thread)
         return work is not None and not self._line.dead and work.rests((self._namespace, name), version)
 
     def _looks(self) -> tuple[int, int]:
-        work = WatchedWork.by_thread.get(self._thread)
+        work = WatchedWorkers.by_thread.get(self._thread)
         return self._number, 0 if work is None else work.looked
 
     def _live(self) -> None:
@@ -99,7 +99,7 @@ class Lives:
             self._number += 1
             operator_process.released(self._plane, self._namespace, self._name)
             asyncio.run(self._operate())
-            WatchedWork.by_thread.pop(self._thread, None)
+            WatchedWorkers.by_thread.pop(self._thread, None)
             self._line.revive()
 
     @property
@@ -107,13 +107,13 @@ class Lives:
         return f"operator-{self._number}"
 
     async def _operate(self) -> None:
-        """One life. Raises when it ends before its death."""
+        """Run one operator until it is killed. Raises if it ends before."""
         loop, death = asyncio.get_running_loop(), asyncio.Event()
         self._line.on_death = lambda: loop.call_soon_threadsafe(death.set)
         if self._ending.is_set():
             return  # who ended the line has told the one before
         # The dead do not release their Lease, and to wait for its end is another test's matter.
-        settings = Settings(
+        settings = OperatorSettings(
             namespaces=(self._namespace,),
             lease_namespace=self._namespace,
             lease_name=self._name,
@@ -126,7 +126,7 @@ class Lives:
         await asyncio.wait({alive, dying}, return_when=asyncio.FIRST_COMPLETED)
         if not self._line.dead:
             alive.result()
-            raise RuntimeError(f"the operator of {self._namespace} ended by itself")
+            raise RuntimeError(f"the operator of {self._namespace} ended on its own")
         # What the dead have to say about how they ended interests nobody.
         loop.set_exception_handler(lambda *_: None)
         await _cancel_others()
@@ -134,21 +134,21 @@ class Lives:
 
 @contextmanager
 def operators(plane: ControlPlane) -> Iterator[Callable[[str], AbstractContextManager[Line]]]:
-    """serving(namespace): an operator for it; as often as it dies, another takes its place."""
+    """serving(namespace): an operator for it, replaced by another whenever it dies."""
     with proxied(plane) as proxy, pytest.MonkeyPatch.context() as patch:
         kubeconfig = str(plane.kubeconfig_via(proxy.url))
         patch.setenv("KUBECONFIG", kubeconfig)  # where kopf looks
-        patch.setattr(main, "Work", WatchedWork)
+        patch.setattr(main, "ReconcileWorkers", WatchedWorkers)
 
         @contextmanager
         def serving(namespace: str) -> Iterator[Line]:
             line = proxy.line(namespace)
-            lives = Lives(plane, namespace, line, kubeconfig)
-            lives.start()
+            operators_of_namespace = RestartingOperator(plane, namespace, line, kubeconfig)
+            operators_of_namespace.start()
             try:
                 yield line
             finally:
-                lives.end()
+                operators_of_namespace.end()
 
         yield serving
 

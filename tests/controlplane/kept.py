@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from qwen35_operator.api import crd
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import acceptance
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
-from qwen35_trainer.spec.checks import CHECKS
+from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.manifest.checks import CHECKS
 from tests.controlplane.pod_templates import FRAGMENTS
-from tests.spec.conftest import SMALL
+from tests.manifest.conftest import SMALL
 
 type Document = dict[str, Any]
 
@@ -50,8 +50,8 @@ WRITTEN: list[Document] = [
             "onMissedDeadline": "Discard",
             "adaptiveDispatch": True,
             "partialRollout": True,
-            "requireBatches": 2,
-            "updatesPerSync": 2,
+            "updatesPerBatch": 2,
+            "batchesPerPublication": 2,
         },
         "checkpoint": {
             "export": "AtEnd",
@@ -60,17 +60,20 @@ WRITTEN: list[Document] = [
         },
         "failurePolicy": {
             "rules": [
-                {"name": "mine", "action": "Fail", "pool": "train", "exitCodes": [1], "reasons": ["Error"]},
-                {"name": "other", "action": "Restart", "messagePattern": "NCCL"},
+                {"name": "mine", "action": "Fail", "onPool": "train", "onExitCodes": [1], "onReasons": ["Error"]},
+                {"name": "other", "action": "Restart", "onMessagePattern": "NCCL"},
             ]
         },
         "pods": {
-            "environment": [{"name": "A", "value": "b"}, {"name": "C", "secret": {"name": "s", "key": "k"}}],
+            "env": [
+                {"name": "A", "value": "b"},
+                {"name": "C", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}},
+            ],
             "head": FRAGMENTS[4],
             "train": FRAGMENTS[15],
         },
         "train": {
-            "batch": {"dynamic": True, "promptsPerUpdate": 4},
+            "batch": {"dynamicMicroBatches": True, "promptsPerUpdate": 4},
             "collectiveTimeoutSeconds": 900.0,
             "headPrecision": "FP32",
             "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5},
@@ -78,7 +81,7 @@ WRITTEN: list[Document] = [
         },
     },
     {
-        "accelerator": {"profile": "cpu", "perNode": 8},
+        "accelerator": {"profile": "CPU", "devicesPerNode": 8},
         "algorithm": {
             "advantage": "Function",
             "advantageFunction": "mine.advantages:centred",
@@ -99,7 +102,7 @@ WRITTEN: list[Document] = [
             },
         },
         "train": {
-            "parallelism": {"tensor": 1, "pipeline": 1, "context": 1, "replicas": 2, "expertTensor": 1},
+            "parallelism": {"tensor": 1, "pipeline": 1, "context": 1, "copies": 2, "expertTensor": 1},
             "batch": {"promptsPerUpdate": 8},
         },
     },
@@ -110,7 +113,7 @@ WRITTEN: list[Document] = [
 def load() -> dict[str, list[Document]]:
     """By kind: `sane`, whose pod templates are what people write, and `mad`, with anything that the schema lets through."""
     chosen: dict[str, list[Document]] = json.loads(FILE.read_text())
-    written = [SMALL | {"metadata": {"name": "demo"}, "spec": SMALL["spec"] | one} for one in WRITTEN]
+    written = [SMALL | {"metadata": {"name": "demo"}, "spec": SMALL["spec"] | item} for item in WRITTEN]
     return {"sane": [*chosen["sane"], *written], "mad": chosen["mad"]}
 
 
@@ -119,7 +122,9 @@ def reached(manifest: Document) -> set[str]:
     found = {f"field {path}" for path in _fields(manifest["spec"], crd.schema()["properties"]["spec"], "spec")}
     for pool in POOLS:
         template = manifest["spec"].get("pods", {}).get(pool)
-        found |= {f"fragment {n}" for n, one in enumerate(FRAGMENTS) if template is not None and _within(one, template)}
+        found |= {
+            f"fragment {n}" for n, item in enumerate(FRAGMENTS) if template is not None and _within(item, template)
+        }
     found |= {f"label {name}" for name in manifest["metadata"].get("labels", {})}
     found |= {f"mode {manifest['spec'].get('mode', 'FullyAsync')}"}
     found |= {f"profile {manifest['spec'].get('accelerator', {}).get('profile')}"}
@@ -128,7 +133,7 @@ def reached(manifest: Document) -> set[str]:
 
 
 def everything() -> set[str]:
-    """What the kept ones must reach: each field that may be written, and each fragment. tests/spec has each check fail."""
+    """What the kept ones must reach: each field that may be written, and each fragment. tests/manifest has each check fail."""
     schema = crd.schema()["properties"]["spec"]
     return {f"field {path}" for path in _paths(schema, "spec")} | {f"fragment {n}" for n in range(len(FRAGMENTS))}
 
@@ -147,9 +152,9 @@ def _judged(manifest: Document) -> Iterator[str]:
     if problems:
         return
     metadata = manifest["metadata"]
-    training = Training(metadata["name"], "team", "0" * 36, 1, spec, metadata.get("labels", {}))
-    told = acceptance.refusals(training, Settings())
-    yield from (f"problem {_kind(one.message)}" for one in told)
+    training = TrainingResource(metadata["name"], "team", "0" * 36, 1, spec, metadata.get("labels", {}))
+    told = acceptance.refusals(training, OperatorSettings())
+    yield from (f"problem {_kind(item.message)}" for item in told)
     if not told:
         yield "accepted"
 
@@ -182,13 +187,13 @@ def _paths(node: Document, path: str) -> Iterator[str]:
 def _within(part: Any, whole: Any) -> bool:
     """Whether the template says all that the fragment says."""
     if isinstance(part, dict):
-        return isinstance(whole, dict) and all(key in whole and _within(one, whole[key]) for key, one in part.items())
+        return isinstance(whole, dict) and all(key in whole and _within(item, whole[key]) for key, item in part.items())
     return bool(part == whole)
 
 
 def choose(draws: list[Document]) -> list[Document]:
     """Of equally useful draws the shorter one: always the one that reaches most of what is not reached yet."""
-    left = sorted(((reached(one), one) for one in draws), key=lambda pair: len(json.dumps(pair[1])))
+    left = sorted(((reached(item), item) for item in draws), key=lambda pair: len(json.dumps(pair[1])))
     missing = set().union(*(words for words, _ in left))
     chosen = []
     while missing:

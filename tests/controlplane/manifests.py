@@ -23,7 +23,7 @@ SCHEMA = crd.schema()["properties"]["spec"]
 POWERS = st.sampled_from([1, 1, 1, 2, 2, 4, 8])
 # Sizes that often fit together, by the end of their path.
 SIZES: dict[str, SearchStrategy[Any]] = {
-    "perNode": st.sampled_from([1, 2, 4, 8, 8, 16]),
+    "devicesPerNode": st.sampled_from([1, 2, 4, 8, 8, 16]),
     "tensor": POWERS,
     "pipeline": st.sampled_from([1, 1, 1, 2]),
     "context": st.sampled_from([1, 1, 1, 2]),
@@ -35,12 +35,12 @@ SIZES: dict[str, SearchStrategy[Any]] = {
     "maxNodes": st.sampled_from([2, 4, 8, 1024]),
     "groupSize": st.sampled_from([1, 2, 4, 8, 16]),
     "promptsPerUpdate": st.sampled_from([8, 16, 32, 64, 96]),
-    "microBatchPerDevice": st.sampled_from([1, 1, 1, 2]),
+    "microBatchSequences": st.sampled_from([1, 1, 1, 2]),
     "stalenessThreshold": st.sampled_from([0, 0.25, 0.5, 1, 2.0, 4]),
     "maxVersionLag": st.integers(0, 8),
     "function": st.sampled_from(["rewards:score", "pack.module:name"]),
     "advantageFunction": st.sampled_from(["advantages:centred", "pack.module:name"]),
-    "messagePattern": st.sampled_from(["CUDA error", "^lost .* after [0-9]+ s$", "(?i)nccl", "[", "(?P<a>x)(?P=a)"]),
+    "onMessagePattern": st.sampled_from(["CUDA error", "^lost .* after [0-9]+ s$", "(?i)nccl", "[", "(?P<a>x)(?P=a)"]),
     "extract": st.sampled_from(["<answer>(.*)</answer>", "(", r"\d+", "(?<=x)y"]),
     "config{}": st.one_of(st.booleans(), st.integers(-9, 9), st.just(0.5), *[st.just("text")] * 4, st.just([1])),
     "claimName": st.sampled_from(["models", "data", "checkpoints", "team-a.models", "0"]),
@@ -52,7 +52,7 @@ EXCLUSIVE = {
     "data.train[]": ("files", "gym"),
     "data.validation[]": ("files", "gym"),
     "checkpoint.storage": ("persistentVolumeClaim", "path"),
-    "pods.environment[]": ("value", "secret"),
+    "pods.env[]": ("value", "valueFrom"),
 }
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=12)
 
@@ -234,7 +234,7 @@ def _nodes(spec: Document) -> int:
 
 
 def _devices(spec: Document) -> int:
-    return int(_number(_section(spec, "accelerator"), "perNode", 8))
+    return int(_number(_section(spec, "accelerator"), "devicesPerNode", 8))
 
 
 def _mend_rewards(spec: Document) -> None:
@@ -254,14 +254,14 @@ def _mend_train(train: Document, world: int) -> None:
     cut = _section(train, "parallelism")
     cut.pop("context", None)  # heads limit it, and those of a checkpoint are not in the manifest
     if train.get("engine") == "Megatron":
-        cut.pop("replicas", None)
+        cut.pop("copies", None)
     _section(train, "offload")["gradients"] = False
-    for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("replicas",)):
+    for axes in (("tensor", "pipeline"), ("expertTensor", "expert", "pipeline"), ("copies",)):
         if world % math.prod(int(_number(cut, axis, 1)) for axis in axes):
             cut.clear()
     batch = _section(train, "batch")
-    batch.pop("dynamic", None)
-    batch |= {"microBatchPerDevice": 1, "promptsPerUpdate": world}
+    batch.pop("dynamicMicroBatches", None)
+    batch |= {"microBatchSequences": 1, "promptsPerUpdate": world}
 
 
 def _mend_rollout(pool: Document, train_nodes: int, devices: int, mode: str) -> None:
@@ -272,7 +272,7 @@ def _mend_rollout(pool: Document, train_nodes: int, devices: int, mode: str) -> 
     if devices % int(_number(pool, "tensorParallel", 1)):
         del pool["tensorParallel"]
     if nodes < 2:
-        pool.pop("lane", None)
-    elif "lane" in pool:
-        _section(pool, "lane").update(nodes=1, tensorParallel=devices)
+        pool.pop("stragglerLane", None)
+    elif "stragglerLane" in pool:
+        _section(pool, "stragglerLane").update(nodes=1, tensorParallel=devices)
     pool["minNodes"], pool["maxNodes"] = 1, max(8, nodes)

@@ -166,7 +166,7 @@ def main(server: str, ca: str, token: str) -> None:
     job = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"]
     name, attempt, uid = job.rsplit("-", 2)
     found = Client(server, ca, token).request("GET", TRAININGS)["items"]
-    training = next(one["metadata"] for one in found if one["metadata"]["uid"].startswith(uid))
+    training = next(match["metadata"] for match in found if match["metadata"]["uid"].startswith(uid))
     namespace = f"/api/v1/namespaces/{training['namespace']}"
     account = f"{namespace}/serviceaccounts/{name}-trainer/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}

@@ -1,12 +1,12 @@
-"""One story told many times, each in a namespace of its own with its own operator, and each disturbed in another way.
+"""Runs one scenario many times, each run in a namespace with an operator of its own, and each with another disturbance.
 
     prelude ─► arm the disturbance ─► act ─► at rest, as undisturbed? ─► touch ─► still? ─► next act …
 
-Only the acts' writes are counted: what leads to them is the act of another story. A picture counts only at rest: the
-operator has reconciled the newest version of the training, its queue is empty and nothing is due soon. The touch, a change
-that asks for nothing, makes it look at everything once more: what it would still do wrong, it does then.
+Only writes during the acts are counted; the prelude is an act of another scenario. A picture counts only at rest: the
+operator has reconciled the newest version of the training, its queue is empty and nothing is due soon. The touch is a change
+without consequences, which makes the operator reconcile once more and so reveals pending mistakes.
 
-The first telling that ends otherwise ends the sweep: the others are abandoned.
+The first run with another result ends the sweep: the other runs are abandoned.
 """
 
 import json
@@ -21,22 +21,22 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.controlplane.live_training import CHILDREN, LiveTraining
 from tests.controlplane.proxy import Line
-from tests.controlplane.story import CHILDREN, Story
 from tests.testbed.api import Refused
 from tests.testbed.control_plane import ControlPlane
 
-type Act = Callable[["Telling"], None]
+type Act = Callable[["ScenarioRun"], None]
 type Disturbance = Callable[[Line], object]
 type Picture = dict[str, Any]
 
 SIDE_BY_SIDE = 16
 STILL = 60.0
-"""Seconds at rest in which another picture than the undisturbed one is given up: KubeRay may still be at work."""
+"""Seconds at rest after which a picture that differs from the undisturbed one is final: KubeRay may need this time."""
 CALM = 2.0
-"""The same for the undisturbed telling, whose acts end only when KubeRay is done."""
+"""The same for the undisturbed run, whose acts end only when KubeRay is done."""
 TOUCHED = "test.qwen35.io/touched"
-# What differs between two tellings of the same story: times, and what the cluster makes up.
+# Fields that differ between two runs of the same scenario: times, and values that the cluster generates.
 MADE_UP = frozenset(
     {"uid", "resourceVersion", "creationTimestamp", "generation", "managedFields", "selfLink", "lastTransitionTime"}
     | {"startTime", "endTime", "time", "activeSeconds", "rl.qwen35.io/hash", "namespace", "observedGeneration"}
@@ -44,12 +44,12 @@ MADE_UP = frozenset(
 
 
 class Abandoned(Exception):
-    """Another telling of the sweep has failed."""
+    """Another run of the sweep has failed."""
 
 
 @dataclass(frozen=True)
-class Telling(Story):
-    """Told beside others: it asks less often, and ends when one of them has failed."""
+class ScenarioRun(LiveTraining):
+    """A training in one of several concurrent runs: it polls less often, and ends when one of the runs has failed."""
 
     line: Line | None = None
     failed: threading.Event = field(default_factory=threading.Event)
@@ -58,15 +58,15 @@ class Telling(Story):
     longest_pause = 0.4
 
     def until(self, holds: Callable[[], object], what: str) -> None:
-        def told() -> object:
+        def guarded() -> object:
             if self.failed.is_set():
                 raise Abandoned
             return holds()
 
-        super().until(told, what)
+        super().until(guarded, what)
 
     def hide_pods(self) -> None:
-        """No Service of the namespace leads to a pod: a Ray that answers for pods on this machine is not of this story."""
+        """Keep Services of the namespace from reaching pods: a Ray that answers for pods on this machine belongs to another test."""
         hidden = {"count/endpoints": "0", "count/endpointslices.discovery.k8s.io": "0"}
         quota = {"metadata": {"name": "no-endpoints"}, "spec": {"hard": hidden}}
         self.plane.api.post(self.path("resourcequotas", None), quota)
@@ -127,33 +127,33 @@ class Telling(Story):
     def picture(self) -> Picture:
         """All that is there, but for what is made up."""
         training = self.find("qwen35trainings", self.name)
-        objects = {plural: [_plain(one) for one in self.mine(plural)] for plural in CHILDREN if plural != "rayjobs"}
-        jobs = [_plain({"metadata": one["metadata"], "spec": one["spec"]}) for one in self.mine("rayjobs")]
+        objects = {plural: [_plain(item) for item in self.mine(plural)] for plural in CHILDREN if plural != "rayjobs"}
+        jobs = [_plain({"metadata": job["metadata"], "spec": job["spec"]}) for job in self.mine("rayjobs")]
         groups = [
             (
-                one["metadata"]["labels"]["rl.qwen35.io/attempt"],
+                cluster["metadata"]["labels"]["rl.qwen35.io/attempt"],
                 *(group[field] for field in ("groupName", "replicas", "minReplicas", "maxReplicas")),
             )
-            for one in self.mine("rayclusters")
-            for group in one["spec"]["workerGroupSpecs"]
+            for cluster in self.mine("rayclusters")
+            for group in cluster["spec"]["workerGroupSpecs"]
         ]
-        pods = Counter(one["metadata"]["labels"]["rl.qwen35.io/pool"] for one in self.mine("pods"))
+        pods = Counter(pod["metadata"]["labels"]["rl.qwen35.io/pool"] for pod in self.mine("pods"))
         status = None if training is None else _plain(training.get("status", {}))
         return {"status": status, "jobs": jobs, "groups": sorted(groups), "pods": pods} | objects
 
 
 @dataclass(frozen=True)
-class Tale:
-    """`prelude` brings a training to where the acts begin. Each act ends with what it waits for: then KubeRay is done too."""
+class Scenario:
+    """`prelude` brings a training into the state in which the acts begin. Each act ends only when KubeRay is done too."""
 
     name: str
     acts: tuple[Act, ...]
-    prelude: Act = lambda telling: None
+    prelude: Act = lambda run: None
 
 
 @dataclass(frozen=True)
-class Told:
-    """What became of one disturbed telling."""
+class RunResult:
+    """The result of one disturbed run."""
 
     suffered: int
     """How often the disturbance struck."""
@@ -163,87 +163,90 @@ class Told:
 
 @dataclass
 class Sweep:
-    """Tells tales."""
+    """Runs scenarios."""
 
     plane: ControlPlane
     serving: Callable[[str], AbstractContextManager[Line]]
     """An operator for a namespace, behind the proxy."""
     endings: dict[str, tuple[list[Picture], int]] = field(default_factory=dict)
-    """By tale, how each act ends undisturbed, and how many writes all of them took."""
+    """By scenario: the picture after each undisturbed act, and the number of writes of all acts."""
 
-    def calm(self, tales: Iterable[Tale]) -> None:
-        """Tells those whose end is not known."""
-        unknown = [tale for tale in tales if tale.name not in self.endings]
+    def calm(self, scenarios: Iterable[Scenario]) -> None:
+        """Run those without disturbance whose ending is not known yet."""
+        unknown = [scenario for scenario in scenarios if scenario.name not in self.endings]
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
-            self.endings |= dict(zip((tale.name for tale in unknown), workers.map(self._calm, unknown), strict=True))
+            self.endings |= dict(
+                zip((scenario.name for scenario in unknown), workers.map(self._calm, unknown), strict=True)
+            )
 
-    def disturbed(self, tale: Tale, disturbances: Mapping[str, Disturbance]) -> list[Told]:
-        """Every disturbance in a telling of its own; each act ends as the calm one. Raises at the first that does not."""
+    def disturbed(self, scenario: Scenario, disturbances: Mapping[str, Disturbance]) -> list[RunResult]:
+        """Run the scenario once with each disturbance. Raises if an act ends in another state than without."""
         failed = threading.Event()
         with ThreadPoolExecutor(SIDE_BY_SIDE) as workers:
             pending = [
-                workers.submit(self._disturbed, tale, name, disturb, failed) for name, disturb in disturbances.items()
+                workers.submit(self._disturbed, scenario, name, disturb, failed)
+                for name, disturb in disturbances.items()
             ]
-        problems = [one.exception() for one in pending]
-        for problem in sorted(filter(None, problems), key=lambda one: isinstance(one, Abandoned)):
+        problems = [future.exception() for future in pending]
+        for problem in sorted(filter(None, problems), key=lambda item: isinstance(item, Abandoned)):
             raise problem
-        return [one.result() for one in pending]
+        return [future.result() for future in pending]
 
-    def _calm(self, tale: Tale) -> tuple[list[Picture], int]:
-        with self._telling(tale, Line.arm, threading.Event()) as telling:
-            line, pictures = telling.line, []
+    def _calm(self, scenario: Scenario) -> tuple[list[Picture], int]:
+        with self._run(scenario, Line.arm, threading.Event()) as run:
+            line, pictures = run.line, []
             assert line is not None
-            for act in tale.acts:
-                act(telling)
-                telling.settled(still=CALM)
-                telling.touch()
-                pictures.append(telling.settled(still=CALM))
+            for act in scenario.acts:
+                act(run)
+                run.settled(still=CALM)
+                run.touch()
+                pictures.append(run.settled(still=CALM))
             return pictures, line.writes
 
-    def _disturbed(self, tale: Tale, name: str, disturb: Disturbance, failed: threading.Event) -> Told:
-        pictures, _ = self.endings[tale.name]
+    def _disturbed(self, scenario: Scenario, name: str, disturb: Disturbance, failed: threading.Event) -> RunResult:
+        pictures, _ = self.endings[scenario.name]
         try:
-            with self._telling(tale, disturb, failed) as telling:
-                line = telling.line
+            with self._run(scenario, disturb, failed) as run:
+                line = run.line
                 assert line is not None
-                for number, (act, calm) in enumerate(zip(tale.acts, pictures, strict=False), start=1):
-                    where = f"{tale.name}, act {number}, {name}"
+                for number, (act, calm) in enumerate(zip(scenario.acts, pictures, strict=False), start=1):
+                    where = f"{scenario.name}, act {number}, {name}"
                     try:
-                        act(telling)
-                        found = telling.settled(calm)
+                        act(run)
+                        found = run.settled(calm)
                         if found == calm:
                             where += ", after a touch"
-                            telling.touch()
-                            telling.until(telling.at_rest, "the operator rests")
-                            found = telling.picture()
+                            run.touch()
+                            run.until(run.at_rest, "the operator rests")
+                            found = run.picture()
                     except AssertionError as problem:
                         raise AssertionError(f"{where}: {problem}\n{_log(line)}") from None
                     assert found == calm, f"{where}:\n{_difference(calm, found)}\n{_log(line)}"
-                return Told(line.suffered, line.writes)
+                return RunResult(line.suffered, line.writes)
         except BaseException:
             failed.set()
             raise
 
     @contextmanager
-    def _telling(self, tale: Tale, disturb: Disturbance, failed: threading.Event) -> Iterator[Telling]:
-        namespace = f"{tale.name.replace('_', '-')}-{secrets.token_hex(3)}"
+    def _run(self, scenario: Scenario, disturb: Disturbance, failed: threading.Event) -> Iterator[ScenarioRun]:
+        namespace = f"{scenario.name.replace('_', '-')}-{secrets.token_hex(3)}"
         self.plane.api.post("/api/v1/namespaces", {"metadata": {"name": namespace}})
         account = f"/api/v1/namespaces/{namespace}/serviceaccounts/default"
-        telling = Telling(self.plane, namespace, failed=failed)
-        telling.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
-        telling.hide_pods()
+        run = ScenarioRun(self.plane, namespace, failed=failed)
+        run.until(lambda: self.plane.api.exists(account), "the namespace takes pods")
+        run.hide_pods()
         try:
             with self.serving(namespace) as line:
-                told = replace(telling, line=line)
-                tale.prelude(told)
+                connected = replace(run, line=line)
+                scenario.prelude(connected)
                 disturb(line)
-                yield told
+                yield connected
         finally:
             clear(self.plane, namespace)
 
 
 def clear(plane: ControlPlane, namespace: str) -> None:
-    """Delete what makes pods. The namespace stays: to delete one costs the controllers more than a story."""
+    """Delete what makes pods. The namespace stays: deleting it costs the controllers more than a scenario."""
     for plural in ("rl.qwen35.io/v1alpha1 qwen35trainings", "ray.io/v1 rayjobs", "ray.io/v1 rayclusters"):
         group, name = plural.split()
         try:

@@ -20,24 +20,31 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from qwen35_operator.api.rules import RULES, Rule
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired import label_syntax
+from qwen35_operator.desired.pod_overrides import label_syntax
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import acceptance
-from qwen35_operator.reconcile.actions import Create, Refused
 from qwen35_operator.reconcile.decide import decide
 from qwen35_operator.reconcile.decision import Decision
+from qwen35_operator.reconcile.new_status import status_after_refusal
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.report import blocked
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import ManifestError, parse_manifest, parse_spec
-from qwen35_trainer.spec.checks import CHECKS
+from qwen35_operator.reconcile.writes import Create, RefusedWrite
+from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
+from qwen35_trainer.manifest.checks import CHECKS
 from tests.controlplane import kept
 from tests.controlplane.manifests import manifests
 from tests.controlplane.pod_templates import FRAGMENTS, joined
-from tests.operator.desired.test_label_syntax import KEY_PLACES, KEYS, NO_KEYS, NO_VALUES, VALUE_PLACES, VALUES
-from tests.spec.conftest import SMALL, set_at
-from tests.spec.test_checks import CASES
+from tests.manifest.conftest import SMALL, set_at
+from tests.manifest.test_checks import CASES
+from tests.operator.desired.pod_overrides.test_label_syntax import (
+    KEY_PLACES,
+    KEYS,
+    NO_KEYS,
+    NO_VALUES,
+    VALUE_PLACES,
+    VALUES,
+)
 from tests.testbed.api import Refused as ApiRefused
 from tests.testbed.control_plane import ControlPlane
 
@@ -104,7 +111,7 @@ def observed(stored: dict[str, Any]) -> Observed:
     training = None
     if spec is not None and not problems:
         labels, annotations = metadata.get("labels", {}), metadata.get("annotations", {})
-        training = Training(*who, metadata["generation"], spec, labels, annotations)
+        training = TrainingResource(*who, metadata["generation"], spec, labels, annotations)
     return Observed(
         training=training,
         name=who[0],
@@ -120,7 +127,7 @@ def observed(stored: dict[str, Any]) -> Observed:
 
 
 def condition(status: TrainingStatus, kind: str) -> Any:
-    return next(one for one in status.conditions if one.type == kind)
+    return next(item for item in status.conditions if item.type == kind)
 
 
 def assert_status_is_admitted(plane: ControlPlane, stored: dict[str, Any], status: TrainingStatus) -> None:
@@ -129,20 +136,20 @@ def assert_status_is_admitted(plane: ControlPlane, stored: dict[str, Any], statu
     plane.api.request("PATCH", path + DRY, body, content="application/merge-patch+json")
 
 
-def first_refusal(plane: ControlPlane, decision: Decision) -> Refused | None:
+def first_refusal(plane: ControlPlane, decision: Decision) -> RefusedWrite | None:
     """Creates the children in a dry run, as far as the API server goes along."""
-    for action in decision.actions:
+    for action in decision.writes:
         if isinstance(action, Create):
             manifest = action.manifest
             try:
                 plane.api.post(collection(manifest["kind"], manifest["metadata"]["namespace"]) + DRY, manifest)
             except ApiRefused as refused:
-                return Refused(action, "Rejected", refused.message)
+                return RefusedWrite(action, "Rejected", refused.message)
     return None
 
 
 def job_of(decision: Decision) -> dict[str, Any]:
-    made = [one.manifest for one in decision.actions if isinstance(one, Create)]
+    made = [write.manifest for write in decision.writes if isinstance(write, Create)]
     return next(dict(manifest) for manifest in made if manifest["kind"] == "RayJob")
 
 
@@ -169,7 +176,7 @@ def assert_runs_or_says_why(plane: ControlPlane, stored: dict[str, Any], *, temp
     # One that is created suspended has its say when it is resumed.
     stored["spec"]["suspend"] = False
     seen = observed(stored)
-    decision = decide(seen, Settings(), NOW)
+    decision = decide(seen, OperatorSettings(), NOW)
     accepted = condition(decision.status, "Accepted")
     if accepted.status == "True":
         if (refused := first_refusal(plane, decision)) is None:
@@ -179,16 +186,16 @@ def assert_runs_or_says_why(plane: ControlPlane, stored: dict[str, Any], *, temp
                     plane.api.post(collection("Pod", seen.namespace) + DRY, pod)
             return
         assert templates, refused
-        assert refused.action.manifest["kind"] == "RayJob"
-        status = blocked(seen, decision, [refused], NOW)
+        assert refused.write.manifest["kind"] == "RayJob"
+        status = status_after_refusal(seen, decision, [refused], NOW)
         assert condition(status, "Accepted").status == "False"
         assert refused.message[:1000] in condition(status, "Accepted").message
         assert_status_is_admitted(plane, stored, status)
         return
-    assert not decision.actions
+    assert not decision.writes
     assert accepted.reason == "Invalid"
-    problems = seen.problems or acceptance.refusals(seen.training, Settings())
-    listed = "; ".join(f"{one.path}: {one.message} {one.fix}" for one in problems)
+    problems = seen.problems or acceptance.refusals(seen.training, OperatorSettings())
+    listed = "; ".join(f"{item.path}: {item.message} {item.fix}" for item in problems)
     assert problems
     assert accepted.message == listed[:4096]
     assert_status_is_admitted(plane, stored, decision.status)
@@ -203,7 +210,7 @@ def assert_no_arithmetic_is_left(stored: dict[str, Any]) -> None:
     left = {check.__name__: list(check(spec)) for check, _ in CHECKS}
     unlisted = {name: found for name, found in left.items() if found and name not in KNOWN}
     assert not unlisted
-    assert all(one.path.endswith(".characters") for one in left["random_model"])
+    assert all(item.path.endswith(".characters") for item in left["random_model"])
 
 
 def assert_the_models_refuse_it_too(manifest: dict[str, Any]) -> None:
@@ -221,7 +228,7 @@ class Jobs:
 
     def add(self, stored: dict[str, Any]) -> None:
         """The first attempt's, under a name of the same length."""
-        decision = decide(observed(stored), Settings(), NOW)
+        decision = decide(observed(stored), OperatorSettings(), NOW)
         if condition(decision.status, "Accepted").status != "True":
             return
         job = deepcopy(job_of(decision))
@@ -286,7 +293,7 @@ def test_whatever_is_admitted_runs_or_says_why_and_both_refuse_the_same(
 ):
     """The manifests of kept.py, which between them reach every field and every fragment."""
     jobs = Jobs(control_plane, namespace)
-    admitted = Counter(TRY[kind](control_plane, namespace, one, jobs) for one in kept.load()[kind])
+    admitted = Counter(TRY[kind](control_plane, namespace, item, jobs) for item in kept.load()[kind])
     assert min(admitted[True], admitted[False]) >= 5
     assert_kuberay_takes_them(jobs, eventually, at_least=5)
 
@@ -316,14 +323,14 @@ def test_whatever_is_drawn_and_admitted_runs_or_says_why(
 
 
 def test_every_rule_of_the_definition_refuses_what_the_models_refuse(control_plane: ControlPlane, namespace: str):
-    """The specs of tests/spec/test_checks.py, of which each fails one check and has a twin that passes."""
+    """The specs of tests/manifest/test_checks.py, of which each fails one check and has a twin that passes."""
     refusals: list[str] = []
     for name, (wrong, _, right) in [*CASES.items(), *ALSO.items()]:
         spec, problems = parse_spec(spec_of(wrong))
         assert problems, name
         failed = {check.__name__ for check, _ in CHECKS if list(check(spec))}
         refusal = refusal_of(control_plane, namespace, spec_of(wrong))
-        repeated = "random_model" not in failed or all(one.path.endswith(".characters") for one in problems)
+        repeated = "random_model" not in failed or all(item.path.endswith(".characters") for item in problems)
         assert (refusal is None) == (failed <= KNOWN.keys() and repeated), (name, refusal)
         refusals += [refusal or ""]
         assert refusal_of(control_plane, namespace, spec_of(right)) is None, name
@@ -396,7 +403,7 @@ def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("profile", ["nvidia", "ascend", "cpu"])
+@pytest.mark.parametrize("profile", ["NVIDIA", "Ascend", "CPU"])
 def test_kuberay_makes_the_pods_of_every_pool(
     control_plane: ControlPlane, namespace: str, eventually: Eventually, profile: str
 ):
@@ -405,7 +412,7 @@ def test_kuberay_makes_the_pods_of_every_pool(
     for pool, start in (("head", 0), ("rollout", 1), ("train", 2)):
         pods[pool] = joined(FRAGMENTS[start::3])
     spec = {
-        "accelerator": {"profile": profile, "perNode": 2},
+        "accelerator": {"profile": profile, "devicesPerNode": 2},
         "model": {"name": "tiny", "source": {"random": {}}},
         "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
         "rewards": [{"type": "Gym"}],
@@ -414,7 +421,7 @@ def test_kuberay_makes_the_pods_of_every_pool(
     }
     envelope = {"apiVersion": "rl.qwen35.io/v1alpha1", "kind": "Qwen35Training", "metadata": {"name": "a" * 40}}
     stored = control_plane.api.post(collection("Qwen35Training", namespace), envelope | {"spec": spec})
-    for action in decide(observed(stored), Settings(), NOW).actions:
+    for action in decide(observed(stored), OperatorSettings(), NOW).writes:
         if isinstance(action, Create):
             control_plane.api.post(collection(action.manifest["kind"], namespace), action.manifest)
 

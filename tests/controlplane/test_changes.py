@@ -16,7 +16,7 @@ SUSPENDED = "Set suspend: true, change it, then set suspend: false"
 LIVE = None
 CLAIM = {"persistentVolumeClaim": {"claimName": "other"}}
 SPEC: dict[str, Any] = {
-    "accelerator": {"profile": "nvidia", "perNode": 8},
+    "accelerator": {"profile": "NVIDIA", "devicesPerNode": 8},
     "model": {"name": "tiny", "source": {"random": {}}},
     "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
     "rewards": [{"type": "Gym"}],
@@ -34,8 +34,8 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "mode": ("Colocated", FIXED),
     "seed": (1, FIXED),
     "suspend": (True, LIVE),
-    "accelerator.profile": ("ascend", FIXED),
-    "accelerator.perNode": (4, SUSPENDED),
+    "accelerator.profile": ("Ascend", FIXED),
+    "accelerator.devicesPerNode": (4, SUSPENDED),
     "model.name": ("other", FIXED),
     "model.source": (CLAIM | {"random": None}, FIXED),
     "model.precision": ("FP32", FIXED),
@@ -71,11 +71,11 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "rollout.autoscale": ({}, LIVE),
     "rollout.tensorParallel": (2, SUSPENDED),
     "rollout.memoryFraction": (0.5, SUSPENDED),
-    "rollout.maxSequences": (9, SUSPENDED),
+    "rollout.maxSequencesPerReplica": (9, SUSPENDED),
     "rollout.temperature": (0.5, SUSPENDED),
     "rollout.topP": (0.5, SUSPENDED),
     "rollout.topK": (9, SUSPENDED),
-    "rollout.lane": ({"nodes": 1, "tensorParallel": 8, "afterTokens": 9}, SUSPENDED),
+    "rollout.stragglerLane": ({"nodes": 1, "tensorParallel": 8, "afterTokens": 9}, SUSPENDED),
     "train.engine": ("Megatron", FIXED),
     "train.nodes": (2, SUSPENDED),
     "train.updates": (9, SUSPENDED),
@@ -93,11 +93,11 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "async.maxVersionLag": (9, SUSPENDED),
     "async.onMissedDeadline": ("Discard", SUSPENDED),
     "async.adaptiveDispatch": (True, SUSPENDED),
-    "async.updatesPerSync": (2, SUSPENDED),
-    "async.requireBatches": (2, SUSPENDED),
+    "async.batchesPerPublication": (2, SUSPENDED),
+    "async.updatesPerBatch": (2, SUSPENDED),
     "async.partialRollout": (False, SUSPENDED),
     "async.stallSeconds": (9.0, SUSPENDED),
-    "weights.timeoutSeconds": (9.0, SUSPENDED),
+    "publication.timeoutSeconds": (9.0, SUSPENDED),
     "checkpoint.everyUpdates": (9, LIVE),
     "checkpoint.keep": (9, LIVE),
     "checkpoint.export": ("AtEnd", LIVE),
@@ -107,7 +107,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "tracking.wandb": ({"project": "p"}, SUSPENDED),
     "tracking.mlflow": ({"experiment": "e", "trackingUri": "http://mlflow"}, SUSPENDED),
     "pods.image": ("other:1", SUSPENDED),
-    "pods.environment": ([{"name": "A", "value": "b"}], SUSPENDED),
+    "pods.env": ([{"name": "A", "value": "b"}], SUSPENDED),
     "pods.head": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.rollout": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
     "pods.train": ({"spec": {"priorityClassName": "a"}}, SUSPENDED),
@@ -115,7 +115,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "failurePolicy.backoffSeconds": (9.0, LIVE),
     "failurePolicy.stallFactor": (9.0, LIVE),
     "failurePolicy.rules": ([{"name": "a", "action": "Fail"}], LIVE),
-    "ttlSecondsAfterFinished": (9, LIVE),
+    "cleanupSecondsAfterFinished": (9, LIVE),
     "activeDeadlineSeconds": (9, LIVE),
 }
 
@@ -184,7 +184,7 @@ def test_a_suspended_training_takes_all_but_what_its_checkpoints_depend_on(contr
 @pytest.mark.parametrize("before", [False, True])
 def test_a_change_may_come_with_suspending_or_resuming(control_plane: ControlPlane, namespace: str, before: bool):
     training = create(control_plane, namespace, suspend=before)
-    body = {"spec": {"suspend": not before, "weights": {"timeoutSeconds": 9.0}}}
+    body = {"spec": {"suspend": not before, "publication": {"timeoutSeconds": 9.0}}}
     control_plane.api.request("PATCH", training, body, content="application/merge-patch+json")
 
 

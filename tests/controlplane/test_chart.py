@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import pytest
 
 from tests.controlplane import operator_process
+from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import Story
 from tests.helm.conftest import CHART
 from tests.patience import PATIENCE
 from tests.testbed.certificates import write_kubeconfig
@@ -95,10 +95,10 @@ def test_the_account_of_the_chart_can_do_all_that_a_training_needs(
     release: Release, operator: OperatorProcess, namespace: str
 ):
     before = operator.refused_requests()
-    story = Story(release.plane, namespace).apply()
-    story.until_condition("Accepted", "True", "Accepted")
-    story.until_job()
-    story.report()
-    story.until_condition("Ready", "True", "Running")
+    live_training = LiveTraining(release.plane, namespace).apply()
+    live_training.until_condition("Accepted", "True", "Accepted")
+    live_training.until_job()
+    live_training.report()
+    live_training.until_condition("Ready", "True", "Running")
     assert operator.readiness() == (200, "ok")
     assert operator.refused_requests() == before

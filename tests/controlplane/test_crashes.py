@@ -16,36 +16,38 @@ import pytest
 
 from tests.controlplane import operator_process
 from tests.controlplane.in_process import proxied
+from tests.controlplane.live_training import CHILDREN
 from tests.controlplane.operator_process import OperatorProcess
 from tests.controlplane.proxy import Line
-from tests.controlplane.story import CHILDREN
-from tests.controlplane.sweep import Sweep, Tale
-from tests.controlplane.tales import LIFE, TALES
+from tests.controlplane.scenarios import LIFE, SCENARIOS
+from tests.controlplane.sweep import Scenario, Sweep
 from tests.testbed.control_plane import ControlPlane
 
 
 def test_operators_that_die_after_every_write_change_nothing_in_the_end(sweep: Sweep):
     _, writes = sweep.endings[LIFE.name]
-    (told,) = sweep.disturbed(LIFE, {"dead after every write": partial(Line.arm, kill_always=True)})
-    assert told.suffered == told.writes
+    (results,) = sweep.disturbed(LIFE, {"dead after every write": partial(Line.arm, kill_always=True)})
+    assert results.suffered == results.writes
     # How many status writes there are depends on how KubeRay's and the pods' events come together.
-    assert told.writes > writes // 2
+    assert results.writes > writes // 2
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("tale", TALES, ids=lambda tale: tale.name)
-def test_a_crash_after_any_write_changes_nothing_in_the_end(sweep: Sweep, tale: Tale):
-    _, writes = sweep.endings[tale.name]
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_a_crash_after_any_write_changes_nothing_in_the_end(sweep: Sweep, scenario: Scenario):
+    _, writes = sweep.endings[scenario.name]
     numbers = range(1, writes + 1)
-    told = sweep.disturbed(tale, {f"dead after write {n}": partial(Line.arm, kill_at=n) for n in numbers})
-    # A telling may make fewer writes than the calm one did; then there was no n-th one to die after.
-    assert [one.suffered for one in told] == [int(one.writes >= n) for n, one in zip(numbers, told, strict=True)]
+    results = sweep.disturbed(scenario, {f"dead after write {n}": partial(Line.arm, kill_at=n) for n in numbers})
+    # A run may make fewer writes than the undisturbed one did; then there was no n-th write to die after.
+    assert [result.suffered for result in results] == [
+        int(item.writes >= n) for n, item in zip(numbers, results, strict=True)
+    ]
 
 
 def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane, sweep: Sweep):
     """SIGKILL, and a new process: what the sweep does within this one, for two writes of the first act."""
     (picture, *_), _ = sweep.endings[LIFE.name]
-    # Every telling makes each child, and writes the status at least once; how often is its own matter.
+    # Every run makes each child, and writes the status at least once; how often is its own matter.
     certain = sum(len(picture["jobs" if kind == "rayjobs" else kind]) for kind in CHILDREN) + 1
     numbers = (certain // 2, certain)
     with proxied(control_plane) as proxy:
@@ -64,8 +66,10 @@ def test_a_killed_process_changes_nothing_in_the_end(control_plane: ControlPlane
 
         processes = Sweep(control_plane, serving, sweep.endings)
         created = replace(LIFE, acts=LIFE.acts[:1])
-        told = processes.disturbed(created, {f"killed after write {n}": partial(Line.arm, kill_at=n) for n in numbers})
-    assert [one.suffered for one in told] == [1] * len(numbers)
+        results = processes.disturbed(
+            created, {f"killed after write {n}": partial(Line.arm, kill_at=n) for n in numbers}
+        )
+    assert [result.suffered for result in results] == [1] * len(numbers)
 
 
 @contextmanager

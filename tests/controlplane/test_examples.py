@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from qwen35_trainer import __version__
+from tests.controlplane.live_training import CHILDREN, LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import CHILDREN, Story
 from tests.testbed.control_plane import ControlPlane
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,11 +25,13 @@ def test_an_example_gives_exactly_the_golden_children(
 ):
     """One of them: that the operator writes what the builder builds does not depend on what is in it."""
     example = REPOSITORY / "examples" / "tiny-grpo.yaml"
-    story = Story(control_plane, namespace, "tiny-grpo")
-    story.kubectl("apply", f"--filename={example}")
-    story.until_job()
-    wanted = [as_made(story, one) for one in golden(story, example, story.body["metadata"]["uid"])]
-    found = [one for kind in CHILDREN for one in story.mine(kind)]
+    live_training = LiveTraining(control_plane, namespace, "tiny-grpo")
+    live_training.kubectl("apply", f"--filename={example}")
+    live_training.until_job()
+    wanted = [
+        as_made(live_training, item) for item in golden(live_training, example, live_training.body["metadata"]["uid"])
+    ]
+    found = [item for kind in CHILDREN for item in live_training.mine(kind)]
     assert by_name(found) == by_name(wanted)
 
 
@@ -39,22 +41,22 @@ def test_an_example_and_its_golden_children_are_admitted_as_they_are_written(
 ):
     """Strictly: no field is unknown, and none has a value that the API server refuses."""
     manifest = yaml.safe_load(example.read_text())
-    story = Story(control_plane, namespace, manifest["metadata"]["name"])
-    control_plane.api.post(story.path("qwen35trainings", None) + DRY, manifest)
-    children = golden(story, example, PLACEHOLDER)
-    assert {one["kind"] for one in children} >= {"RayJob", "ConfigMap", "NetworkPolicy"}
+    live_training = LiveTraining(control_plane, namespace, manifest["metadata"]["name"])
+    control_plane.api.post(live_training.path("qwen35trainings", None) + DRY, manifest)
+    children = golden(live_training, example, PLACEHOLDER)
+    assert {item["kind"] for item in children} >= {"RayJob", "ConfigMap", "NetworkPolicy"}
     for child in children:
-        made = control_plane.api.post(story.path(plural_of(child), None) + DRY, child)
+        made = control_plane.api.post(live_training.path(plural_of(child), None) + DRY, child)
         assert by_name([made]).keys() == by_name([child]).keys()
 
 
-def golden(story: Story, example: Path, uid: str) -> list[dict[str, Any]]:
+def golden(live_training: LiveTraining, example: Path, uid: str) -> list[dict[str, Any]]:
     """The golden children of the example as a training of this namespace has them."""
     placeholders = {
         PLACEHOLDER: uid,
         PLACEHOLDER[:8]: uid[:8],
-        "namespace: default": f"namespace: {story.namespace}",
-        "value: default": f"value: {story.namespace}",
+        "namespace: default": f"namespace: {live_training.namespace}",
+        "value: default": f"value: {live_training.namespace}",
         ":VERSION": f":{__version__}",
     }
     text = (GOLDEN / example.name).read_text()
@@ -63,22 +65,22 @@ def golden(story: Story, example: Path, uid: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all(text))
 
 
-def as_made(story: Story, manifest: dict[str, Any]) -> dict[str, Any]:
+def as_made(live_training: LiveTraining, manifest: dict[str, Any]) -> dict[str, Any]:
     """The object as the API server would make it, with all defaults, had it another name."""
     name = manifest["metadata"]["name"]
     aside = manifest | {"metadata": manifest["metadata"] | {"name": f"{name}-aside"}}
-    made = story.plane.api.post(story.path(plural_of(manifest), None) + DRY, aside)
+    made = live_training.plane.api.post(live_training.path(plural_of(manifest), None) + DRY, aside)
     made["metadata"]["name"] = name
     return dict(made)
 
 
 def plural_of(manifest: dict[str, Any]) -> str:
-    (plural,) = (one for one in CHILDREN if one.rstrip("s").replace("ie", "y") == manifest["kind"].lower())
+    (plural,) = (item for item in CHILDREN if item.rstrip("s").replace("ie", "y") == manifest["kind"].lower())
     return plural
 
 
 def by_name(objects: list[dict[str, Any]]) -> dict[str, Any]:
-    return {f"{kind_of(one)} {one['metadata']['name']}": said(one) for one in objects}
+    return {f"{kind_of(item)} {item['metadata']['name']}": said(item) for item in objects}
 
 
 def kind_of(manifest: dict[str, Any]) -> str:

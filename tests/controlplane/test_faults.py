@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from tests.controlplane.proxy import FAULTS, Line
-from tests.controlplane.sweep import Disturbance, Sweep, Tale
-from tests.controlplane.tales import LIFE, TALES
+from tests.controlplane.scenarios import LIFE, SCENARIOS
+from tests.controlplane.sweep import Disturbance, Scenario, Sweep
 
 DISTURBANCES: dict[str, Disturbance] = {
     **{f"every write is answered by {fault}": partial(Line.arm, fault=fault) for fault in FAULTS},
@@ -16,10 +16,10 @@ DISTURBANCES: dict[str, Disturbance] = {
 
 
 def test_faults_change_nothing_in_the_end(sweep: Sweep):
-    assert all(told.suffered for told in sweep.disturbed(LIFE, DISTURBANCES))
+    assert all(results.suffered for results in sweep.disturbed(LIFE, DISTURBANCES))
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("tale", TALES, ids=lambda tale: tale.name)
-def test_faults_change_nothing_at_the_end_of_any_act(sweep: Sweep, tale: Tale):
-    assert all(told.suffered for told in sweep.disturbed(tale, DISTURBANCES))
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_faults_change_nothing_at_the_end_of_any_act(sweep: Sweep, scenario: Scenario):
+    assert all(results.suffered for results in sweep.disturbed(scenario, DISTURBANCES))

@@ -6,13 +6,13 @@ from tests.controlplane import kept
 
 
 def test_they_reach_every_field_and_every_fragment():
-    reached = set().union(*(kept.reached(one) for one in kept.load()["sane"]))
+    reached = set().union(*(kept.reached(item) for item in kept.load()["sane"]))
     assert kept.everything() - reached == set()
 
 
 def test_they_are_refused_accepted_and_reported():
     for kind, manifests_of in kept.load().items():
-        reached = set().union(*(kept.reached(one) for one in manifests_of))
+        reached = set().union(*(kept.reached(manifest) for manifest in manifests_of))
         assert "accepted" in reached, kind
         assert any(word.startswith("refused ") for word in reached), kind
         assert any(word.startswith("problem ") for word in reached), kind
@@ -20,6 +20,6 @@ def test_they_are_refused_accepted_and_reported():
 
 def test_none_is_there_for_nothing():
     for manifests_of in kept.load().values():
-        words = [kept.reached(one) for one in manifests_of]
+        words = [kept.reached(manifest) for manifest in manifests_of]
         for number, mine in enumerate(words):
             assert mine - set().union(*words[:number]), json.dumps(manifests_of[number])

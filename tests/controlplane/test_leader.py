@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from qwen35_operator.kube.kinds import LEASE
-from qwen35_operator.kube.lease import DURATION, RENEW
+from qwen35_operator.kube.lease import LEASE_SECONDS, RENEW_SECONDS
 from tests.controlplane import operator_process
+from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import Story
 from tests.patience import PATIENCE
 from tests.testbed.control_plane import ControlPlane
 
@@ -21,15 +21,15 @@ from tests.testbed.control_plane import ControlPlane
 @pytest.fixture
 def replicas(control_plane: ControlPlane, operator_rights: Path) -> Iterator[list[OperatorProcess]]:
     """Two, the leader first."""
-    both = [operator_process.process(control_plane, operator_rights, name=f"operator-{one}") for one in "ab"]
+    both = [operator_process.process(control_plane, operator_rights, name=f"operator-{item}") for item in "ab"]
     try:
-        for one in both:
-            one.start()
-        wait(lambda: any(leads(one) for one in both), "one of the two leads")
+        for item in both:
+            item.start()
+        wait(lambda: any(leads(item) for item in both), "one of the two leads")
         yield sorted(both, key=leads, reverse=True)
     finally:
-        for one in both:
-            one.stop()
+        for item in both:
+            item.stop()
 
 
 def leads(operator: OperatorProcess) -> bool:
@@ -73,12 +73,12 @@ def writes(operator: OperatorProcess) -> float:
 @pytest.mark.soak
 def test_only_the_leader_acts(control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str):
     leader, standby = replicas
-    story = Story(control_plane, namespace).apply()
-    story.until_pods("rollout", 2)
-    story.report()
-    story.until_condition("Ready", "True", "Running")
-    story.edit(rollout={"nodes": 3})
-    story.until_pods("rollout", 3)
+    live_training = LiveTraining(control_plane, namespace).apply()
+    live_training.until_pods("rollout", 2)
+    live_training.report()
+    live_training.until_condition("Ready", "True", "Running")
+    live_training.edit(rollout={"nodes": 3})
+    live_training.until_pods("rollout", 3)
     assert writes(leader) > 5
     assert writes(standby) == 0
 
@@ -99,8 +99,8 @@ def test_a_leader_that_ends_well_is_followed_at_once(
         wait(lambda: leads(standby), "the other leads")
         took = time.monotonic() - ended
         print(json.dumps({"seconds until the other leads, after an end": round(took, 1)}))
-        # Nobody waits until it is over: the other sees it when it looks next, every RENEW.
-        assert took < DURATION - RENEW
+        # Nobody waits until it is over: the other sees it when it looks next, every RENEW_SECONDS.
+        assert took < LEASE_SECONDS - RENEW_SECONDS
 
 
 @pytest.mark.quiet
@@ -117,37 +117,37 @@ def test_a_killed_leader_is_followed_when_its_lease_is_over_and_not_before(
         wait(lambda: leads(standby), "the other leads")
         now = time.monotonic()
         print(json.dumps({"seconds until the other leads, after a kill": round(now - ended, 1)}))
-        assert now - renewed >= DURATION
-        assert now - ended < 2 * DURATION
+        assert now - renewed >= LEASE_SECONDS
+        assert now - ended < 2 * LEASE_SECONDS
 
 
 @contextmanager
 def work_goes_on(plane: ControlPlane, namespace: str) -> Iterator[None]:
     """Whoever leads at the end goes on with what was begun before, begins nothing of it again, and takes what is new."""
-    first = Story(plane, namespace, "first").apply()
+    first = LiveTraining(plane, namespace, "first").apply()
     first.until_job()
-    jobs = {one["metadata"]["uid"] for one in first.mine("rayjobs")}
+    jobs = {job["metadata"]["uid"] for job in first.mine("rayjobs")}
     yield
-    second = Story(plane, namespace, "second").apply()
+    second = LiveTraining(plane, namespace, "second").apply()
     second.until_job()
     first.report()
     first.until_state("Running")
-    assert {one["metadata"]["uid"] for one in first.mine("rayjobs")} == jobs
-    assert [one["number"] for one in first.attempts] == [1]
+    assert {job["metadata"]["uid"] for job in first.mine("rayjobs")} == jobs
+    assert [attempt["number"] for attempt in first.attempts] == [1]
 
 
 @pytest.mark.soak
 def test_when_the_lease_is_deleted_there_are_never_two_leaders(
     control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
 ):
-    first = Story(control_plane, namespace, "first").apply()
+    first = LiveTraining(control_plane, namespace, "first").apply()
     first.until_job()
     deleted = time.monotonic()
     control_plane.api.request("DELETE", LEASE.path(operator_process.LEASE_NAMESPACE, operator_process.USER))
 
     def leaders() -> int:
         # Between the end of one and the beginning of the next one there are seconds: two readings see no more than there are.
-        count = sum(leads(one) for one in replicas)
+        count = sum(leads(item) for item in replicas)
         assert count <= 1
         return count
 
@@ -156,7 +156,7 @@ def test_when_the_lease_is_deleted_there_are_never_two_leaders(
     wait(lambda: leaders() == 1, "one of them leads again")
     took = time.monotonic() - deleted
     print(json.dumps({"seconds until it stopped": round(stopped, 1), "until one leads again": round(took, 1)}))
-    assert took >= DURATION
-    second = Story(control_plane, namespace, "second").apply()
+    assert took >= LEASE_SECONDS
+    second = LiveTraining(control_plane, namespace, "second").apply()
     second.until_job()
-    assert [one["number"] for one in first.attempts] == [1]
+    assert [attempt["number"] for attempt in first.attempts] == [1]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_operator.reconcile.report import MIRROR
+from qwen35_operator.reconcile.new_status import MIN_PROGRESS_SECONDS
+from tests.controlplane.live_training import CHILDREN, LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import CHILDREN, Story
 from tests.patience import PATIENCE
 from tests.testbed.ray_head import RayHead
 
@@ -15,64 +15,71 @@ TERMINAL = 80
 POOLS = {"head": 1, "rollout": 2, "train": 1}
 
 
-def settle(story: Story) -> None:
+def settle(live_training: LiveTraining) -> None:
     """It trains on all nodes, and the status says so: from here on only what is reported is news."""
     for pool, nodes in POOLS.items():
-        story.until_pods(pool, nodes)
-    story.report()
-    story.until_condition("Ready", "True", "Running")
-    story.until(lambda: {one["name"]: one["ready"] for one in story.status["pools"]} == POOLS, "all nodes are ready")
+        live_training.until_pods(pool, nodes)
+    live_training.report()
+    live_training.until_condition("Ready", "True", "Running")
+    live_training.until(
+        lambda: {item["name"]: item["ready"] for item in live_training.status["pools"]} == POOLS, "all nodes are ready"
+    )
 
 
-def test_a_training_runs_from_accepted_to_succeeded(story: Story, ray_head: RayHead, tmp_path: Path):
+def test_a_training_runs_from_accepted_to_succeeded(live_training: LiveTraining, ray_head: RayHead, tmp_path: Path):
     seen = tmp_path / "seen"
     begin, end = (
         [{"report": {"updates": 6}}, {"await": str(seen)}],
         [{"report": {"update": 6}}, {"succeed": "all done"}],
     )
-    story.apply(script=[[*begin, {"publish": 5}, *end]])
-    story.until_condition("Accepted", "True", "Accepted")
-    story.until_condition("ClusterReady", "True", "NodesReady")
-    story.until_condition("RolloutReady", "True", "NodesReady")
-    story.until(lambda: story.status.get("progress", {}).get("updates") == 6, "progress is mirrored")
+    live_training.apply(script=[[*begin, {"publish": 5}, *end]])
+    live_training.until_condition("Accepted", "True", "Accepted")
+    live_training.until_condition("ClusterReady", "True", "NodesReady")
+    live_training.until_condition("RolloutReady", "True", "NodesReady")
+    live_training.until(
+        lambda: live_training.status.get("progress", {}).get("totalUpdates") == 6, "progress is mirrored"
+    )
     seen.touch()
-    story.until_state("Succeeded")
+    live_training.until_state("Succeeded")
 
-    status = story.status
+    status = live_training.status
     assert status["progress"]["update"] == 6
     assert status["lastCheckpoint"]["update"] == 6
-    assert status["observedGeneration"] == story.body["metadata"]["generation"]
+    assert status["observedGeneration"] == live_training.body["metadata"]["generation"]
     (attempt,) = status["attempts"]
     assert (attempt["outcome"], attempt["message"]) == ("Succeeded", "attempt 1: all done")
-    assert story.condition("Succeeded") == story.condition("Ready") == ("True", "Succeeded")
-    assert {story.condition(kind)[0] for kind in ("Reconciling", "Stalled", "Failed", "Degraded")} == {"False"}
-    story.until(lambda: story.announced("AttemptStarted") and story.announced("Succeeded"), "events tell the story")
+    assert live_training.condition("Succeeded") == live_training.condition("Ready") == ("True", "Succeeded")
+    assert {live_training.condition(kind)[0] for kind in ("Reconciling", "Stalled", "Failed", "Degraded")} == {"False"}
+    live_training.until(
+        lambda: live_training.announced("AttemptStarted") and live_training.announced("Succeeded"),
+        "events tell the story",
+    )
 
     # The job's own end is real: Ray has run it, and KubeRay has seen that.
-    story.until(lambda: story.job_state() == "Complete", "KubeRay completes the job")
-    job = story.job()
+    live_training.until(lambda: live_training.job_state() == "Complete", "KubeRay completes the job")
+    job = live_training.job()
     assert job is not None
     assert job["status"]["jobStatus"] == "SUCCEEDED"
-    story.until(lambda: not story.mine("pods"), "the pods are gone")
+    live_training.until(lambda: not live_training.mine("pods"), "the pods are gone")
 
 
-def test_the_columns_fit_a_terminal(story: Story):
-    story.apply()
-    story.until_job()
-    story.report(update=123456, version=123456, reward=0.987654321, lagMean=1.25)
-    story.until_state("Running")
-    lines = story.kubectl("get", "q35").splitlines()
-    assert lines[0].split() == ["NAME", "MODE", "STATE", "UPDATE", "VERSION", "REWARD", "ROLLOUT", "AGE"]
-    assert lines[1].split()[:5] == ["demo", "FullyAsync", "Running", "123456", "123456"]
+def test_the_columns_fit_a_terminal(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_job()
+    live_training.report(update=123456, version=123456, reward=0.987654321, lagMean=1.25)
+    live_training.until_state("Running")
+    lines = live_training.kubectl("get", "q35").splitlines()
+    assert lines[0].split() == ["NAME", "STATE", "READY", "UPDATE", "WEIGHTS", "REWARD", "ROLLOUT", "AGE"]
+    assert [lines[1].split()[place] for place in (0, 1, 3, 4)] == ["demo", "Running", "123456", "123456"]
     # A name of twelve letters in the place of "demo".
     assert max(len(line) for line in lines) + len("qwen35-0.8b-") - len("demo") <= TERMINAL
 
 
-def test_kubectl_waits_for_conditions(story: Story):
-    story.apply()
-    story.until_job()
-    story.report("Succeeded", message="enough")
-    story.kubectl("wait", "q35/demo", "--for=condition=Succeeded", f"--timeout={PATIENCE:.0f}s")
+def test_kubectl_waits_for_conditions(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_job()
+    live_training.report("Succeeded", message="enough")
+    live_training.kubectl("wait", "q35/demo", "--for=condition=Succeeded", f"--timeout={PATIENCE:.0f}s")
 
 
 def looks(operator: OperatorProcess) -> float:
@@ -80,111 +87,116 @@ def looks(operator: OperatorProcess) -> float:
     return operator.metrics()['qwen35_reconciles_total{result="done"}']
 
 
-def test_an_idle_training_is_not_written_to(story: Story, operator: OperatorProcess):
-    story.apply()
-    settle(story)
+def test_an_idle_training_is_not_written_to(live_training: LiveTraining, operator: OperatorProcess):
+    live_training.apply()
+    settle(live_training)
     # Late events of KubeRay and the pods may still be written in a first round; heartbeats and their times never are.
     written = []
     for _ in range(3):
-        before = story.body["metadata"]["resourceVersion"]
+        before = live_training.body["metadata"]["resourceVersion"]
         for _ in range(4):
             looked = looks(operator)
-            story.report()
-            story.until(lambda looked=looked: looks(operator) > looked, "the operator has looked at the report")
-        written.append(story.body["metadata"]["resourceVersion"] != before)
+            live_training.report()
+            live_training.until(lambda looked=looked: looks(operator) > looked, "the operator has looked at the report")
+        written.append(live_training.body["metadata"]["resourceVersion"] != before)
     assert not all(written)
 
 
 @pytest.mark.quiet
-def test_numbers_are_mirrored_at_most_every_ten_seconds(story: Story):
-    story.apply()
-    settle(story)
-    assert story.status["progress"]["update"] == 1, "the first are mirrored at once"
+def test_numbers_are_mirrored_at_most_every_ten_seconds(live_training: LiveTraining):
+    live_training.apply()
+    settle(live_training)
+    assert live_training.status["progress"]["update"] == 1, "the first are mirrored at once"
     mirrored = {1}
     first = time.monotonic()
     update = 1
     while len(mirrored) < 3:
         update += 1
-        story.report(update=update, version=update)
-        mirrored.add(story.status["progress"]["update"])
+        live_training.report(update=update, version=update)
+        mirrored.add(live_training.status["progress"]["update"])
         assert time.monotonic() - first < PATIENCE, "newer numbers never came"
         time.sleep(0.2)
     # Between two copies of numbers that came after `first`. Their times are whole seconds, rounded down.
-    assert time.monotonic() - first > MIRROR - 1
-    story.until(lambda: story.status["progress"]["update"] == update, "the newest come in the end")
+    assert time.monotonic() - first > MIN_PROGRESS_SECONDS - 1
+    live_training.until(lambda: live_training.status["progress"]["update"] == update, "the newest come in the end")
 
 
-def test_children_go_with_the_training(story: Story):
-    story.apply()
-    story.until_pods("rollout", 2)
-    story.delete()
+def test_children_go_with_the_training(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_pods("rollout", 2)
+    live_training.delete()
     kinds = (*CHILDREN, "rayclusters", "pods")
-    story.until(lambda: not any(story.mine(kind) for kind in kinds), "all children are gone")
+    live_training.until(lambda: not any(live_training.mine(kind) for kind in kinds), "all children are gone")
 
 
-def test_a_training_deleted_while_it_is_created_leaves_nothing(story: Story):
+def test_a_training_deleted_while_it_is_created_leaves_nothing(live_training: LiveTraining):
     for _ in range(5):
-        story.apply()
-        story.delete()
-    story.until(lambda: story.find("qwen35trainings", story.name) is None, "it is gone")
+        live_training.apply()
+        live_training.delete()
+    live_training.until(lambda: live_training.find("qwen35trainings", live_training.name) is None, "it is gone")
     kinds = (*CHILDREN, "rayclusters", "pods")
-    story.until(lambda: not any(story.mine(kind) for kind in kinds), "all children are gone")
+    live_training.until(lambda: not any(live_training.mine(kind) for kind in kinds), "all children are gone")
 
 
-def test_a_training_made_anew_starts_from_the_first_attempt(story: Story):
-    story.apply()
-    story.until_job()
-    before = story.body["metadata"]["uid"]
-    story.delete()
-    story.apply()
-    uid = story.body["metadata"]["uid"]
+def test_a_training_made_anew_starts_from_the_first_attempt(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_job()
+    before = live_training.body["metadata"]["uid"]
+    live_training.delete()
+    live_training.apply()
+    uid = live_training.body["metadata"]["uid"]
     assert uid != before
 
     def own() -> bool:
-        job = story.job()
+        job = live_training.job()
         return job is not None and job["metadata"]["ownerReferences"][0]["uid"] == uid
 
-    story.until(own, "the new training has a job of its own")
-    story.until(lambda: [one["number"] for one in story.attempts] == [1], "its first attempt is counted as the first")
+    live_training.until(own, "the new training has a job of its own")
+    live_training.until(
+        lambda: [item["number"] for item in live_training.attempts] == [1], "its first attempt is counted as the first"
+    )
 
 
-def test_the_children_go_when_their_time_to_live_is_over(story: Story):
-    story.apply(ttlSecondsAfterFinished=2)
-    story.until_job()
-    story.report("Succeeded", message="enough")
-    story.until_state("Succeeded")
+def test_the_children_go_when_their_time_to_live_is_over(live_training: LiveTraining):
+    live_training.apply(cleanupSecondsAfterFinished=2)
+    live_training.until_job()
+    live_training.report("Succeeded", message="enough")
+    live_training.until_state("Succeeded")
     kinds = (*CHILDREN, "rayclusters", "pods")
-    story.until(lambda: not any(story.mine(kind) for kind in kinds), "all children are gone")
-    assert story.state == "Succeeded"
-    assert story.condition("Succeeded")[0] == "True"
+    live_training.until(lambda: not any(live_training.mine(kind) for kind in kinds), "all children are gone")
+    assert live_training.state == "Succeeded"
+    assert live_training.condition("Succeeded")[0] == "True"
 
 
-def test_a_training_that_is_over_is_not_started_again(story: Story):
-    story.apply()
-    story.until_job()
-    story.report("Succeeded", message="enough")
-    story.until_state("Succeeded")
-    story.edit(rollout={"nodes": 3})
-    story.until(lambda: story.status["observedGeneration"] == story.body["metadata"]["generation"], "the edit is seen")
-    assert [one["outcome"] for one in story.attempts] == ["Succeeded"]
-    assert story.job(2) is None
+def test_a_training_that_is_over_is_not_started_again(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_job()
+    live_training.report("Succeeded", message="enough")
+    live_training.until_state("Succeeded")
+    live_training.edit(rollout={"nodes": 3})
+    live_training.until(
+        lambda: live_training.status["observedGeneration"] == live_training.body["metadata"]["generation"],
+        "the edit is seen",
+    )
+    assert [item["outcome"] for item in live_training.attempts] == ["Succeeded"]
+    assert live_training.job(2) is None
 
 
-def test_a_deadline_ends_it(story: Story):
-    story.apply(activeDeadlineSeconds=3, checkpoint={"graceSeconds": 1})
-    story.until_job()
-    story.report()
-    story.until_condition("Failed", "True", "DeadlineExceeded")
-    assert story.attempts[-1]["reason"] == "DeadlineExceeded"
+def test_a_deadline_ends_it(live_training: LiveTraining):
+    live_training.apply(activeDeadlineSeconds=3, checkpoint={"graceSeconds": 1})
+    live_training.until_job()
+    live_training.report()
+    live_training.until_condition("Failed", "True", "DeadlineExceeded")
+    assert live_training.attempts[-1]["reason"] == "DeadlineExceeded"
 
 
-def test_the_operators_metrics_know_its_trainings(story: Story, operator: OperatorProcess):
-    story.apply()
-    story.until_job()
-    story.report()
-    story.until_state("Running")
+def test_the_operators_metrics_know_its_trainings(live_training: LiveTraining, operator: OperatorProcess):
+    live_training.apply()
+    live_training.until_job()
+    live_training.report()
+    live_training.until_state("Running")
     # The status is written a moment before its writer counts it.
-    story.until(lambda: operator.metrics().get('qwen35_trainings{state="Running"}', 0) >= 1, "it is counted")
+    live_training.until(lambda: operator.metrics().get('qwen35_trainings{state="Running"}', 0) >= 1, "it is counted")
     metrics = operator.metrics()
     assert metrics["qwen35_leading"] == 1
     assert metrics['qwen35_reconciles_total{result="done"}'] >= 1

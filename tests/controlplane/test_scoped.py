@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.controlplane import operator_process
+from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import OperatorProcess
-from tests.controlplane.story import Story
 from tests.controlplane.sweep import clear
 from tests.testbed.control_plane import ControlPlane
 
@@ -30,17 +30,17 @@ def scoped(control_plane: ControlPlane) -> Iterator[OperatorProcess]:
 
 
 def test_each_of_its_namespaces_is_served(control_plane: ControlPlane, scoped: OperatorProcess):
-    stories = [Story(control_plane, namespace).apply() for namespace in NAMESPACES]
-    for story in stories:
-        story.until_condition("Accepted", "True", "Accepted")
-        story.until_job()
-        story.report()
-        story.until_condition("Ready", "True", "Running")
+    stories = [LiveTraining(control_plane, namespace).apply() for namespace in NAMESPACES]
+    for live_training in stories:
+        live_training.until_condition("Accepted", "True", "Accepted")
+        live_training.until_job()
+        live_training.report()
+        live_training.until_condition("Ready", "True", "Running")
 
 
 def test_other_namespaces_are_left_alone(control_plane: ControlPlane, scoped: OperatorProcess):
-    other = Story(control_plane, OTHER).apply()
-    served = Story(control_plane, NAMESPACES[0], "later").apply()
+    other = LiveTraining(control_plane, OTHER).apply()
+    served = LiveTraining(control_plane, NAMESPACES[0], "later").apply()
     served.until_job()
     assert "status" not in other.body
     assert other.mine("rayjobs") == []
@@ -49,8 +49,8 @@ def test_other_namespaces_are_left_alone(control_plane: ControlPlane, scoped: Op
 def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorProcess):
     """Its user may watch in its namespaces alone, and nothing that it asks for is refused."""
     before = scoped.refused_requests()
-    story = Story(control_plane, NAMESPACES[0], "permitted").apply()
-    story.until_job()
+    live_training = LiveTraining(control_plane, NAMESPACES[0], "permitted").apply()
+    live_training.until_job()
     (kubeconfig,) = (option.partition("=")[2] for option in scoped.command if option.startswith("--kubeconfig="))
     ask = ("auth", "can-i", "list", "rayjobs.ray.io")
     assert control_plane.kubectl(*ask, f"--namespace={NAMESPACES[0]}", kubeconfig=Path(kubeconfig)).strip() == "yes"
@@ -62,14 +62,15 @@ def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorP
 
 def test_each_line_of_its_log_is_an_object(control_plane: ControlPlane, scoped: OperatorProcess):
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
-    story = Story(control_plane, NAMESPACES[1], "unlucky")
-    control_plane.api.post(story.path("resourcequotas", None), quota)
-    story.until(
-        lambda: "used" in control_plane.api.get(story.path("resourcequotas", "none")).get("status", {}), "it counts"
+    live_training = LiveTraining(control_plane, NAMESPACES[1], "unlucky")
+    control_plane.api.post(live_training.path("resourcequotas", None), quota)
+    live_training.until(
+        lambda: "used" in control_plane.api.get(live_training.path("resourcequotas", "none")).get("status", {}),
+        "it counts",
     )
-    story.apply()
-    story.until_condition("Ready", "False", "QuotaExceeded")
-    story.until(lambda: "exceeded quota" in scoped.log, "it is logged, which comes after the condition")
+    live_training.apply()
+    live_training.until_condition("Ready", "False", "QuotaExceeded")
+    live_training.until(lambda: "exceeded quota" in scoped.log, "it is logged, which comes after the condition")
     lines = [json.loads(line) for line in scoped.log.splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
     about = [line for line in lines if "exceeded quota" in line["message"]]

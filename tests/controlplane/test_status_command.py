@@ -14,11 +14,11 @@ import pytest
 
 from qwen35_operator.kube.kinds import CONFIG_MAP
 from qwen35_trainer.exits import FAILED, REFUSED
-from qwen35_trainer.progress.history import LIMIT, pack
+from qwen35_trainer.progress.packed_history import MAX_PACKED_BYTES, pack
 from qwen35_trainer.progress.records import FinishRecord
 from qwen35_trainer.progress.summary import summarise
+from tests.controlplane.live_training import LiveTraining
 from tests.controlplane.operator_process import grant
-from tests.controlplane.story import Story
 from tests.patience import PATIENCE
 from tests.testbed.certificates import ADMINISTRATORS
 
@@ -34,32 +34,34 @@ READER = [
 
 
 @pytest.fixture
-def reader(story: Story) -> Path:
+def reader(live_training: LiveTraining) -> Path:
     """A kubeconfig of somebody who may read, in the training's namespace alone."""
     name = f"reader-{secrets.token_hex(4)}"
-    grant(story.plane, name, READER, story.namespace)
-    return story.plane.kubeconfig_for(name)
+    grant(live_training.plane, name, READER, live_training.namespace)
+    return live_training.plane.kubeconfig_for(name)
 
 
 @pytest.fixture
-def qwen35(story: Story, reader: Path) -> Command:
+def qwen35(live_training: LiveTraining, reader: Path) -> Command:
     """qwen35("status", "demo") runs the command with the reader's rights."""
 
     def run(*arguments: str, kubeconfig: Path = reader) -> subprocess.CompletedProcess[str]:
-        command = [QWEN35, *arguments, f"--namespace={story.namespace}", f"--kubeconfig={kubeconfig}"]
+        command = [QWEN35, *arguments, f"--namespace={live_training.namespace}", f"--kubeconfig={kubeconfig}"]
         environment = {**os.environ, "COLUMNS": "80"}
         return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE, env=environment)
 
     return run
 
 
-def test_a_training_shows_where_it_stands(story: Story, qwen35: Command):
-    story.apply()
+def test_a_training_shows_where_it_stands(live_training: LiveTraining, qwen35: Command):
+    live_training.apply()
     for pool, nodes in (("head", 1), ("rollout", 2), ("train", 1)):
-        story.until_pods(pool, nodes)
-    story.report(update=7, updates=10, version=6, reward=0.5, accuracy=0.75, lagMean=0.5, lagMax=1)
-    story.until_condition("Ready", "True", "Running")
-    story.until(lambda: all(one["ready"] == one["desired"] for one in story.status["pools"]), "all nodes are ready")
+        live_training.until_pods(pool, nodes)
+    live_training.report(update=7, updates=10, version=6, reward=0.5, accuracy=0.75, lagMean=0.5, lagMax=1)
+    live_training.until_condition("Ready", "True", "Running")
+    live_training.until(
+        lambda: all(item["ready"] == item["desired"] for item in live_training.status["pools"]), "all nodes are ready"
+    )
     shown = qwen35("status", "demo")
     assert (shown.returncode, shown.stderr) == (0, "")
     for text in (
@@ -72,41 +74,41 @@ def test_a_training_shows_where_it_stands(story: Story, qwen35: Command):
     ):
         assert text in shown.stdout
     assert "waits for" not in shown.stdout
-    assert json.loads(qwen35("status", "demo", "--json").stdout)["status"] == story.status
+    assert json.loads(qwen35("status", "demo", "--json").stdout)["status"] == live_training.status
     (_, line) = qwen35("status").stdout.splitlines()
     assert line.split()[:3] == ["demo", "Running", "7/10"]
 
 
-def test_it_says_what_it_waits_for(story: Story, qwen35: Command):
-    story.apply(labels={"kueue.x-k8s.io/queue-name": "rl"})
-    story.until_job()
-    story.hold_in_queue(suspended=True)
-    story.until_condition("QuotaReserved", "False", "QuotaPending")
-    assert "QuotaReserved: the queue has not let it in yet (QuotaPending" in qwen35("status", "demo").stdout
+def test_it_says_what_it_waits_for(live_training: LiveTraining, qwen35: Command):
+    live_training.apply(labels={"kueue.x-k8s.io/queue-name": "rl"})
+    live_training.until_job()
+    live_training.hold_in_queue(suspended=True)
+    live_training.until_condition("QuotaReserved", "False", "QuotaPending")
+    assert "QuotaReserved: the queue has not admitted it yet (QuotaPending" in qwen35("status", "demo").stdout
 
 
-def test_a_failure_is_shown_and_is_the_exit_code_of_a_watch(story: Story, qwen35: Command):
-    story.apply(failurePolicy={"maxRestarts": 0})
-    story.until_job()
-    story.report("Failed", reason="DataError", message="no field answer in line 17")
-    story.until_state("Failed")
+def test_a_failure_is_shown_and_is_the_exit_code_of_a_watch(live_training: LiveTraining, qwen35: Command):
+    live_training.apply(failurePolicy={"maxRestarts": 0})
+    live_training.until_job()
+    live_training.report("Failed", reason="DataError", message="no field answer in line 17")
+    live_training.until_state("Failed")
     assert "no field answer in line 17" in qwen35("status", "demo").stdout
     assert qwen35("status", "demo", "--watch").returncode == FAILED
 
 
-def test_a_watch_outlives_the_api_server_and_ends_with_the_training(story: Story, reader: Path):
-    story.apply()
-    story.until_job()
-    story.report(update=1)
-    story.until_state("Running")
-    command = [QWEN35, "status", "demo", "--watch", f"--namespace={story.namespace}", f"--kubeconfig={reader}"]
+def test_a_watch_outlives_the_api_server_and_ends_with_the_training(live_training: LiveTraining, reader: Path):
+    live_training.apply()
+    live_training.until_job()
+    live_training.report(update=1)
+    live_training.until_state("Running")
+    command = [QWEN35, "status", "demo", "--watch", f"--namespace={live_training.namespace}", f"--kubeconfig={reader}"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         try:
             assert watching.stdout is not None
             assert "Running" in watching.stdout.readline()
-            story.plane.restart_api_server()
-            story.until(lambda: story.find("configmaps", "demo-progress"), "the API server answers")
-            story.report("Succeeded", message="enough")
+            live_training.plane.restart_api_server()
+            live_training.until(lambda: live_training.find("configmaps", "demo-progress"), "the API server answers")
+            live_training.report("Succeeded", message="enough")
             out, _ = watching.communicate(timeout=PATIENCE)
         finally:
             watching.kill()
@@ -114,70 +116,78 @@ def test_a_watch_outlives_the_api_server_and_ends_with_the_training(story: Story
     assert "Succeeded" in out.splitlines()[-1]
 
 
-def test_what_cannot_be_shown_is_one_line_with_the_fix(story: Story, qwen35: Command):
-    story.apply()
-    story.until_job()
+def test_what_cannot_be_shown_is_one_line_with_the_fix(live_training: LiveTraining, qwen35: Command):
+    live_training.apply()
+    live_training.until_job()
     near = qwen35("status", "demon")
     assert near.returncode == REFUSED
-    assert near.stderr == f"no training demon in namespace {story.namespace}. Did you mean demo?\n"
-    nobody = story.plane.kubeconfig_for(f"nobody-{secrets.token_hex(4)}")
+    assert near.stderr == f"no training demon in namespace {live_training.namespace}. Did you mean demo?\n"
+    nobody = live_training.plane.kubeconfig_for(f"nobody-{secrets.token_hex(4)}")
     refused = qwen35("status", "demo", kubeconfig=nobody)
     assert refused.returncode == REFUSED
     assert refused.stderr.startswith(
-        f"no permission to list qwen35trainings.rl.qwen35.io in namespace {story.namespace}: "
+        f"no permission to list qwen35trainings.rl.qwen35.io in namespace {live_training.namespace}: "
     )
 
 
 def test_the_trainer_leaves_a_history_that_becomes_a_report_after_its_pods_are_gone(
-    story: Story, qwen35: Command, tmp_path: Path
+    live_training: LiveTraining, qwen35: Command, tmp_path: Path
 ):
-    story.apply()
-    story.until_job()
-    story.until(lambda: story.find("configmaps", "demo-history"), "-history exists")
+    live_training.apply()
+    live_training.until_job()
+    live_training.until(lambda: live_training.find("configmaps", "demo-history"), "-history exists")
     page = tmp_path / "report.html"
-    assert "has left no history yet" in qwen35("report", "demo", f"--output={page}").stderr
-    account = f"--as=system:serviceaccount:{story.namespace}:demo-trainer"
+    assert "has no history yet" in qwen35("report", "demo", f"--output={page}").stderr
+    account = f"--as=system:serviceaccount:{live_training.namespace}:demo-trainer"
     records = [FinishRecord(outcome="Succeeded", message="", time=1.0)]
     packed = pack("metadata: {name: demo}\n", summarise(records, max_version_lag=3, peak_rss_mib=None), records)
-    assert story.kubectl("auth", "can-i", "patch", "configmaps/demo-history", account).strip() == "yes"
+    assert live_training.kubectl("auth", "can-i", "patch", "configmaps/demo-history", account).strip() == "yes"
     change = {"binaryData": {"history.json.gz": base64.b64encode(packed).decode()}}
-    story.patch(story.path("configmaps", "demo-history"), change)
-    story.report("Succeeded", message="enough")
-    story.until_state("Succeeded")
-    story.plane.api.request("DELETE", story.path("rayjobs", "demo-1"))
-    story.until(lambda: not story.mine("pods"), "the pods are gone")
+    live_training.patch(live_training.path("configmaps", "demo-history"), change)
+    live_training.report("Succeeded", message="enough")
+    live_training.until_state("Succeeded")
+    live_training.plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
+    live_training.until(lambda: not live_training.mine("pods"), "the pods are gone")
     done = qwen35("report", "demo", f"--output={page}")
     assert (done.returncode, done.stdout) == (0, f"Report: {page} (Succeeded, 0 updates)\n")
     assert "<title>demo · qwen35</title>" in page.read_text()
 
 
-def test_a_history_is_made_again_is_written_by_nobody_else_and_is_not_among_what_is_watched_whole(story: Story):
-    story.apply()
-    story.until_job()
-    story.until(lambda: story.find("configmaps", "demo-history"), "-history exists")
-    before = story.get("configmaps", "demo-history")
-    story.plane.api.request("DELETE", story.path("configmaps", "demo-history"))
+def test_a_history_is_made_again_is_written_by_nobody_else_and_is_not_among_what_is_watched_whole(
+    live_training: LiveTraining,
+):
+    live_training.apply()
+    live_training.until_job()
+    live_training.until(lambda: live_training.find("configmaps", "demo-history"), "-history exists")
+    before = live_training.get("configmaps", "demo-history")
+    live_training.plane.api.request("DELETE", live_training.path("configmaps", "demo-history"))
 
     def again() -> bool:
-        found = story.find("configmaps", "demo-history")
+        found = live_training.find("configmaps", "demo-history")
         return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
 
-    story.until(again, "it is there again")
-    text = base64.b64encode(os.urandom(LIMIT)).decode()
-    story.patch(story.path("configmaps", "demo-history"), {"binaryData": {"history.json.gz": text}})
-    story.report(update=3)
-    story.until(lambda: story.status.get("progress", {}).get("update") == 3, "what came later was seen")
-    assert story.get("configmaps", "demo-history")["binaryData"]["history.json.gz"] == text, "nobody wrote it since"
-    listed = story.plane.api.get(f"{story.path('configmaps', None)}?labelSelector={quote(CONFIG_MAP.selector)}")[
-        "items"
-    ]
-    assert {one["metadata"]["name"] for one in listed} == {"demo-config", "demo-progress", "demo-control"}
+    live_training.until(again, "it is there again")
+    text = base64.b64encode(os.urandom(MAX_PACKED_BYTES)).decode()
+    live_training.patch(live_training.path("configmaps", "demo-history"), {"binaryData": {"history.json.gz": text}})
+    live_training.report(update=3)
+    live_training.until(lambda: live_training.status.get("progress", {}).get("update") == 3, "what came later was seen")
+    assert live_training.get("configmaps", "demo-history")["binaryData"]["history.json.gz"] == text, (
+        "nobody wrote it since"
+    )
+    listed = live_training.plane.api.get(
+        f"{live_training.path('configmaps', None)}?labelSelector={quote(CONFIG_MAP.selector)}"
+    )["items"]
+    assert {listed_object["metadata"]["name"] for listed_object in listed} == {
+        "demo-config",
+        "demo-progress",
+        "demo-control",
+    }
 
 
-def test_the_administrator_sees_all_namespaces(story: Story):
-    story.apply()
-    story.until_job()
-    kubeconfig = story.plane.kubeconfig_for(f"admin-{secrets.token_hex(4)}", [ADMINISTRATORS])
+def test_the_administrator_sees_all_namespaces(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_job()
+    kubeconfig = live_training.plane.kubeconfig_for(f"admin-{secrets.token_hex(4)}", [ADMINISTRATORS])
     command = [QWEN35, "status", "-A", f"--kubeconfig={kubeconfig}"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE).stdout
-    assert any(line.split()[:2] == [story.namespace, "demo"] for line in listed.splitlines())
+    assert any(line.split()[:2] == [live_training.namespace, "demo"] for line in listed.splitlines())

@@ -222,7 +222,7 @@ def assert_all_end_with(
     assert len(started) >= at_least
     process.send_signal(end)
     process.wait()
-    eventually(lambda: not any(alive(one) for one in started), f"all of {started} have ended")
+    eventually(lambda: not any(alive(item) for item in started), f"all of {started} have ended")
 
 
 def alive(process: psutil.Process) -> bool:

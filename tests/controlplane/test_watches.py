@@ -3,7 +3,7 @@
 import pytest
 
 from tests.controlplane.cases import first_real
-from tests.controlplane.story import Story
+from tests.controlplane.live_training import LiveTraining
 
 
 @pytest.mark.parametrize(
@@ -22,53 +22,53 @@ from tests.controlplane.story import Story
         2,
     ),
 )
-def test_a_deleted_child_is_made_again(story: Story, plural: str, name: str):
-    story.apply()
-    story.until_job()
-    before = story.get(plural, name)
-    story.plane.api.request("DELETE", story.path(plural, name))
+def test_a_deleted_child_is_made_again(live_training: LiveTraining, plural: str, name: str):
+    live_training.apply()
+    live_training.until_job()
+    before = live_training.get(plural, name)
+    live_training.plane.api.request("DELETE", live_training.path(plural, name))
 
     def again() -> bool:
-        found = story.find(plural, name)
+        found = live_training.find(plural, name)
         return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
 
-    story.until(again, f"{plural}/{name} is there again")
-    after = story.get(plural, name)
+    live_training.until(again, f"{plural}/{name} is there again")
+    after = live_training.get(plural, name)
     assert after["metadata"].get("annotations") == before["metadata"].get("annotations")
-    assert [one["outcome"] for one in story.attempts] == ["Running"]
+    assert [item["outcome"] for item in live_training.attempts] == ["Running"]
 
 
-def test_a_deleted_pod_is_replaced_and_the_attempt_goes_on(story: Story):
-    story.apply()
-    pods = story.until_pods("rollout", 2)
-    story.report()
-    story.until_condition("Ready", "True", "Running")
-    story.plane.api.request("DELETE", story.path("pods", pods[0]))
-    story.until(lambda: pods[0] not in story.until_pods("rollout", 2), "another pod has its place")
-    story.until_condition("RolloutReady", "True", "NodesReady")
-    assert len(story.attempts) == 1
+def test_a_deleted_pod_is_replaced_and_the_attempt_goes_on(live_training: LiveTraining):
+    live_training.apply()
+    pods = live_training.until_pods("rollout", 2)
+    live_training.report()
+    live_training.until_condition("Ready", "True", "Running")
+    live_training.plane.api.request("DELETE", live_training.path("pods", pods[0]))
+    live_training.until(lambda: pods[0] not in live_training.until_pods("rollout", 2), "another pod has its place")
+    live_training.until_condition("RolloutReady", "True", "NodesReady")
+    assert len(live_training.attempts) == 1
 
 
-def test_a_deleted_cluster_is_rebuilt_by_kuberay(story: Story):
-    story.apply()
-    story.until_pods("rollout", 2)
-    cluster = story.cluster()
+def test_a_deleted_cluster_is_rebuilt_by_kuberay(live_training: LiveTraining):
+    live_training.apply()
+    live_training.until_pods("rollout", 2)
+    cluster = live_training.cluster()
     assert cluster is not None
-    story.plane.api.request("DELETE", story.path("rayclusters", cluster["metadata"]["name"]))
+    live_training.plane.api.request("DELETE", live_training.path("rayclusters", cluster["metadata"]["name"]))
 
     def rebuilt() -> bool:
-        found = story.cluster()
+        found = live_training.cluster()
         return found is not None and found["metadata"]["uid"] != cluster["metadata"]["uid"]
 
-    story.until(rebuilt, "there is a new cluster")
-    story.until_condition("ClusterReady", "True", "NodesReady")
+    live_training.until(rebuilt, "there is a new cluster")
+    live_training.until_condition("ClusterReady", "True", "NodesReady")
 
 
-def test_every_job_deleted_by_hand_is_followed_by_one_more(story: Story):
-    story.apply(failurePolicy={"maxRestarts": 2, "backoffSeconds": 0})
+def test_every_job_deleted_by_hand_is_followed_by_one_more(live_training: LiveTraining):
+    live_training.apply(failurePolicy={"maxRestarts": 2, "backoffSeconds": 0})
     for attempt in (1, 2, 3):
-        story.until_job(attempt)
-        story.plane.api.request("DELETE", story.path("rayjobs", f"demo-{attempt}"))
-    story.until_condition("Failed", "True", "RestartsExhausted")
-    assert [one["number"] for one in story.attempts] == [1, 2, 3]
-    assert story.job(4) is None
+        live_training.until_job(attempt)
+        live_training.plane.api.request("DELETE", live_training.path("rayjobs", f"demo-{attempt}"))
+    live_training.until_condition("Failed", "True", "RestartsExhausted")
+    assert [item["number"] for item in live_training.attempts] == [1, 2, 3]
+    assert live_training.job(4) is None

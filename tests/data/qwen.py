@@ -11,10 +11,10 @@ from transformers.models.qwen3_5.tokenization_qwen3_5 import Qwen3_5Tokenizer
 
 def package(name: str) -> Path:
     """Its folder, without importing it."""
-    found = importlib.util.find_spec(name)
-    assert found is not None, f"{name} belongs to the development set: make setup"
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0])
+    module_spec = importlib.util.find_spec(name)
+    assert module_spec is not None, f"{name} belongs to the development set: make setup"
+    assert module_spec.submodule_search_locations is not None
+    return Path(module_spec.submodule_search_locations[0])
 
 
 def template(name: str) -> str:
@@ -54,6 +54,6 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
     merges: list[tuple[bytes, bytes]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         halves = [(token[:at], token[at:]) for at in range(1, len(token))]
-        known = [(left, right) for left, right in halves if left in ranks and right in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        known_halves = [(left, right) for left, right in halves if left in ranks and right in ranks]
+        merges += sorted(known_halves, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
     return merges

@@ -53,7 +53,7 @@ def test_every_prompt_without_tokens_is_named_with_the_reason() -> None:
 
 def test_a_conversation_that_the_template_refuses_is_named() -> None:
     chat = Prompt("s/0", "s", ({"role": "user", "content": "a"}, {"role": "tool", "content": "b"}))
-    with pytest.raises(DataError, match="prompt s/0: the chat template refuses the roles user, tool: no tools"):
+    with pytest.raises(DataError, match="prompt s/0: the chat template rejects the roles user, tool: no tools"):
         encode_prompts([chat], templated(), 100)
 
 

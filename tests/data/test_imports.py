@@ -13,18 +13,18 @@ OFFLINE = """
 import sys
 from pathlib import Path
 from qwen35_trainer.data import PromptSet, load_tokenizer
-from qwen35_trainer.spec.data import Source
-from qwen35_trainer.spec.model import Model
+from qwen35_trainer.manifest.data import SourceSpec
+from qwen35_trainer.manifest.model import ModelSpec
 
 reached = []
 sys.addaudithook(lambda event, arguments: reached.append(arguments) if event == "socket.getaddrinfo" else None)
 base = Path(sys.argv[1])
 sources = [
-    Source.model_validate({"name": "files", "files": {"paths": ["a.jsonl", "b.parquet"]}}),
-    Source.model_validate({"name": "gym", "gym": {"task": "chain_sum", "size": 2}}),
+    SourceSpec.model_validate({"name": "files", "files": {"paths": ["a.jsonl", "b.parquet"]}}),
+    SourceSpec.model_validate({"name": "gym", "gym": {"task": "chain_sum", "size": 2}}),
 ]
 prompts = PromptSet.load(sources, base)
-load_tokenizer(Model.model_validate({"name": "tiny", "source": {"path": "model"}}), base)
+load_tokenizer(ModelSpec.model_validate({"name": "tiny", "source": {"path": "model"}}), base)
 print(len(prompts), reached)
 """
 
@@ -35,7 +35,7 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_importing_data_and_rewards_loads_no_heavy_library() -> None:
-    code = "import sys, qwen35_trainer.data, qwen35_trainer.rewards.build; print([m for m in sys.argv[1:] if m in sys.modules])"
+    code = "import sys, qwen35_trainer.data, qwen35_trainer.rewards.scorer_builder; print([m for m in sys.argv[1:] if m in sys.modules])"
     assert run(code, *HEAVY) == "[]"
 
 

@@ -9,7 +9,7 @@ import datasets
 import pytest
 
 from qwen35_trainer.data import DataError, Prompt, PromptSet, Video
-from qwen35_trainer.spec.data import Source
+from qwen35_trainer.manifest.data import SourceSpec
 
 
 def read(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> list[Prompt]:
@@ -17,7 +17,7 @@ def read(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> list[Pro
         (folder / name).write_text("\n".join(json.dumps(row) for row in rows))
     else:
         datasets.Dataset.from_list(list(rows)).to_parquet(folder / name)
-    return list(PromptSet.load([Source.model_validate({"name": "s", "files": {"paths": [name]}})], folder))
+    return list(PromptSet.load([SourceSpec.model_validate({"name": "s", "files": {"paths": [name]}})], folder))
 
 
 def problems(folder: Path, *rows: dict[str, Any], name: str = "a.jsonl") -> list[str]:
@@ -106,8 +106,8 @@ def test_users_and_tools_show_images(tmp_path: Path, role: str) -> None:
     "part", [{"type": "image"}, {"type": "image_url", "image_url": "a.png"}, {"type": "video", "video": None}]
 )
 def test_no_other_role_shows_images_or_videos(tmp_path: Path, role: str, part: dict[str, Any]) -> None:
-    said = {"role": role, "content": [{"type": "text", "text": "see"}, part]}
-    [problem] = problems(tmp_path, {"prompt": [*user("a"), said], "images": ["b.png"]})
+    reply = {"role": role, "content": [{"type": "text", "text": "see"}, part]}
+    [problem] = problems(tmp_path, {"prompt": [*user("a"), reply], "images": ["b.png"]})
     assert f"line 1: prompt[1].content[1]: a part with a text is expected in a message of the role {role!r}" in problem
     assert problem.endswith("Show images and videos in a message of user or tool, or remove them")
 
@@ -122,7 +122,7 @@ def test_images_of_parquet_files_stay_bytes(tmp_path: Path) -> None:
     features = datasets.Features({"prompt": datasets.Value("string"), "images": datasets.List(datasets.Image())})
     rows = {"prompt": ["<image>a"], "images": [[{"bytes": b"no image at all", "path": None}]]}
     datasets.Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "a.parquet")
-    source = Source.model_validate({"name": "s", "files": {"paths": ["a.parquet"]}})
+    source = SourceSpec.model_validate({"name": "s", "files": {"paths": ["a.parquet"]}})
     [prompt] = PromptSet.load([source], tmp_path)
     assert prompt.images == (b"no image at all",)
 
@@ -152,7 +152,10 @@ def test_a_null_argument_in_parquet_is_refused_since_it_may_be_another_rows(tmp_
         ({"prompt": "<image><image>", "images": ["a"]}, "more than 1 image placeholders for 1 images"),
         ({"prompt": "none", "images": ["a"]}, "1 images and 0 placeholders"),
         ({"prompt": user([{"type": "video"}])}, "more than 0 video placeholders for 0 videos"),
-        ({"prompt": "<image>", "images": ["ftp://a/b.png"]}, "images[0]: ftp://a/b.png is not fetched. Save it beside"),
+        (
+            {"prompt": "<image>", "images": ["ftp://a/b.png"]},
+            "images[0]: ftp://a/b.png is not downloaded. Save it next to",
+        ),
         ({"prompt": "<image>", "images": ["data:image/png;base64,?"]}, "images[0]: the data URI is not base64"),
         (
             {"prompt": "<image>", "images": [3]},

@@ -24,7 +24,7 @@ from qwen35_trainer.data import (
 )
 from qwen35_trainer.data.picture_reader import Patching
 from qwen35_trainer.data.template import EncodingError
-from qwen35_trainer.spec.model import Model
+from qwen35_trainer.manifest.model import ModelSpec
 
 type MakeQwen = Callable[..., PreTrainedTokenizerFast]
 
@@ -72,7 +72,7 @@ def test_tokens_and_patches_are_those_of_the_familys_processor(make_qwen: MakeQw
         [*prompt.messages, {"role": "assistant", "content": "是 ✅"}], tokenize=False
     )
     clip = np.stack([np.asarray(pixels(frame)) for frame in frames])
-    found = theirs(
+    read_arrays = theirs(
         text=[text],
         images=[pixels(image) for image in images],
         videos=[clip],
@@ -80,18 +80,18 @@ def test_tokens_and_patches_are_those_of_the_familys_processor(make_qwen: MakeQw
         do_sample_frames=False,
         return_tensors="pt",
     )
-    assert (*example.token_ids, 198) == tuple(found["input_ids"][0].tolist())
+    assert (*example.token_ids, 198) == tuple(read_arrays["input_ids"][0].tolist())
     assert example.pictures is not None
     arrays = example.pictures.read()
-    np.testing.assert_array_equal(arrays.patches, found["pixel_values"].numpy())
-    np.testing.assert_array_equal(arrays.grids, found["image_grid_thw"].numpy())
-    np.testing.assert_array_equal(arrays.video_patches, found["pixel_values_videos"].numpy())
-    np.testing.assert_array_equal(arrays.video_grids, found["video_grid_thw"].numpy())
+    np.testing.assert_array_equal(arrays.patches, read_arrays["pixel_values"].numpy())
+    np.testing.assert_array_equal(arrays.grids, read_arrays["image_grid_thw"].numpy())
+    np.testing.assert_array_equal(arrays.video_patches, read_arrays["pixel_values_videos"].numpy())
+    np.testing.assert_array_equal(arrays.video_grids, read_arrays["video_grid_thw"].numpy())
     assert sum(arrays.placeholders(2)[0]) == reader.placeholders(example.token_ids)[0]
     assert sum(arrays.placeholders(2)[1]) == reader.placeholders(example.token_ids)[1]
 
 
-def test_only_the_answer_trains_beside_pictures(reader: PictureReader) -> None:
+def test_only_the_answer_trains_in_an_example_with_pictures(reader: PictureReader) -> None:
     example = encode(showing("image", "猫？", images=(picture(16, 16),)), reader)
     trained = [token for token, trains in zip(example.token_ids, example.loss_mask, strict=True) if trains]
     assert reader.tokenizer.decode(trained) == "是 ✅<|im_end|>"
@@ -139,11 +139,11 @@ def test_a_model_without_a_vision_tower_and_other_modes_refuse_pictures(make_qwe
         encode_prompts([prompt], make_qwen(), 100)
 
 
-def test_files_that_are_no_images_are_named(reader: PictureReader, tmp_path: Path) -> None:
+def test_files_that_are_not_images_are_named(reader: PictureReader, tmp_path: Path) -> None:
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(DataError, match=r"s/0: .*text.png: no image that can be read"):
+    with pytest.raises(DataError, match=r"s/0: .*text.png: not a readable image"):
         encode(showing("image", images=(tmp_path / "text.png",)), reader)
-    with pytest.raises(DataError, match=r"s/0: .*absent.png: no image that can be read"):
+    with pytest.raises(DataError, match=r"s/0: .*absent.png: not a readable image"):
         encode(showing("image", images=(tmp_path / "absent.png",)), reader)
     damaged = encode(showing("image", images=(picture(64, 64)[:2000],)), reader)
     assert damaged.pictures is not None
@@ -153,7 +153,7 @@ def test_files_that_are_no_images_are_named(reader: PictureReader, tmp_path: Pat
 
 def test_random_models_read_pictures_as_their_tower_is_shaped(tmp_path: Path) -> None:
     random = {"vision": {"patchSize": 2, "spatialMergeSize": 3}, "characters": "ab"}
-    model = Model.model_validate({"name": "tiny", "source": {"random": random}})
+    model = ModelSpec.model_validate({"name": "tiny", "source": {"random": random}})
     reader = load_picture_reader(model, tmp_path, character_tokenizer("ab", vision=True))
     assert reader is not None
     arrays = reader.read([picture(12, 6)], [])
@@ -163,7 +163,7 @@ def test_random_models_read_pictures_as_their_tower_is_shaped(tmp_path: Path) ->
 
 
 def test_checkpoints_read_pictures_as_their_preprocessor_says(make_qwen: MakeQwen, tmp_path: Path) -> None:
-    model = Model.model_validate({"name": "tiny", "source": {"path": "model"}})
+    model = ModelSpec.model_validate({"name": "tiny", "source": {"path": "model"}})
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text("{}")

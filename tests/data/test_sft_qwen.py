@@ -7,13 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from qwen35_trainer.data import DataError, Message, Prompt, SupervisedExample, TemplateEncoder, encode_examples
+from qwen35_trainer.data import ChatMessage, DataError, Prompt, SupervisedExample, TemplateEncoder, encode_examples
 from tests.profiles import examples
 
 type MakeQwen = Callable[..., PreTrainedTokenizerFast]
 
 TOOLS = ({"type": "function", "function": {"name": "加", "parameters": {"properties": {"数": {"type": "array"}}}}},)
-CONVERSATION: tuple[Message, ...] = (
+CONVERSATION: tuple[ChatMessage, ...] = (
     {"role": "system", "content": "你会算术。"},
     {"role": "user", "content": "1+2 等于几？🤔"},
     {
@@ -63,10 +63,10 @@ def test_tokens_are_those_of_a_generation_even_without_reasoning(make_qwen: Make
     tokenizer = make_qwen()
     row = Prompt("s/0", "s", "你好", "好")
     [example] = encode_examples([row], tokenizer, 100)
-    asked = TemplateEncoder(tokenizer).prompt("你好")
+    prompt_tokens = TemplateEncoder(tokenizer).prompt("你好")
     # Encoded as one text, the two newlines of an empty thought are one token, which no generation would have there.
-    assert example.token_ids[: len(asked)] == asked
-    assert example.loss_mask == (False,) * len(asked) + (True,) * (len(example.token_ids) - len(asked))
+    assert example.token_ids[: len(prompt_tokens)] == prompt_tokens
+    assert example.loss_mask == (False,) * len(prompt_tokens) + (True,) * (len(example.token_ids) - len(prompt_tokens))
     assert learned(example, tokenizer) == ["\n</think>\n\n好<|im_end|>"]
 
 
@@ -78,13 +78,16 @@ def test_without_thinking_the_empty_thought_belongs_to_the_context(make_qwen: Ma
 
 
 def test_reasoning_without_thinking_is_refused_by_message(make_qwen: MakeQwen) -> None:
-    with pytest.raises(DataError, match=r"s/0: message 2 does not begin as .* Check data.chatTemplate.thinking"):
+    with pytest.raises(DataError, match=r"s/0: message 2 does not begin with .* Check data.chatTemplate.thinking"):
         encode_examples([Prompt("s/0", "s", CONVERSATION)], make_qwen(), 2000, thinking=False)
 
 
 def test_a_conversation_that_the_assistant_opens_is_learned(make_qwen: MakeQwen) -> None:
     tokenizer = make_qwen()
-    messages: tuple[Message, ...] = ({"role": "system", "content": "s"}, {"role": "assistant", "content": "欢迎 🙋"})
+    messages: tuple[ChatMessage, ...] = (
+        {"role": "system", "content": "s"},
+        {"role": "assistant", "content": "欢迎 🙋"},
+    )
     [example] = encode_examples([Prompt("s/0", "s", messages)], tokenizer, 100, thinking=False)
     assert tokenizer.decode(example.token_ids) == (
         "<|im_start|>system\ns<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n欢迎 🙋<|im_end|>"
@@ -102,8 +105,8 @@ TURNS = st.lists(
 
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=TURNS)
-def test_each_turn_trains_once_and_after_exactly_what_generation_would_hand_to_the_model(
-    make_qwen: MakeQwen, turns: list[Message]
+def test_each_turn_trains_once_and_after_exactly_the_prompt_of_generation(
+    make_qwen: MakeQwen, turns: list[ChatMessage]
 ) -> None:
     tokenizer = make_qwen()
     encoder = TemplateEncoder(tokenizer)

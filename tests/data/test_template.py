@@ -4,7 +4,7 @@ from collections.abc import Callable
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from qwen35_trainer.data import Message, TemplateEncoder, character_tokenizer
+from qwen35_trainer.data import ChatMessage, TemplateEncoder, character_tokenizer
 from qwen35_trainer.data.template import EncodingError
 
 type MakeQwen = Callable[..., PreTrainedTokenizerFast]
@@ -22,7 +22,7 @@ WEATHER = {
         "parameters": {"type": "object", "properties": {"城市": {"type": "string"}}, "required": ["城市"]},
     },
 }
-CALL: Message = {
+CALL: ChatMessage = {
     "role": "assistant",
     "content": "我查一下。",
     "reasoning_content": "要用工具",
@@ -30,7 +30,7 @@ CALL: Message = {
 }
 
 
-def say(role: str, content: str) -> Message:
+def say(role: str, content: str) -> ChatMessage:
     return {"role": role, "content": content}
 
 
@@ -55,8 +55,8 @@ def test_the_thinking_switch_decides_how_the_answer_opens(
     tokenizer = make_qwen(template)
     encoder = TemplateEncoder(tokenizer, thinking)
     assert tokenizer.decode(encoder.generation_prompt) == opening
-    asked = tokenizer.decode(encoder.prompt("你好 🎉"))
-    assert asked == f"<|im_start|>user\n你好 🎉<|im_end|>\n{opening}"
+    prompt_text = tokenizer.decode(encoder.prompt("你好 🎉"))
+    assert prompt_text == f"<|im_start|>user\n你好 🎉<|im_end|>\n{opening}"
 
 
 def test_a_prompt_with_tools_is_golden(make_qwen: MakeQwen) -> None:
@@ -98,13 +98,13 @@ def test_a_template_that_takes_any_roles_gives_the_same_text_without_a_user() ->
 
 def test_a_template_that_hides_the_empty_message_is_refused_with_the_fix() -> None:
     encoder = chatml("{% for message in messages %}{{ message.content }}{{ messages|length }}{% endfor %}")
-    with pytest.raises(EncodingError, match=r"cannot be told\. Add a user's message"):
+    with pytest.raises(EncodingError, match=r"cannot be determined\. Add a user message"):
         encoder.render([say("system", "s")], generation_prompt=False)
 
 
 def test_what_the_template_refuses_is_an_error_with_its_reason(make_qwen: MakeQwen) -> None:
     encoder = TemplateEncoder(make_qwen())
-    with pytest.raises(EncodingError, match="refuses the roles user, system: System message must be at the beginning"):
+    with pytest.raises(EncodingError, match="rejects the roles user, system: System message must be at the beginning"):
         encoder.chat([say("user", "a"), say("system", "b")])
     with pytest.raises(EncodingError, match="No user query found"):
         encoder.chat([say("user", "<tool_response>\n1\n</tool_response>")])
@@ -128,18 +128,18 @@ def test_appended_tool_results_equal_a_rendering_of_the_whole_conversation(
 ) -> None:
     encoder = TemplateEncoder(make_qwen(), thinking)
     call = dict(CALL) if thinking is None else {key: CALL[key] for key in CALL if key != "reasoning_content"}
-    asked = [say("user", "北京 ☀️？")]
+    question = [say("user", "北京 ☀️？")]
     results = [say("tool", "晴，25°C 🌞"), say("tool", "{}")]
-    prompt = encoder.chat(asked, [WEATHER])
-    whole = encoder.render([*asked, call], [WEATHER], generation_prompt=False)
-    opened = encoder.render(asked, [WEATHER], generation_prompt=True)
+    prompt = encoder.chat(question, [WEATHER])
+    whole = encoder.render([*question, call], [WEATHER], generation_prompt=False)
+    opened = encoder.render(question, [WEATHER], generation_prompt=True)
     response = encoder.rendered(whole.removeprefix(opened).removesuffix("\n"))
     assert response[-1] == encoder.tokenizer.eos_token_id
     appended = prompt + response + encoder.continuation(results)
-    assert appended == encoder.chat([*asked, call, *results], [WEATHER])
+    assert appended == encoder.chat([*question, call, *results], [WEATHER])
 
 
-def test_a_further_question_is_appended_without_touching_what_was_said(make_qwen: MakeQwen) -> None:
+def test_a_further_question_is_appended_without_changing_the_conversation(make_qwen: MakeQwen) -> None:
     tokenizer = make_qwen()
     continuation = TemplateEncoder(tokenizer, thinking=False).continuation([say("user", "再见 👋")])
     assert tokenizer.decode(continuation) == (

@@ -61,9 +61,9 @@ def test_a_call_has_typed_arguments_and_the_text_before_it() -> None:
 
 
 def test_arguments_are_written_as_json_with_their_own_letters() -> None:
-    [found] = parse_tool_calls(call(parameter("query", "北京 🎉")), [TOOL]).calls
-    assert isinstance(found, ToolCall)
-    assert found.arguments_json == '{"query": "北京 🎉"}'
+    [parsed_call] = parse_tool_calls(call(parameter("query", "北京 🎉")), [TOOL]).calls
+    assert isinstance(parsed_call, ToolCall)
+    assert parsed_call.arguments_json == '{"query": "北京 🎉"}'
 
 
 def test_text_without_a_call_is_content() -> None:
@@ -128,7 +128,7 @@ def test_a_parameter_left_open_takes_nothing_from_later_calls() -> None:
 def test_several_calls_are_in_order_and_text_between_them_is_reported() -> None:
     text = "a" + call(parameter("limit", "1")) + "\n" + call(parameter("limit", "2")) + " so \n" + call() + "\nend"
     parsed = parse_tool_calls(text, [TOOL])
-    assert [found.arguments for found in parsed.calls if isinstance(found, ToolCall)] == [
+    assert [parsed_call.arguments for parsed_call in parsed.calls if isinstance(parsed_call, ToolCall)] == [
         {"limit": 1},
         {"limit": 2},
         {},
@@ -141,32 +141,32 @@ WHOLE = call(parameter("query", "北京"), parameter("limit", "12"))
 
 @pytest.mark.parametrize("length", range(len("<tool_call>\n<function=search>"), len(WHOLE)))
 def test_a_call_cut_off_at_the_token_limit_is_marked_and_keeps_what_it_has(length: int) -> None:
-    [found] = parse_tool_calls(WHOLE[:length], [TOOL]).calls
-    assert isinstance(found, ToolCall)
-    assert found.cut_off
+    [parsed_call] = parse_tool_calls(WHOLE[:length], [TOOL]).calls
+    assert isinstance(parsed_call, ToolCall)
+    assert parsed_call.cut_off
     if "北京" in WHOLE[:length]:
-        assert found.arguments["query"] == "北京"
-    assert str(found.arguments.get("limit", "")) in ("", "1", "12")
+        assert parsed_call.arguments["query"] == "北京"
+    assert str(parsed_call.arguments.get("limit", "")) in ("", "1", "12")
 
 
 def test_a_value_cut_off_keeps_what_only_looks_like_its_closing_tag() -> None:
     for value in ("a </para", "a <", "a\n</param>", "a\n<parameter=b>\n1"):
-        [found] = parse_tool_calls(f"<tool_call>\n<function=search>\n<parameter=query>\n{value}", [TOOL]).calls
-        assert found == ToolCall("search", {"query": value}, cut_off=True)
+        [parsed_call] = parse_tool_calls(f"<tool_call>\n<function=search>\n<parameter=query>\n{value}", [TOOL]).calls
+        assert parsed_call == ToolCall("search", {"query": value}, cut_off=True)
 
 
 def test_a_call_cut_off_within_its_name_is_malformed_and_marked() -> None:
     for text in ("<tool_call>", "<tool_call>\n<func", "<tool_call>\n<function=sea"):
-        [found] = parse_tool_calls(text, [TOOL]).calls
-        assert isinstance(found, MalformedCall)
-        assert found.cut_off
-        assert found.text == text
+        [parsed_call] = parse_tool_calls(text, [TOOL]).calls
+        assert isinstance(parsed_call, MalformedCall)
+        assert parsed_call.cut_off
+        assert parsed_call.text == text
 
 
 def test_a_whole_call_is_not_cut_off() -> None:
-    [found] = parse_tool_calls(WHOLE, [TOOL]).calls
-    assert isinstance(found, ToolCall)
-    assert not found.cut_off
+    [parsed_call] = parse_tool_calls(WHOLE, [TOOL]).calls
+    assert isinstance(parsed_call, ToolCall)
+    assert not parsed_call.cut_off
 
 
 @pytest.mark.parametrize(
@@ -260,8 +260,12 @@ def test_what_the_published_templates_write_is_read_back(
     published: str, arguments: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> None:
     properties, values = arguments
-    said = {"role": "assistant", "content": "好的 👌", "tool_calls": [{"function": {"name": "f", "arguments": values}}]}
-    [text], _ = render_jinja_template([[{"role": "user", "content": "a"}, said]], chat_template=template(published))
+    message = {
+        "role": "assistant",
+        "content": "好的 👌",
+        "tool_calls": [{"function": {"name": "f", "arguments": values}}],
+    }
+    [text], _ = render_jinja_template([[{"role": "user", "content": "a"}, message]], chat_template=template(published))
     response = text.split("</think>\n\n", 1)[1].removesuffix("<|im_end|>\n")
     parsed = parse_tool_calls(response, [{"name": "f", "parameters": {"properties": properties}}])
     assert parsed.content == "好的 👌\n\n"

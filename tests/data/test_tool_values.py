@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.data.tool_values import Json, typed_value
+from qwen35_trainer.data.tool_values import JsonValue, typed_value
 
 
 @pytest.mark.parametrize(
@@ -32,11 +32,11 @@ from qwen35_trainer.data.tool_values import Json, typed_value
         ("plain", {"type": "tuple"}, "plain"),
     ],
 )
-def test_a_value_has_the_type_that_the_schema_names(text: str, schema: dict[str, object], value: Json) -> None:
-    found, problem = typed_value(text, schema)
+def test_a_value_has_the_type_that_the_schema_names(text: str, schema: dict[str, object], value: JsonValue) -> None:
+    typed, problem = typed_value(text, schema)
     assert problem is None
-    assert found == value
-    assert type(found) is type(value)
+    assert typed == value
+    assert type(typed) is type(value)
 
 
 @pytest.mark.parametrize(

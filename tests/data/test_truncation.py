@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.data import DataError, Prompt, character_tokenizer, encode_examples, encode_prompts
-from qwen35_trainer.data.truncation import kept, select
-from qwen35_trainer.spec.data import Overlong
+from qwen35_trainer.data.truncation import kept_positions, select
+from qwen35_trainer.manifest.data import Overlong
 
 RULES = st.sampled_from(["TruncateLeft", "TruncateRight", "TruncateMiddle"])
 DIGITS = character_tokenizer("0123456789=")
@@ -17,21 +17,21 @@ def prompt(text: str, answer: str | None = None) -> Prompt:
 
 
 @pytest.mark.parametrize(
-    ("rule", "left"), [("TruncateLeft", "56789"), ("TruncateRight", "01234"), ("TruncateMiddle", "01789")]
+    ("rule", "remaining"), [("TruncateLeft", "56789"), ("TruncateRight", "01234"), ("TruncateMiddle", "01789")]
 )
 def test_a_prompt_is_cut_at_the_side_that_the_rule_names(
-    rule: Overlong, left: str, caplog: pytest.LogCaptureFixture
+    rule: Overlong, remaining: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         [encoded] = encode_prompts([prompt("0123456789")], DIGITS, 5, rule)
-    assert DIGITS.decode(encoded.token_ids) == left
+    assert DIGITS.decode(encoded.token_ids) == remaining
     assert "cut 1 of 1 prompts, longer than data.maxPromptTokens 5 tokens" in caplog.text
 
 
 @given(st.integers(2, 60).flatmap(lambda length: st.tuples(st.just(length), st.integers(1, length - 1))), RULES)
 def test_what_stays_fills_the_limit_in_order(sizes: tuple[int, int], rule: Overlong) -> None:
     length, limit = sizes
-    positions = select(tuple(range(length)), kept(length, limit, rule))
+    positions = select(tuple(range(length)), kept_positions(length, limit, rule))
     assert len(positions) == limit
     assert list(positions) == sorted(set(positions))
 

@@ -10,11 +10,11 @@ from tests.distributed.group import Group
 @pytest.fixture(scope="package")
 def groups() -> Iterator[Callable[[int], Group]]:
     """groups(2): two ranks. They end with this package: idle groups keep the cores busy (rank.py)."""
-    found: dict[int, Group] = {}
+    started: dict[int, Group] = {}
 
     def of(ranks: int) -> Group:
-        return found.setdefault(ranks, Group(ranks))
+        return started.setdefault(ranks, Group(ranks))
 
     yield of
-    for group in found.values():
+    for group in started.values():
         group.stop()

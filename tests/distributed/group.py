@@ -3,8 +3,8 @@
     Group.run("train", …) ──(job to every rank's stdin)──► rank.py ──(result or traceback on a pipe)──► results by rank
 
 after a job          the group
-every rank answered  goes on, also where all raised: a refusal that they agree on leaves none in a collective
-some raised          waits GRACE for the others; who has not answered then is in a collective, and the group is ended
+every rank answered  continues, even if all raised: after an error on all ranks no rank waits in a collective
+some raised          waits GRACE_SECONDS for the others; who has not answered then is in a collective, and the group is ended
 one has ended        is ended
 """
 
@@ -21,7 +21,7 @@ from typing import Any
 from tests.forks.start import REPOSITORY, Process, start
 from tests.patience import PATIENCE
 
-GRACE = 10.0
+GRACE_SECONDS = 10.0
 """Seconds between the answers of ranks that refuse the same job."""
 
 
@@ -60,20 +60,20 @@ class Group:
 
     def _answers(self) -> dict[int, tuple[str, Any]]:
         """Status and value by rank, in the order in which they came; without the ranks that were not waited for any longer."""
-        found: dict[int, tuple[str, Any]] = {}
+        answer_of: dict[int, tuple[str, Any]] = {}
         until = time.monotonic() + PATIENCE
         with selectors.DefaultSelector() as selector:
             for rank, pipe in enumerate(self._results):
                 selector.register(pipe, selectors.EVENT_READ, rank)
             while selector.get_map() and (ready := selector.select(max(0.0, until - time.monotonic()))):
                 for key, _ in ready:
-                    found[key.data] = status, _ = self._read(key.fd)
+                    answer_of[key.data] = status, _ = self._read(key.fd)
                     selector.unregister(key.fd)
                     if status == "lost":
-                        return found
+                        return answer_of
                     if status == "raised":
-                        until = min(until, time.monotonic() + GRACE)
-        return found
+                        until = min(until, time.monotonic() + GRACE_SECONDS)
+        return answer_of
 
     def stop(self) -> None:
         """End the processes. SIGKILL: one of them may be in a collective."""

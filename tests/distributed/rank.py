@@ -20,13 +20,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
-from qwen35_trainer.engines.fsdp.forward import Offsets
 from qwen35_trainer.engines.fsdp.loading import Origin, origin
+from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule
-from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.models.qwen3_5.family import text_model
-from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress, load
-from qwen35_trainer.spec import TrainingSpec, parse_spec
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore, load
 from tests.distributed.masters import masters
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
@@ -79,9 +79,9 @@ def train(
         engine.save(save)
         assert engine.saved(wait=True)
     held = sum(p.to_local().numel() for p in engine._model.parameters())
-    found = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
-    found |= {"first weights": first, "published": dict(engine.weights())}
-    return found | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
+    results = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
+    results |= {"first weights": first, "published": dict(engine.weights())}
+    return results | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
 
 
 def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:
@@ -96,18 +96,18 @@ def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:
 def gradients_of(engine: FSDPEngine) -> list[dict[str, Tensor]]:
     """Will hold, for each update, the whole gradient of each parameter when its optimizer steps."""
     names = {parameter: name for name, parameter in engine._model.named_parameters()}
-    found: list[dict[str, Tensor]] = []
+    results: list[dict[str, Tensor]] = []
 
     def keep(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if optimizer is engine._optimizers.parts[0]:
-            found.append({})
+            results.append({})
         for parameter in (each for group in optimizer.param_groups for each in group["params"]):
             if parameter.grad is not None:
-                found[-1][names[parameter]] = parameter.grad.full_tensor().clone()
+                results[-1][names[parameter]] = parameter.grad.full_tensor().clone()
 
     for part in engine._optimizers.parts:
         part.register_step_pre_hook(keep)
-    return found
+    return results
 
 
 def die_in_the_middle_of_a_save(spec: dict[str, Any], batches: list[Any], store: Path, *, bytes_allowed: int) -> None:
@@ -126,7 +126,7 @@ def timeouts(spec: dict[str, Any]) -> set[float]:
     parsed, problems = parse_spec(spec)
     assert parsed is not None, problems
     engine = FSDPEngine(Origin(lambda: remembering(parsed, 0)), parsed, CPU)
-    groups = [*engine._ranks.mesh.get_all_groups(), engine._ranks.sequence, engine._storage]
+    groups = [*engine._ranks.mesh.get_all_groups(), engine._ranks.context_group, engine._storage]
     made = [group for group in groups if group is not None]
     return {group._get_backend(CPU).options._timeout.total_seconds() for group in made}
 
@@ -146,7 +146,7 @@ def go_on(spec: dict[str, Any], batches: list[Any], store: Path) -> dict[str, An
 def _checkpoint(engine: FSDPEngine, checkpoints: CheckpointStore, update: int, batch: Any) -> None:
     """What the driver does, on rank 0, and the workers do, on all: the folder is there before any of them writes."""
     engine.train(batch, [1e-3])
-    progress = Progress(update=update, batch=update, position=0, pending=(), elapsed=0.0)
+    progress = CheckpointMeta(update=update, batch=update, position=0, pending=(), elapsed=0.0)
     partial = checkpoints.folder / f".update-{update:06d}.partial"
 
     async def write(folder: Path) -> None:
@@ -182,7 +182,7 @@ def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
         dist.barrier()  # a rank that is through with its job closes connections, which another may still be making
         try:
             answer = ("done", globals()[job](**arguments))
-        except (Exception, CheckpointException):  # noqa: BLE001  # which is no Exception; the test is told of either
+        except (Exception, CheckpointException):  # noqa: BLE001  # CheckpointException is not an Exception; the test gets both
             answer = ("raised", traceback.format_exc())
         body = pickle.dumps(answer)
         with os.fdopen(os.dup(pipe), "wb") as out:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch
 from tests.models.scenes import START, show
 
 RANDOM = {"hiddenSize": 32, "intermediateSize": 48, "headDim": 8, "linearHeadDim": 8, "initializerRange": 0.2}
@@ -69,7 +69,7 @@ def spec_of(ranks: int, *, random: dict[str, Any] | None = None, **train: Any) -
     optimizer = {"weightDecay": 0.1, "gradientClip": 1.0} | train.pop("optimizer", {})
     return {
         "mode": "SFT",
-        "accelerator": {"profile": "cpu", "perNode": ranks},
+        "accelerator": {"profile": "CPU", "devicesPerNode": ranks},
         "model": {"name": "tiny", "precision": "FP32", "source": {"random": RANDOM | (random or {})}},
         "data": {
             "train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}],

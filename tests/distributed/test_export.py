@@ -18,8 +18,8 @@ from typer.testing import CliRunner
 from qwen35_trainer.commands import app
 from qwen35_trainer.exits import FAILED, REFUSED
 from qwen35_trainer.models.qwen3_5 import classes, hub_folder
-from qwen35_trainer.runtime.checkpoint import CheckpointStore, Progress
-from qwen35_trainer.runtime.export import ExportRefused, export
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointStore
+from qwen35_trainer.runtime.export_command import ExportRefused, export
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.models import published
 from tests.models.published import tensors_of
@@ -31,7 +31,7 @@ LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 def run_of(
     groups, room: Path, batches: list[Any], *, source: Path | None, ranks: int = 2, precision: str = "BF16", **train
 ):
-    """A run's folder with a checkpoint after the batches, and what its ranks said."""
+    """A run's folder with a checkpoint after the batches, and the answers of its ranks."""
     spec = spec_of(ranks, **train)
     spec["model"]["precision"] = precision
     if source is not None:
@@ -39,10 +39,10 @@ def run_of(
     run = room / "run"
     run.mkdir(parents=True)
     (run / "run.yaml").write_text(yaml.safe_dump(API | {"spec": spec}))
-    said = []
+    answers = []
 
     async def write(folder: Path) -> None:
-        said.extend(
+        answers.extend(
             groups(ranks).run(
                 "train",
                 spec=spec,
@@ -53,9 +53,9 @@ def run_of(
             )
         )
 
-    progress = Progress(update=len(batches), batch=0, position=0, pending=(), elapsed=0.0)
+    progress = CheckpointMeta(update=len(batches), batch=0, position=0, pending=(), elapsed=0.0)
     asyncio.run(CheckpointStore(run / "checkpoints", 3).save(progress, write))
-    return run, said[0]
+    return run, answers[0]
 
 
 @pytest.mark.parametrize(
@@ -88,10 +88,10 @@ def test_what_was_not_trained_leaves_as_it_came(groups, tmp_path: Path, shape: s
 def test_the_library_loads_the_trained_weights(
     groups, tmp_path: Path, monkeypatch, shape: str, train: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(hub_folder, "_VALUES", 160)  # some rows of a tensor, whose number they do not divide
+    monkeypatch.setattr(hub_folder, "_VALUES_PER_BLOCK", 160)  # some rows of a tensor, whose number they do not divide
     source = tmp_path / "source"
     original = published.write(source, shape, per_expert=True)
-    run, said = run_of(groups, tmp_path, [scenes_of(0), scenes_of(1)], source=source, **train)
+    run, answers = run_of(groups, tmp_path, [scenes_of(0), scenes_of(1)], source=source, **train)
     folder = export(run, tmp_path / "out").folder
     loaded = type(original).from_pretrained(folder, dtype=torch.float32)
     stored = tensors_of(folder)
@@ -99,7 +99,7 @@ def test_the_library_loads_the_trained_weights(
     assert {stored[name].dtype for name in stored if name.endswith(published.FLOAT32)} == {torch.float32}
     changed = 0
     for name, parameter in loaded.named_parameters():
-        trained = said["weights"][name]
+        trained = answers["weights"][name]
         if not name.endswith(published.FLOAT32):
             trained = trained.bfloat16().float()
         assert torch.equal(parameter, trained.float()), name
@@ -113,20 +113,20 @@ def test_the_library_loads_the_trained_weights(
 def test_adapters_leave_under_the_names_that_peft_has(groups, tmp_path: Path) -> None:
     source = tmp_path / "source"
     published.write(source, "text only")
-    run, said = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=source, **LORA)
+    run, answers = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=source, **LORA)
     folder = export(run, tmp_path / "out", adapter=True).folder
-    found = tensors_of(folder)
-    assert found.keys() == {f"base_model.model.{name}.weight" for name in said["trained adapters"]}
-    for name, tensor in said["trained adapters"].items():
-        assert torch.equal(found[f"base_model.model.{name}.weight"], tensor), name
+    tensors = tensors_of(folder)
+    assert tensors.keys() == {f"base_model.model.{name}.weight" for name in answers["trained adapters"]}
+    for name, tensor in answers["trained adapters"].items():
+        assert torch.equal(tensors[f"base_model.model.{name}.weight"], tensor), name
     config = json.loads((folder / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 8.0)
     assert config["base_model_name_or_path"] == str(source)
-    assert len(config["target_modules"]) * 2 == len(found)
+    assert len(config["target_modules"]) * 2 == len(tensors)
 
 
 def test_a_model_of_random_weights_leaves_with_its_tokenizer(groups, tmp_path: Path) -> None:
-    run, said = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=None, precision="FP32")
+    run, answers = run_of(groups, tmp_path, [batch_of(8, 0, supervised=True)], source=None, precision="FP32")
     manifest = yaml.safe_load((run / "run.yaml").read_text())
     # 23 tokens, as the ranks of these tests have.
     manifest["spec"]["model"]["source"]["random"]["characters"] = "abcdefghijklmnopqrst"
@@ -138,7 +138,7 @@ def test_a_model_of_random_weights_leaves_with_its_tokenizer(groups, tmp_path: P
 
     loaded = getattr(__import__("transformers"), classes.CLASSES["qwen3_5_text"]).from_pretrained(tmp_path / "out")
     for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, said["weights"][name]), name
+        assert torch.equal(parameter, answers["weights"][name]), name
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 5]) == "abc"
 
 
@@ -155,18 +155,18 @@ def test_vllm_loads_the_folder_and_decodes_what_the_library_does(groups, tmp_pat
     (run / "run.yaml").write_text(yaml.safe_dump(manifest))
     folder, chance = export(run, tmp_path / "out").folder, torch.Generator().manual_seed(0)
     prompts = [torch.randint(3, 23, (length,), generator=chance).tolist() for length in (1, 5, 17, 70)]
-    said = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "tests.models.vllm_greedy", str(folder), "24"],
         input=json.dumps(prompts),
         capture_output=True,
         text=True,
         check=False,
     )
-    assert said.returncode == 0, said.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]
     config = classes.read_config(folder)
     model = getattr(transformers, classes.CLASSES[config.model_type]).from_pretrained(folder, dtype=torch.float32)
     in_bfloat16, decided = copy.deepcopy(model).bfloat16(), 0
-    for prompt, (tokens, log_probs) in zip(prompts, json.loads(said.stdout.splitlines()[-1]), strict=True):
+    for prompt, (tokens, log_probs) in zip(prompts, json.loads(completed.stdout.splitlines()[-1]), strict=True):
         ids = torch.tensor([prompt + tokens])
         with torch.no_grad():
             logits, rounded = (
@@ -244,7 +244,7 @@ def test_an_empty_folder_and_a_moved_source_are_fine(run: Path, tmp_path: Path) 
     assert tensors_of(tmp_path / "out").keys() == tensors_of(tmp_path / "moved").keys()
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(run: Path, tmp_path: Path) -> None:
     largest = max(path.stat().st_size for path in (tmp_path / "source").iterdir() if path.suffix != ".safetensors")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (largest, limits[1]))

@@ -9,9 +9,9 @@ from tests.distributed.samples import batch_of, policy_spec_of, spec_of
 from tests.patience import PATIENCE
 
 LAYOUTS = {
-    "three at a time": {"microBatchPerDevice": 3},
-    "by tokens": {"dynamic": True, "maxTokensPerDevice": 40},
-    "packed by tokens": {"dynamic": True, "maxTokensPerDevice": 40, "removePadding": True},
+    "three at a time": {"microBatchSequences": 3},
+    "by tokens": {"dynamicMicroBatches": True, "maxTokensPerDevice": 40},
+    "packed by tokens": {"dynamicMicroBatches": True, "maxTokensPerDevice": 40, "removePadding": True},
 }
 
 
@@ -69,8 +69,8 @@ OFFLOAD = {"offload": {"parameters": True, "gradients": True, "optimizer": True}
     ("ranks", "train"),
     [
         pytest.param(2, OFFLOAD, id="offload"),
-        pytest.param(2, {"parallelism": {"context": 2}}, id="sequence parallel", marks=pytest.mark.soak),
-        pytest.param(4, {"parallelism": {"replicas": 2}} | OFFLOAD, id="HSDP, offload", marks=pytest.mark.soak),
+        pytest.param(2, {"parallelism": {"context": 2}}, id="context parallel", marks=pytest.mark.soak),
+        pytest.param(4, {"parallelism": {"copies": 2}} | OFFLOAD, id="HSDP, offload", marks=pytest.mark.soak),
         pytest.param(4, {"activationCheckpointing": True}, id="recomputed", marks=pytest.mark.soak),
     ],
 )
@@ -94,11 +94,11 @@ def test_muon_on_two_ranks_makes_the_step_of_one(groups) -> None:
     alone, together = (
         groups(ranks).run(
             "train",
-            spec=spec_of(ranks, random={"experts": 3}, optimizer={"type": "Muon"}, parallelism={"replicas": replicas}),
+            spec=spec_of(ranks, random={"experts": 3}, optimizer={"type": "Muon"}, parallelism={"copies": copies}),
             batches=batches,
             rates=[1e-3, 1e-3],
         )[0]
-        for ranks, replicas in ((1, 1), (4, 2))
+        for ranks, copies in ((1, 1), (4, 2))
     )
     assert together["metrics"][1].loss == pytest.approx(alone["metrics"][1].loss, rel=1e-3)
     for name, expected in alone["weights"].items():
@@ -113,10 +113,10 @@ def test_muon_on_two_ranks_makes_the_step_of_one(groups) -> None:
 @pytest.mark.parametrize(
     "train",
     [
-        {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 40}},
-        {"parallelism": {"context": 2}, "batch": {"microBatchPerDevice": 3}, "activationCheckpointing": True},
+        {"batch": {"removePadding": True, "dynamicMicroBatches": True, "maxTokensPerDevice": 40}},
+        {"parallelism": {"context": 2}, "batch": {"microBatchSequences": 3}, "activationCheckpointing": True},
     ],
-    ids=["packed", "sequence parallel, recomputed"],
+    ids=["packed", "context parallel, recomputed"],
 )
 def test_two_ranks_have_the_router_losses_that_one_has(groups, train) -> None:
     """Large enough to move the gradient."""
@@ -138,15 +138,15 @@ def test_two_ranks_have_the_router_losses_that_one_has(groups, train) -> None:
     assert distance(actual, expected, expected) <= 1e-4
 
 
-@pytest.mark.parametrize("parallelism", [{"replicas": 2}, {"context": 2}])
+@pytest.mark.parametrize("parallelism", [{"copies": 2}, {"context": 2}])
 def test_every_group_that_an_engine_makes_has_the_time_out_of_the_manifest(groups, parallelism) -> None:
     """But the one of all ranks, whose time-out is set where it is made."""
     spec = spec_of(2, parallelism=parallelism, collectiveTimeoutSeconds=1234.0)
-    [found, _] = groups(2).run("timeouts", spec=spec)
-    assert found - {float(PATIENCE)} == {1234.0}
+    [error_of_rank_0, _] = groups(2).run("timeouts", spec=spec)
+    assert error_of_rank_0 - {float(PATIENCE)} == {1234.0}
 
 
 def test_degrees_that_do_not_divide_the_ranks_are_refused_by_every_rank(groups) -> None:
-    spec = spec_of(2, parallelism={"replicas": 2})
-    with pytest.raises(AssertionError, match="replicas 2 × context 1 does not divide 1 ranks"):
+    spec = spec_of(2, parallelism={"copies": 2})
+    with pytest.raises(AssertionError, match="copies 2 × context 1 does not divide 1 ranks"):
         groups(1).run("train", spec=spec, batches=[], rates=[])

@@ -22,7 +22,7 @@ def test_a_group_outlives_what_all_its_ranks_refuse(groups) -> None:
 
 
 def test_a_group_ends_when_a_rank_stays_in_what_another_refuses(monkeypatch) -> None:
-    monkeypatch.setattr(groups_of_ranks, "GRACE", 0.1)
+    monkeypatch.setattr(groups_of_ranks, "GRACE_SECONDS", 0.1)
     group = Group(2)
     with pytest.raises(AssertionError, match=r"rank 1: (?s:.*)ValueError: refused"):
         group.run("refuse", ranks=[1])

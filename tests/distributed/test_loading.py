@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qwen35_trainer.spec import parse_spec
+from qwen35_trainer.manifest import parse_spec
 from tests.distributed.rank import remembering
 from tests.distributed.samples import batch_of, spec_of
 

@@ -1,6 +1,6 @@
 """The engine against the transformers library's own model in float32, trained by a plain loop, in every layout.
 
-Both score the first batch, and make three updates of the same batches. Compared are losses, gradient norms, the gradient of
+Both score the first batch, and make three updates of the same batches. The tests compare losses, gradient norms, the gradient of
 every parameter at every update, and the weights at the end. `pytest tests/distributed/test_parity.py -s` prints what docs/numerics.md has.
 """
 
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.lora import DOWN, UP
-from qwen35_trainer.spec import parse_spec
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.manifest import parse_spec
 from tests.distributed.distance import distance, moved
 from tests.distributed.group import Group
 from tests.distributed.rank import remembering
@@ -31,33 +31,33 @@ SCORES, TOTALS, GRADIENTS, WEIGHTS = 1e-4, [1e-5, 1e-3, 1e-3], [1e-4, 5e-3, 5e-3
 at each update, relative to its norm; of each parameter at the end, relative to the distance that it has moved."""
 TEXT: dict[str, dict[str, Any]] = {"dense": {}, "MoE": {"experts": 4}}
 LONG: dict[str, dict[str, Any]] = {"dense, long": {}, "MoE, long": {"experts": 4}}
-"""Kinds whose sequences pass the delta rule's chunk of 64 positions, one or more times, or end beside its edge."""
+"""Kinds whose sequences pass the delta rule's chunk of 64 positions, one or more times, or end next to a boundary."""
 PICTURED: dict[str, dict[str, Any]] = {"vision-language": {}, "vision-language MoE": {"experts": 4}}
-PACKED = {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 60}}
+PACKED = {"batch": {"removePadding": True, "dynamicMicroBatches": True, "maxTokensPerDevice": 60}}
 LORA = {"lora": {"rank": 4, "alpha": 8.0}}
 OFFLOAD = {"offload": {"parameters": True, "gradients": True, "optimizer": True}}
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "1 process, micro-batch 1": (1, {}),
-    "1 process, micro-batch 2": (1, {"batch": {"microBatchPerDevice": 2}}),
-    "1 process, micro-batch 4": (1, {"batch": {"microBatchPerDevice": 4}}),
+    "1 process, micro-batch 2": (1, {"batch": {"microBatchSequences": 2}}),
+    "1 process, micro-batch 4": (1, {"batch": {"microBatchSequences": 4}}),
     "1 process, packed": (1, PACKED),
-    "1 process, packed, micro-batch 4": (1, {"batch": {"microBatchPerDevice": 4, "removePadding": True}}),
+    "1 process, packed, micro-batch 4": (1, {"batch": {"microBatchSequences": 4, "removePadding": True}}),
     "1 process, LoRA": (1, LORA),
     "1 process, recomputed activations": (1, {"activationCheckpointing": True}),
-    "2 processes, FSDP": (2, {"batch": {"microBatchPerDevice": 4}}),
+    "2 processes, FSDP": (2, {"batch": {"microBatchSequences": 4}}),
     "2 processes, FSDP, packed": (2, PACKED),
-    "2 processes, HSDP": (2, {"parallelism": {"replicas": 2}, "batch": {"microBatchPerDevice": 2}}),
+    "2 processes, HSDP": (2, {"parallelism": {"copies": 2}, "batch": {"microBatchSequences": 2}}),
     "2 processes, FSDP, offload": (2, OFFLOAD),
     "2 processes, FSDP, optimizer offload": (2, {"offload": {"optimizer": True}}),
     "2 processes, FSDP, packed, LoRA": (2, PACKED | LORA),
-    "2 processes, sequence parallel": (2, {"parallelism": {"context": 2}}),
-    "2 processes, sequence parallel, packed": (2, {"parallelism": {"context": 2}} | PACKED),
+    "2 processes, context parallel": (2, {"parallelism": {"context": 2}}),
+    "2 processes, context parallel, packed": (2, {"parallelism": {"context": 2}} | PACKED),
     "4 processes, FSDP, packed": (4, PACKED),
-    "4 processes, HSDP 2 × 2": (4, {"parallelism": {"replicas": 2}}),
-    "4 processes, HSDP 2 × 2, offload, LoRA": (4, {"parallelism": {"replicas": 2}} | OFFLOAD | LORA),
-    "4 processes, HSDP 2 × 2, sequence parallel 2, packed": (
+    "4 processes, HSDP 2 × 2": (4, {"parallelism": {"copies": 2}}),
+    "4 processes, HSDP 2 × 2, offload, LoRA": (4, {"parallelism": {"copies": 2}} | OFFLOAD | LORA),
+    "4 processes, HSDP 2 × 2, context parallel 2, packed": (
         4,
-        {"parallelism": {"replicas": 2, "context": 2}} | PACKED,
+        {"parallelism": {"copies": 2, "context": 2}} | PACKED,
     ),
 }
 
@@ -69,7 +69,7 @@ WITH_PICTURES = (
     "2 processes, FSDP, packed",
     "2 processes, FSDP, offload",
     "2 processes, FSDP, packed, LoRA",
-    "2 processes, sequence parallel, packed",
+    "2 processes, context parallel, packed",
     "4 processes, HSDP 2 × 2",
 )
 CASES = [
@@ -212,8 +212,8 @@ class Differences:
 
     @property
     def too_large(self) -> set[str]:
-        def beyond(found: list[float], allowed: list[float]) -> bool:
-            return any(not each <= limit for each, limit in zip(found, allowed, strict=True))
+        def beyond(differences: list[float], allowed: list[float]) -> bool:
+            return any(not each <= limit for each, limit in zip(differences, allowed, strict=True))
 
         checks = {
             "losses": beyond(self.losses, TOTALS),
@@ -254,20 +254,20 @@ def test_updates_are_those_of_a_plain_loop(
         results[0]["trained adapters" if adapters else "weights"],
         {},
     )
-    found = Differences.between(ours, expected, None if adapters else exact(kind))
+    differences = Differences.between(ours, expected, None if adapters else exact(kind))
     scores = max(float((result["scores"][0] - reference_scores(kind)).abs().max()) for result in results)
-    totals = [max(pair) for pair in zip(found.losses, found.norms, strict=True)]
+    totals = [max(pair) for pair in zip(differences.losses, differences.norms, strict=True)]
     report[layout, kind] = [
         scores,
         totals[0],
         max(totals[1:]),
         distance(ours.gradients[0], expected.gradients[0], expected.gradients[0]),
-        max(found.gradients[1:]),
-        found.weights,
+        max(differences.gradients[1:]),
+        differences.weights,
     ]
     assert all(result["metrics"] == metrics for result in results)
     assert scores <= SCORES
-    assert not found.too_large, found
+    assert not differences.too_large, differences
 
 
 @pytest.mark.parametrize(
@@ -278,10 +278,10 @@ def test_updates_are_those_of_a_plain_loop(
             pytest.param(ranks, train, kind, marks=pytest.mark.soak)
             for kind in LONG
             for ranks, train in (
-                (1, {"batch": {"microBatchPerDevice": 6}}),
-                (2, {"batch": {"microBatchPerDevice": 3, "removePadding": True}} | OFFLOAD),
+                (1, {"batch": {"microBatchSequences": 6}}),
+                (2, {"batch": {"microBatchSequences": 3, "removePadding": True}} | OFFLOAD),
                 (2, {"parallelism": {"context": 2}, "activationCheckpointing": True}),
-                (4, {"parallelism": {"replicas": 2, "context": 2}, "batch": {"removePadding": True}}),
+                (4, {"parallelism": {"copies": 2, "context": 2}, "batch": {"removePadding": True}}),
             )
         ),
     ],
@@ -312,5 +312,5 @@ def test_an_update_of_sequences_longer_than_a_chunk_is_that_of_a_plain_loop(
     ],
 )
 def test_the_bounds_tell_a_faulty_training_from_a_right_one(kind: str, fault: dict[str, Any]) -> None:
-    found = Differences.between(plain_loop(library_model(kind), kind, **fault), reference(kind))
-    assert "weights" in found.too_large, found
+    differences = Differences.between(plain_loop(library_model(kind), kind, **fault), reference(kind))
+    assert "weights" in differences.too_large, differences

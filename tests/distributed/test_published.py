@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.manifest import ModelSpec
+from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 from qwen35_trainer.rollout.torch import TorchEngine
-from qwen35_trainer.spec import Model
 from tests.distributed.samples import batch_of, scenes_of, spec_of
 from tests.distributed.test_parity import Differences, Training, plain_loop
 from tests.models import published
@@ -30,7 +30,7 @@ WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "1 rank": (1, {}),
-    "2 ranks": (2, {"batch": {"removePadding": True, "microBatchPerDevice": 4}}),
+    "2 ranks": (2, {"batch": {"removePadding": True, "microBatchSequences": 4}}),
     "2 ranks, offload": (2, {"offload": {"parameters": True, "gradients": True, "optimizer": True}}),
 }
 CASES = [
@@ -68,36 +68,36 @@ def test_weights_that_train_move(groups, tmp_path: Path, shape: str, held: str, 
     results = groups(LAYOUTS[layout][0]).run(
         "train", spec=spec, batches=batches, rates=[RATE] * UPDATES, folder=tmp_path
     )
-    found = results[0]
+    result = results[0]
     before, after = ("adapters", "trained adapters") if held == "LoRA" else ("first weights", "weights")
     moved = learned = 0
-    for name in found["gradients"][0]:
-        had_gradient = sum(gradients[name].abs() for gradients in found["gradients"]) > 0
-        assert found[after][name].dtype == torch.float32, name
-        moved += int((found[before][name] != found[after][name])[had_gradient].sum())
+    for name in result["gradients"][0]:
+        had_gradient = sum(gradients[name].abs() for gradients in result["gradients"]) > 0
+        assert result[after][name].dtype == torch.float32, name
+        moved += int((result[before][name] != result[after][name])[had_gradient].sum())
         learned += int(had_gradient.sum())
     assert moved > 0.95 * learned > 0
-    vision = {name for name in found["gradients"][0] if "visual" in name}
+    vision = {name for name in result["gradients"][0] if "visual" in name}
     assert bool(vision) == (shape != "text only" and held not in ("LoRA", "frozen vision"))
     if held == "frozen vision":
-        frozen = {name: tensor for name, tensor in found["weights"].items() if "visual" in name}
+        frozen = {name: tensor for name, tensor in result["weights"].items() if "visual" in name}
         assert {tensor.dtype for tensor in frozen.values()} == {torch.bfloat16}
-        assert all(torch.equal(tensor, found["first weights"][name]) for name, tensor in frozen.items())
+        assert all(torch.equal(tensor, result["first weights"][name]) for name, tensor in frozen.items())
     assert not any(other["published"] for other in results[1:])
     if held != "LoRA":
-        assert_published(found, spec, tmp_path)
+        assert_published(result, spec, tmp_path)
 
 
-def assert_published(found: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
+def assert_published(result: dict[str, Any], spec: dict[str, Any], folder: Path) -> None:
     """Every parameter once, in the type of published files, and the rollout model of the same folder has its types and takes it."""
-    weights, model = found["published"], Model.model_validate(spec["model"])
+    weights, model = result["published"], ModelSpec.model_validate(spec["model"])
     precision = PRECISIONS[model.precision]
     rollout = build(model, seed=1, vocabulary=23, max_length=64, base=folder, precision=precision)
     assert weights.keys() == dict(rollout.named_parameters()).keys()
     for name, parameter in rollout.named_parameters():
         kept = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
         assert weights[name].dtype == parameter.dtype == (torch.float32 if kept else precision), name
-        assert torch.equal(weights[name], found["weights"][name].to(parameter.dtype)), name
+        assert torch.equal(weights[name], result["weights"][name].to(parameter.dtype)), name
     TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0).load(weights, 1)
     assert all(torch.equal(parameter, weights[name]) for name, parameter in rollout.named_parameters())
 
@@ -107,14 +107,14 @@ def test_in_float32_they_train_as_the_librarys_model_does(groups, tmp_path: Path
     model = published.write(tmp_path / "model", shape)
     kind = {"0.8B, tied": "vision-language", "35B-A3B": "vision-language MoE"}[shape]
     rates = [1e-3] * 3
-    (found,) = groups(1).run(
+    (result,) = groups(1).run(
         "train", spec=spec_for("FP32", "1 rank"), batches=batches_for(shape, 3), rates=rates, folder=tmp_path
     )
-    metrics = found["metrics"]
+    metrics = result["metrics"]
     weights = {
-        name: found["weights"][name] for name, _ in model.named_parameters()
+        name: result["weights"][name] for name, _ in model.named_parameters()
     }  # a tied output layer has no entry there
     losses, norms = [each.loss for each in metrics], [each.gradient_norm for each in metrics]
-    ours = Training(losses, norms, found["gradients"], weights, {})
+    ours = Training(losses, norms, result["gradients"], weights, {})
     exact = plain_loop(in_float64(model), kind)
     assert not Differences.between(ours, plain_loop(model, kind), exact).too_large

@@ -90,7 +90,7 @@ def _is_open(number: int) -> bool:
 
 
 def _open_as(files: dict[int, int]) -> None:
-    """Give each received file (value) its number (key). 0, 1 and 2 replace the server's, whose Python objects go on using them."""
+    """Give each received file (value) its number (key). 0, 1 and 2 replace the server's, whose Python objects continue to use them."""
     highest = max(files)
     above = {number: fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, highest + 1) for number, file in files.items()}
     for file in files.values():
@@ -121,6 +121,6 @@ def _exit_code(code: object) -> int:
 
 
 def _set_path(first: str) -> None:
-    """Python's own: the program's folder, PYTHONPATH, then what the installation brings."""
-    asked = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    sys.path[:] = [first, *dict.fromkeys([*asked, *sys.path[1:]])]
+    """Return Python's initial path: the program's folder, PYTHONPATH, then the folders of the installation."""
+    entries = [str(Path(entry).absolute()) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    sys.path[:] = [first, *dict.fromkeys([*entries, *sys.path[1:]])]

@@ -5,7 +5,7 @@
     raylet ── shim.py default_worker.py … ────────────────────┘                         └─► fork: a worker of Ray ◄────┘
                                                                                             (asked for by its shim)
 
-Importing costs a process 4 core-seconds, forking it 15 milliseconds. The server has one thread, as only that one would go on in a
+Importing costs a process 4 core-seconds, forking it 15 milliseconds. The server has one thread, since only the forking thread continues in a
 fork, and never imports Ray, which reads the environment of its process when it is imported.
 
 One connection is one fork: request with open files (SCM_RIGHTS) ─► ◄─ pid ─ … ◄─ exit code ─ … closed by who asked.
@@ -59,7 +59,7 @@ class Request:
     new_session: bool
     """It leads a session, and so a process group, of its own; else it is in the server's, which are those of pytest."""
     mask: list[int]
-    """Signals that who asks has blocked: a process that it starts inherits that."""
+    """Signals that the client has blocked: a process that it starts inherits them."""
     numbers: list[int]
     """The number of each received open file."""
 
@@ -97,8 +97,8 @@ class Server:
                 if key.fileobj == self._parent:
                     return None
                 if key.fileobj == self._listener:
-                    if (asked := self._accept()) is not None:
-                        return asked
+                    if (fork_request := self._accept()) is not None:
+                        return fork_request
                 elif key.fd == key.data.alive:
                     self._end(key.data)
                 else:
@@ -136,7 +136,7 @@ class Server:
         self._forget_if_over(fork)
 
     def _abandon(self, fork: Fork) -> None:
-        """Who asked for a fork has its exit code, or is gone."""
+        """The client of a fork has received its exit code, or has ended."""
         fork.wanted = False
         self._selector.unregister(fork.connection)
         signal.pidfd_send_signal(fork.alive, signal.SIGKILL)
@@ -203,9 +203,9 @@ def main(path: Path, parent: int, modules: list[str]) -> None:
         return
     print("ready", flush=True)
     own = os.getpid()
-    if (asked := server.serve()) is not None:
+    if (fork_request := server.serve()) is not None:
         signal.signal(signal.SIGINT, signal_of_a_terminal)
-        fresh.become(*asked, own)
+        fresh.become(*fork_request, own)
     shutil.rmtree(path.parent)  # who started us was killed, and cannot
 
 

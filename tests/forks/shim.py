@@ -2,7 +2,7 @@
 
     python -IS shim.py SOCKET ARGUMENTS ...
 
-    a worker of Ray ──► asks the server on SOCKET (server.py) for a fork, forwards SIGINT and SIGTERM to it, ends as it ends
+    a worker of Ray ──► requests a fork from the server on SOCKET (server.py), forwards SIGINT and SIGTERM to it, ends as it ends
     anything else   ──► becomes the real Python
 
 For a forked `qwen35 run` and its workers `sys.executable` is a script that runs this file (start.py), because Ray builds the
@@ -66,7 +66,9 @@ def ask(
 
 def receive(connection: _socket.socket) -> int | None:
     """A pid, or an exit code: negative for a signal, as in subprocess. None when the server has ended."""
-    number = connection.recv(SIZE)  # the server sends each at once, and few bytes never come in parts on this machine
+    number = connection.recv(
+        SIZE
+    )  # the server sends each message in one call, and a few bytes always arrive together on one machine
     return int.from_bytes(number, signed=True) if number else None
 
 

@@ -3,7 +3,7 @@
     with start(["-m", "qwen35_trainer.cli", "run", …], …) as process: …
 
 A fork is a process like one that `subprocess.Popen` started: its pid is its own, signals go to it, and with a new session it leads
-a process group that its own processes are in. Only its parent is the server, which tells how it ended.
+a process group that its own processes are in. Only its parent is the server, which reports its exit code.
 
 What tests *imports* must not start this way: a forked process has imported everything already.
 """
@@ -37,15 +37,15 @@ MODULES = [
     "plotly.graph_objects",
     "rich.console",
     "typer",
-    "qwen35_trainer.data.prompts",
+    "qwen35_trainer.data.prompt_set",
     "qwen35_trainer.engines.fsdp.engine",
     "qwen35_trainer.engines.fsdp.loading",
-    "qwen35_trainer.models.qwen3_5.build",
+    "qwen35_trainer.models.qwen3_5.build_model",
     "qwen35_trainer.pipeline.coordinator",
-    "qwen35_trainer.progress.report",
-    "qwen35_trainer.rewards.build",
+    "qwen35_trainer.progress.html_report",
+    "qwen35_trainer.rewards.scorer_builder",
     "qwen35_trainer.rollout.torch",
-    "qwen35_trainer.simulate.commands",
+    "qwen35_trainer.simulate.simulate_commands",
 ]
 """What takes long to import of all that a run's processes and the ranks of tests import, and does not import Ray.
 
@@ -124,8 +124,8 @@ class ForkServer:
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=REPOSITORY)
         self.pid = self._process.pid
         assert self._process.stdout is not None
-        with self._process.stdout as said:
-            ready = said.readline() == b"ready\n"
+        with self._process.stdout as output:
+            ready = output.readline() == b"ready\n"
         if not ready:
             self.stop()
             raise AssertionError("the fork server did not start: see what it wrote to stderr")

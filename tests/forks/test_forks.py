@@ -1,4 +1,4 @@
-"""A fork of the server beside a real Python: what a program sees, and how it ends, are the same."""
+"""Compares a fork of the server with a new Python process: a program sees the same, and ends in the same way."""
 
 import json
 import os
@@ -26,7 +26,7 @@ ENDS = {
     "at its end": ("pass", 0),
     "with a code": ("import sys; sys.exit(3)", 3),
     "with a text": ("import sys; sys.exit('no such file')", 1),
-    "at once": ("import os; os._exit(7)", 7),
+    "immediately": ("import os; os._exit(7)", 7),
     "by an exception": ("raise ValueError('wrong')", 1),
     "by Ctrl-C": ("import os; os.kill(os.getpid(), 2)\nimport time; time.sleep(1000)", -signal.SIGINT),
     "by SIGTERM": ("import os; os.kill(os.getpid(), 15)\nimport time; time.sleep(1000)", -signal.SIGTERM),
@@ -94,8 +94,8 @@ def test_it_ends_as_a_real_process_does(started, script, tmp_path, end):
     text, code = ENDS[end]
     with (tmp_path / "err").open("wb") as err:
         assert started([script(text)], stderr=err).wait(PATIENCE) == code
-    said = (tmp_path / "err").read_text()
-    assert ("wrong" in said, "no such file" in said) == (end == "by an exception", end == "with a text")
+    error_text = (tmp_path / "err").read_text()
+    assert ("wrong" in error_text, "no such file" in error_text) == (end == "by an exception", end == "with a text")
 
 
 def test_it_waits_for_its_threads_and_runs_what_was_registered_for_the_end(started, script, tmp_path):
@@ -182,11 +182,11 @@ def test_a_signal_for_its_group_reaches_what_it_started(started, script, tmp_pat
     reading, writing = os.pipe()
     process = started([program], stdout=writing, start_new_session=True)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        child = int(said.readline())
+    with os.fdopen(reading) as pipe:
+        child = int(pipe.readline())
         os.killpg(process.pid, signal.SIGKILL)
         assert process.wait(PATIENCE) == -signal.SIGKILL
-        assert said.read() == ""  # the last that could write, the child, is gone
+        assert pipe.read() == ""  # the last that could write, the child, is gone
     eventually(lambda: _ended(child), "end of the child, which closes its files a moment before")
 
 

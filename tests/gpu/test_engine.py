@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
-from qwen35_trainer.spec import parse_spec
+from qwen35_trainer.manifest import parse_spec
 from tests.distributed.rank import remembering
 from tests.distributed.samples import batch_of, spec_of
 from tests.distributed.test_parity import OFFLOAD, PICTURED, batches, library_model, plain_loop
@@ -29,10 +29,10 @@ CPU moved the loss by 4e-4 (dense) and 2e-3 (MoE, whose routing it changes) and 
 are at least 3.5 times as much."""
 type Totals = tuple[list[float], list[float]]
 ON_THE_HOST: dict[str, Totals] = {}
-PACKED = {"batch": {"removePadding": True, "dynamic": True, "maxTokensPerDevice": 40}}
+PACKED = {"batch": {"removePadding": True, "dynamicMicroBatches": True, "maxTokensPerDevice": 40}}
 CASES: dict[str, dict[str, Any]] = {
     "padded": {},
-    "micro-batch 4": {"batch": {"microBatchPerDevice": 4}},
+    "micro-batch 4": {"batch": {"microBatchSequences": 4}},
     "packed": PACKED,
     "recomputed activations": {"activationCheckpointing": True},
     "parameters on the host": OFFLOAD,
@@ -124,7 +124,7 @@ def test_float32_updates_are_those_of_the_library(device: torch.device, kind: st
     assert_near(actual, of_the_library(kind), (1e-4, 1e-3))
 
 
-def test_a_checkpoint_of_parked_optimizer_state_goes_on_as_if_never_saved(device: torch.device, tmp_path) -> None:
+def test_a_checkpoint_of_parked_optimizer_state_continues_as_if_never_saved(device: torch.device, tmp_path) -> None:
     train = {"offload": {"optimizer": True}}
     saved, restored = (engine_on(device, "FP32", {}, **train) for _ in range(2))
     first, second = (batch_of(8, seed, supervised=True) for seed in range(2))

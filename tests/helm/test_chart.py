@@ -12,7 +12,7 @@ CRD = Path(__file__).parents[2] / "crds" / "rl.qwen35.io_qwen35trainings.yaml"
 
 
 def of(objects: Objects, kind: str) -> Objects:
-    return [one for one in objects if one["kind"] == kind]
+    return [manifest for manifest in objects if manifest["kind"] == kind]
 
 
 def arguments(objects: Objects) -> list[str]:
@@ -37,11 +37,11 @@ def test_the_definition_outlives_the_release_unless_told_otherwise(render: Rende
 
 
 def test_everything_is_named_after_the_release_and_labelled_alike(render: Render):
-    objects = [one for one in render() if one["kind"] != "CustomResourceDefinition"]
-    assert all(one["metadata"]["name"].startswith("demo-qwen35-operator") for one in objects)
-    labels = {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in render()}
+    objects = [manifest for manifest in render() if manifest["kind"] != "CustomResourceDefinition"]
+    assert all(manifest["metadata"]["name"].startswith("demo-qwen35-operator") for manifest in objects)
+    labels = {manifest["metadata"]["labels"]["app.kubernetes.io/instance"] for manifest in render()}
     assert labels == {"demo"}
-    named = [one["metadata"]["name"] for one in of(render(release="qwen35-operator"), "Deployment")]
+    named = [item["metadata"]["name"] for item in of(render(release="qwen35-operator"), "Deployment")]
     assert named == ["qwen35-operator"]
 
 
@@ -54,7 +54,10 @@ def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_ea
     assert of(named, "ClusterRole") == of(named, "ClusterRoleBinding") == []
     mine = [role for role in of(named, "Role") if role["metadata"]["namespace"] != NAMESPACE]
     assert {role["metadata"]["namespace"]: role["rules"] for role in mine} == {"a": rules, "b": rules}
-    assert [one for one in arguments(named) if "--namespace" in one] == ["--namespace=a", "--namespace=b"]
+    assert [argument for argument in arguments(named) if "--namespace" in argument] == [
+        "--namespace=a",
+        "--namespace=b",
+    ]
 
 
 def test_bindings_name_the_account_that_the_pod_runs_as(render: Render):
@@ -63,10 +66,13 @@ def test_bindings_name_the_account_that_the_pod_runs_as(render: Render):
         (deployment,) = of(objects, "Deployment")
         account = deployment["spec"]["template"]["spec"]["serviceAccountName"]
         bindings = of(objects, "ClusterRoleBinding") + of(objects, "RoleBinding")
-        assert {(subject["name"], subject["namespace"]) for one in bindings for subject in one["subjects"]} == {
+        assert {(subject["name"], subject["namespace"]) for binding in bindings for subject in binding["subjects"]} == {
             (account, NAMESPACE)
         }
-        assert [one["metadata"]["name"] for one in of(objects, "ServiceAccount")] in ([account], [])
+        assert [service_account["metadata"]["name"] for service_account in of(objects, "ServiceAccount")] in (
+            [account],
+            [],
+        )
 
 
 def test_the_lease_is_beside_the_operator_and_no_other_may_be_changed(render: Render):
@@ -105,13 +111,13 @@ def test_the_pod_keeps_to_the_restricted_standard(render: Render):
 def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
     (deployment,) = of(render(), "Deployment")
     (other,) = of(render('image={"repository":"mirror/operator","tag":"x"}'), "Deployment")
-    images = [one["spec"]["template"]["spec"]["containers"][0]["image"] for one in (deployment, other)]
+    images = [item["spec"]["template"]["spec"]["containers"][0]["image"] for item in (deployment, other)]
     assert images == [f"ghcr.io/qwen35/operator:{__version__}", "mirror/operator:x"]
 
 
 def test_trainer_images_that_are_given_are_handed_on(render: Render):
-    given = [one for one in arguments(render('trainerImages.cpu="mine:1"')) if one.startswith("--image")]
-    assert given == ["--image=cpu=mine:1"]
+    given = [argument for argument in arguments(render('trainerImages.CPU="mine:1"')) if argument.startswith("--image")]
+    assert given == ["--image=CPU=mine:1"]
 
 
 def test_several_replicas_are_spread_and_disrupted_one_at_a_time(render: Render):

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.desired import names, network_policy, pods
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import load_manifest
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import network_policy, object_names, pod_templates
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.manifest import load_manifest
 from tests.helm.conftest import NAMESPACE, Render
 from tests.reach import End, Outside, Pod, Policy, may_reach
 
@@ -31,41 +31,41 @@ SYSTEM: dict[str, End] = {
 }
 
 
-def training(name: str, namespace: str) -> Training:
+def training(name: str, namespace: str) -> TrainingResource:
     spec = load_manifest(ROOT / "examples" / "tiny-grpo.yaml").spec
-    return Training(name, namespace, "00000000-0000-0000-0000-000000000000", 1, spec)
+    return TrainingResource(name, namespace, "00000000-0000-0000-0000-000000000000", 1, spec)
 
 
-def pod_of(owner: Training, pool: Any) -> Pod:
+def pod_of(owner: TrainingResource, pool: Any) -> Pod:
     """As KubeRay makes it: with labels of its own."""
-    labels = pods.template(owner, Settings(), pool, 1)["metadata"]["labels"]
+    labels = pod_templates.template(owner, OperatorSettings(), pool, 1)["metadata"]["labels"]
     return Pod(owner.namespace, labels | {"ray.io/node-type": "head" if pool == "head" else "worker"})
 
 
 @pytest.fixture(scope="module")
-def demo() -> Training:
+def demo() -> TrainingResource:
     return training("demo", TEAM)
 
 
 @pytest.fixture(scope="module")
 def operator(render: Render) -> Pod:
     """The pod of the chart's Deployment."""
-    (deployment,) = (one for one in render() if one["kind"] == "Deployment")
+    (deployment,) = (manifest for manifest in render() if manifest["kind"] == "Deployment")
     template = deployment["spec"]["template"]
     ports = {port["name"]: port["containerPort"] for port in template["spec"]["containers"][0]["ports"]}
     return Pod(NAMESPACE, template["metadata"]["labels"], ports=ports)
 
 
 @pytest.fixture(scope="module")
-def policies(render: Render, demo: Training) -> list[Policy]:
+def policies(render: Render, demo: TrainingResource) -> list[Policy]:
     """Every policy that we put into a cluster: the chart's, and those of three trainings."""
     trainings = [demo, training("other", TEAM), training("demo", "elsewhere")]
-    charts = [one for one in render() if one["kind"] == "NetworkPolicy"]
-    return [*charts, *(network_policy.build(one) for one in trainings)]
+    charts = [manifest for manifest in render() if manifest["kind"] == "NetworkPolicy"]
+    return [*charts, *(network_policy.build(item) for item in trainings)]
 
 
 @pytest.fixture(scope="module")
-def parties(demo: Training, operator: Pod) -> dict[str, End]:
+def parties(demo: TrainingResource, operator: Pod) -> dict[str, End]:
     """Everybody who may want something of a training."""
     return {
         "head of the training": pod_of(demo, "head"),
@@ -135,7 +135,7 @@ def test_who_may_reach_the_operator(policies, parties, operator):
 
 def test_without_our_policies_everybody_reaches_everything(parties, demo):
     head = pod_of(demo, "head")
-    assert all(may_reach([], one, head, port) for one in parties.values() for port in RAY.values())
+    assert all(may_reach([], value, head, port) for value in parties.values() for port in RAY.values())
 
 
 def test_the_policy_of_one_training_opens_nothing_of_another(policies, demo):
@@ -150,9 +150,9 @@ def test_the_policy_of_one_training_opens_nothing_of_another(policies, demo):
 
 def test_a_pod_that_calls_itself_a_trainings_gets_in(policies, demo):
     """Labels are all that a policy sees: who may create pods in the namespace may reach the training. Said in the docs."""
-    impostor = Pod(TEAM, {names.TRAINING: "demo"})
+    impostor = Pod(TEAM, {object_names.TRAINING: "demo"})
     assert may_reach(policies, impostor, pod_of(demo, "head"), 6379)
-    assert not may_reach(policies, Pod("elsewhere", {names.TRAINING: "demo"}), pod_of(demo, "head"), 6379)
+    assert not may_reach(policies, Pod("elsewhere", {object_names.TRAINING: "demo"}), pod_of(demo, "head"), 6379)
 
 
 # The function itself, on policies whose meaning the documentation of Kubernetes gives.

@@ -42,11 +42,11 @@ def blobs(*layers: Layer, **options: Any) -> dict[str, bytes]:
 
 
 def test_a_layer_keeps_modes_and_links_and_is_roots_but_for_what_is_given_away(layer: Layer):
-    found = members(layer)
-    assert found.keys() == {"home", "home/me", "hello", "link"}
-    assert found["hello"].mode == 0o755
-    assert found["link"].linkname == "hello"
-    assert {name: member.uid for name, member in found.items() if member.uid} == {"home/me": 1000}
+    members_by_name = members(layer)
+    assert members_by_name.keys() == {"home", "home/me", "hello", "link"}
+    assert members_by_name["hello"].mode == 0o755
+    assert members_by_name["link"].linkname == "hello"
+    assert {name: member.uid for name, member in members_by_name.items() if member.uid} == {"home/me": 1000}
 
 
 def test_the_same_files_make_the_same_layer_whenever_they_were_written(layer: Layer, tmp_path: Path):
@@ -65,21 +65,25 @@ def test_a_layer_is_recalled_from_its_description(layer: Layer):
 
 
 def test_everything_in_an_archive_is_named_by_its_digest_and_leads_to_the_layers(layer: Layer):
-    found = blobs(layer)
-    for name, content in found.items():
+    blobs_by_name = blobs(layer)
+    for name, content in blobs_by_name.items():
         if name.startswith("blobs/"):
             assert name == f"blobs/sha256/{hashlib.sha256(content).hexdigest()}"
-    (entry,) = json.loads(found["index.json"])["manifests"]
+    (entry,) = json.loads(blobs_by_name["index.json"])["manifests"]
     assert entry["annotations"]["io.containerd.image.name"] == NAME
-    manifest = json.loads(found[path(entry)])
-    config = json.loads(found[path(manifest["config"])])
+    manifest = json.loads(blobs_by_name[path(entry)])
+    config = json.loads(blobs_by_name[path(manifest["config"])])
     assert config["config"] == CONFIG
-    assert config["rootfs"]["diff_ids"] == [one["digest"] for one in manifest["layers"]] == [f"sha256:{layer.digest}"]
-    assert found[path(manifest["layers"][0])] == layer.file.read_bytes()
+    assert (
+        config["rootfs"]["diff_ids"]
+        == [layer_entry["digest"] for layer_entry in manifest["layers"]]
+        == [f"sha256:{layer.digest}"]
+    )
+    assert blobs_by_name[path(manifest["layers"][0])] == layer.file.read_bytes()
 
 
 def test_layers_that_the_reader_has_are_named_and_not_sent(layer: Layer):
-    whole, thin = blobs(layer), blobs(layer, known=[layer])
+    whole, thin = blobs(layer), blobs(layer, present=[layer])
     assert whole.keys() - thin.keys() == {f"blobs/sha256/{layer.digest}"}
     assert whole["index.json"] == thin["index.json"]
 

@@ -6,9 +6,9 @@ import yaml
 
 from images.definition import REPOSITORY, definition, names
 from images.dockerfile import render
-from qwen35_operator.desired import pods
-from qwen35_operator.settings import IMAGES
-from qwen35_trainer.contract.names import EXAMPLES_FOLDER
+from qwen35_operator.desired import pod_templates
+from qwen35_operator.operator_settings import IMAGES
+from qwen35_trainer.contract.shared_names import EXAMPLES_FOLDER
 
 CHART = REPOSITORY / "helm" / "qwen35-operator"
 
@@ -20,8 +20,8 @@ def test_the_operators_image_is_the_charts():
 
 
 def test_the_trainers_image_is_the_one_that_the_operator_names():
-    assert definition("trainer-cpu").tagged == IMAGES["cpu"]
-    assert definition("trainer-cpu").user == pods.USER
+    assert definition("trainer-cpu").tagged == IMAGES["CPU"]
+    assert definition("trainer-cpu").user == pod_templates.USER_ID
 
 
 def test_relative_paths_of_a_manifest_are_found_in_the_trainers_image():

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import classes
-from qwen35_trainer.models.qwen3_5.export import to_per_expert
+from qwen35_trainer.models.qwen3_5.hub_tensors import to_per_expert
 from tests.models.scenes import END, IMAGE, START, VIDEO
 
 FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
@@ -173,11 +173,11 @@ def write(folder: Path, shape: str, *, per_expert: bool = False) -> Any:
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
     """All that a folder's weight files hold, by name."""
-    found = {}
+    tensors = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
-    return found
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a mapping
+    return tensors
 
 
 def _stored(model: Any, shape: str, *, per_expert: bool) -> Iterator[tuple[str, Tensor]]:

@@ -28,5 +28,5 @@ def run_ranks(module: str, ranks: int, *arguments: object) -> None:
             for process in processes:
                 process.kill()
                 process.wait()
-            said = [os.pread(error.fileno(), 1 << 20, 0).decode() for error in errors]
-        assert codes == [0] * ranks, "\n".join(text[-2000:] for text in said)
+            error_texts = [os.pread(error.fileno(), 1 << 20, 0).decode() for error in errors]
+        assert codes == [0] * ranks, "\n".join(text[-2000:] for text in error_texts)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen35_trainer.data.pictures import PictureArrays
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from tests.conftest import SHAPE
 
 START, END, IMAGE, VIDEO = 19, 20, 21, 22

@@ -20,7 +20,7 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import (
     CheckpointUnusable,
     check_finite,
 )
-from qwen35_trainer.models.qwen3_5.export import to_packed, to_per_expert
+from qwen35_trainer.models.qwen3_5.hub_tensors import to_packed, to_per_expert
 from tests.models.scenes import vision_language
 from tests.profiles import examples
 
@@ -196,20 +196,20 @@ def test_a_folder_without_config_or_weights_says_what_to_bring(tmp_path, folder)
 
 
 @pytest.mark.parametrize("file", ["config.json", INDEX])
-def test_a_file_that_is_no_json_is_named(sharded, file):
+def test_a_file_that_is_not_json_is_named(sharded, file):
     (sharded / file).write_text('{"model_type": "qwen3_5')
     assert problems(sharded)[0].startswith(f"{file}: not JSON (Unterminated string")
 
 
-def test_every_missing_and_every_damaged_shard_is_named_at_once(sharded):
+def test_all_missing_and_damaged_shards_are_named_together(sharded):
     first, second, third = sorted(sharded.glob("*.safetensors"))[:3]
     first.unlink()
     third.unlink()
     second.write_bytes(second.read_bytes()[:-100])
-    found = problems(sharded)
-    assert [each.split(":")[0] for each in found] == [first.name, second.name, third.name]
-    assert "missing; model.safetensors.index.json places" in found[0]
-    assert "damaged or cut off" in found[1]
+    texts = problems(sharded)
+    assert [each.split(":")[0] for each in texts] == [first.name, second.name, third.name]
+    assert "missing; model.safetensors.index.json places" in texts[0]
+    assert "damaged or cut off" in texts[1]
 
 
 def test_an_index_that_promises_what_its_file_lacks_is_refused(sharded):
@@ -229,7 +229,7 @@ def test_a_quantised_checkpoint_is_refused_tensor_by_tensor(folder):
     ]
 
 
-def test_missing_unexpected_and_misshapen_tensors_are_named_at_once(folder):
+def test_missing_unexpected_and_misshapen_tensors_are_named_together(folder):
     def change(weights: dict[str, torch.Tensor]) -> None:
         del weights["model.language_model.norm.weight"]
         weights["model.language_model.extra.weight"] = torch.zeros(2)
@@ -239,7 +239,7 @@ def test_missing_unexpected_and_misshapen_tensors_are_named_at_once(folder):
     missing, unexpected, shape = problems(folder)
     assert missing.startswith("missing model.language_model.norm.weight:")
     assert unexpected.startswith("unexpected model.language_model.extra.weight:")
-    assert shape == "lm_head.weight: shape (5, 32), config.json asks for (23, 32)."
+    assert shape == "lm_head.weight: shape (5, 32), config.json requires (23, 32)."
 
 
 def test_a_missing_expert_is_named(folder):

@@ -62,7 +62,7 @@ def test_a_later_prompt_joins_running_sequences_without_disturbing_them(make_mod
     close(logits, torch.stack((expected[0][21], expected[1][45])))
 
 
-def test_a_moved_sequence_goes_on_as_if_it_had_stayed(make_model, tokens):
+def test_a_moved_sequence_continues_as_if_it_had_stayed(make_model, tokens):
     model = make_model()
     sequences = [tokens(40, seed=seed) for seed in range(4)]
     expected = references(model, sequences)

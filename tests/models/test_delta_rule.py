@@ -31,9 +31,9 @@ def initial_state() -> Tensor:
 
 
 def reference(
-    rule: Callable[..., tuple[Tensor, Tensor]], given: list[Tensor], state: Tensor | None
+    rule: Callable[..., tuple[Tensor, Tensor]], arguments: list[Tensor], state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    query, key, value, log_decay, beta = given
+    query, key, value, log_decay, beta = arguments
     return rule(
         query,
         key,
@@ -50,18 +50,18 @@ def reference(
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("rule", [torch_chunk_gated_delta_rule, torch_recurrent_gated_delta_rule])
 def test_chunked_agrees_with_the_reference(rule, length, with_state):
-    given, state = inputs(length), initial_state() if with_state else None
-    output, final = delta_rule.chunked(*given, state)
-    expected, expected_final = reference(rule, given, state)
+    arguments, state = inputs(length), initial_state() if with_state else None
+    output, final = delta_rule.chunked(*arguments, state)
+    expected, expected_final = reference(rule, arguments, state)
     torch.testing.assert_close(output, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(final, expected_final, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_steps_one_after_another_agree_with_the_reference(length):
-    given, state = inputs(length), initial_state()
-    expected, expected_final = reference(torch_recurrent_gated_delta_rule, given, state.clone())
-    outputs = [delta_rule.step(*(x[:, t] for x in given), state) for t in range(length)]
+    arguments, state = inputs(length), initial_state()
+    expected, expected_final = reference(torch_recurrent_gated_delta_rule, arguments, state.clone())
+    outputs = [delta_rule.step(*(x[:, t] for x in arguments), state) for t in range(length)]
     torch.testing.assert_close(torch.stack(outputs, 1), expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(state, expected_final, atol=2e-5, rtol=1e-4)
 
@@ -69,34 +69,34 @@ def test_steps_one_after_another_agree_with_the_reference(length):
 @pytest.mark.parametrize("length", LENGTHS)
 def test_gradients_agree_with_the_reference(length):
     def gradients(compute: Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, ...]:
-        given, state = [x.requires_grad_() for x in inputs(length)], initial_state().requires_grad_()
-        output, final = compute(given, state)
+        arguments, state = [x.requires_grad_() for x in inputs(length)], initial_state().requires_grad_()
+        output, final = compute(arguments, state)
         weight = torch.linspace(-1, 1, output.numel()).view_as(output)
-        return torch.autograd.grad((output * weight).sum() + final.square().sum(), [*given, state])
+        return torch.autograd.grad((output * weight).sum() + final.square().sum(), [*arguments, state])
 
-    ours = gradients(lambda given, state: delta_rule.chunked(*given, state))
-    theirs = gradients(lambda given, state: reference(torch_chunk_gated_delta_rule, given, state))
+    ours = gradients(lambda arguments, state: delta_rule.chunked(*arguments, state))
+    theirs = gradients(lambda arguments, state: reference(torch_chunk_gated_delta_rule, arguments, state))
     for own, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(own, expected, atol=1e-4, rtol=1e-3)
 
 
 @pytest.mark.parametrize("length", [1, 5, 64, 100])
 def test_padding_with_neither_decay_nor_strength_is_passed_over(length):
-    given = inputs(length)
+    arguments = inputs(length)
     # Ones, not zeros, stand where nothing should be read.
-    padded = [F.pad(x, (0, 0, 0, 0, 0, 40), value=1.0) for x in given[:3]]
-    padded += [F.pad(x, (0, 0, 0, 40)) for x in given[3:]]
-    output, final = delta_rule.chunked(*given)
+    padded = [F.pad(x, (0, 0, 0, 0, 0, 40), value=1.0) for x in arguments[:3]]
+    padded += [F.pad(x, (0, 0, 0, 40)) for x in arguments[3:]]
+    output, final = delta_rule.chunked(*arguments)
     padded_output, padded_final = delta_rule.chunked(*padded)
     torch.testing.assert_close(padded_output[:, :length], output, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(padded_final, final, atol=1e-5, rtol=1e-4)
 
 
 def test_a_sequence_in_two_parts_is_the_sequence_in_one():
-    given = inputs(150)
-    whole, final = delta_rule.chunked(*given)
-    first, state = delta_rule.chunked(*(x[:, :70] for x in given))
-    second, state = delta_rule.chunked(*(x[:, 70:] for x in given), state)
+    arguments = inputs(150)
+    whole, final = delta_rule.chunked(*arguments)
+    first, state = delta_rule.chunked(*(x[:, :70] for x in arguments))
+    second, state = delta_rule.chunked(*(x[:, 70:] for x in arguments), state)
     torch.testing.assert_close(torch.cat((first, second), 1), whole, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(state, final, atol=2e-5, rtol=1e-4)
 

@@ -54,9 +54,9 @@ def test_logits_are_those_of_the_library(make_model, tokens, experts, packed):
     sequences = [tokens(n, seed=n) for n in LENGTHS]
     with torch.no_grad():
         expected = reference(model, sequences)
-        found = logits(adapt(model), ModelInput.of_text(sequences, packed=packed, device="cpu"))
+        actual = logits(adapt(model), ModelInput.of_text(sequences, packed=packed, device="cpu"))
     torch.testing.assert_close(
-        found.flatten(0, 1)[rows_of(list(LENGTHS), packed=packed)], expected, atol=1e-4, rtol=1e-4
+        actual.flatten(0, 1)[rows_of(list(LENGTHS), packed=packed)], expected, atol=1e-4, rtol=1e-4
     )
 
 
@@ -162,8 +162,8 @@ def test_activation_checkpointing_changes_neither_scores_nor_gradients(make_mode
         scores = model(inputs, rows_of([30, 9], packed=packed), targets)
         scores.log_probs.sum().backward()
         results.append([scores.log_probs.detach(), *(p.grad for p in model.parameters())])
-    for one, other in zip(*results, strict=True):
-        assert torch.equal(one, other)
+    for left_result, other in zip(*results, strict=True):
+        assert torch.equal(left_result, other)
 
 
 def test_a_sixteen_bit_model_runs_packed_and_padded(make_model, tokens):

@@ -24,7 +24,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 @pytest.fixture(autouse=True, scope="module")
 def interpreted() -> Iterator[None]:
-    """The kernels in the place of torch's operations where Triton interprets, in blocks that V is no multiple of."""
+    """The kernels in the place of torch's operations where Triton interprets, in blocks whose size does not divide V."""
     with pytest.MonkeyPatch.context() as patched:
         if INTERPRETED:
             from qwen35_trainer.models.qwen3_5 import head_kernels
@@ -163,7 +163,7 @@ def test_no_rows_score_nothing_and_give_gradients_of_zero():
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_without_a_distribution_is_refused(temperature):
-    with pytest.raises(ValueError, match=f"temperature {temperature}: the distribution needs one above 0"):
+    with pytest.raises(ValueError, match=f"temperature {temperature}: it must be above 0"):
         token_scores(*drawn(2), temperature)
 
 

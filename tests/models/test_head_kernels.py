@@ -32,7 +32,7 @@ for architecture in (80, 90, 100):
                     signature={name: types.get(name, "*fp32") for name in kernel.arg_names},
                     constexprs={"WITH_ENTROPY": with_entropy, "BLOCK": head_kernels.BLOCK},
                 )
-                target, options = GPUTarget("cuda", architecture, 32), {"num_warps": head_kernels.WARPS}
+                target, options = GPUTarget("cuda", architecture, 32), {"num_warps": head_kernels.WARPS_PER_PROGRAM}
                 made = triton.compile(source, target=target, options=options).asm
                 print(architecture, precision, kernel.fn.__name__, with_entropy, len(made["cubin"]) > 0, ".local" in made["ptx"])
 """

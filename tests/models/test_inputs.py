@@ -27,5 +27,5 @@ def test_packed_sequences_stand_one_after_another_and_count_from_zero():
 @pytest.mark.parametrize("sequences", [[], [torch.tensor([1]), torch.tensor([], dtype=torch.int64)]])
 @pytest.mark.parametrize("packed", [False, True])
 def test_no_sequences_and_empty_ones_are_refused(sequences, packed):
-    with pytest.raises(ValueError, match="one token or more of one sequence or more"):
+    with pytest.raises(ValueError, match="at least one sequence of at least one token"):
         ModelInput.of_text(sequences, packed=packed, device="cpu")

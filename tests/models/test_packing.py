@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from qwen35_trainer.models.qwen3_5.adapter import adapt
-from qwen35_trainer.models.qwen3_5.layout import Split
-from qwen35_trainer.models.qwen3_5.packing import CHANGED, Difference, PackingInexact, check_packing
+from qwen35_trainer.models.qwen3_5.packing import NEIGHBOUR_TOLERANCE, PackingDifference, PackingInexact, check_packing
+from qwen35_trainer.models.qwen3_5.sequence_layout import Split
 from tests.models import kernels_stand_in
 
 EXPERTS = [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")]
@@ -118,8 +118,8 @@ def test_the_check_leaves_no_gradient_and_the_weights_as_they_were(make_model):
 
 
 def test_both_measures_must_be_within_the_bound():
-    assert CHANGED.within(CHANGED)
-    assert not Difference(CHANGED.log_prob * 1.01, 0.0).within(CHANGED)
-    assert not Difference(0.0, CHANGED.gradient * 1.01).within(CHANGED)
-    assert not Difference(math.nan, 0.0).within(CHANGED)
-    assert not Difference(0.0, math.nan).within(CHANGED)
+    assert NEIGHBOUR_TOLERANCE.within(NEIGHBOUR_TOLERANCE)
+    assert not PackingDifference(NEIGHBOUR_TOLERANCE.log_prob * 1.01, 0.0).within(NEIGHBOUR_TOLERANCE)
+    assert not PackingDifference(0.0, NEIGHBOUR_TOLERANCE.gradient * 1.01).within(NEIGHBOUR_TOLERANCE)
+    assert not PackingDifference(math.nan, 0.0).within(NEIGHBOUR_TOLERANCE)
+    assert not PackingDifference(0.0, math.nan).within(NEIGHBOUR_TOLERANCE)

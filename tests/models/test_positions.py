@@ -1,4 +1,4 @@
-"""Positions of tokens and placeholders against the library's own."""
+"""Positions of tokens and placeholders compared with those of the library."""
 
 from typing import Any
 

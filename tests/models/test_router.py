@@ -38,12 +38,12 @@ def test_losses_and_their_gradients_are_the_librarys_of_every_sequence(packed: b
     own = [drawn(n, EXPERTS, seed=n).requires_grad_() for n in LENGTHS]
     padding = [drawn(max(LENGTHS) - n if not packed else 0, EXPERTS, seed=9) for n in LENGTHS]
     logits = torch.cat([torch.cat(pair) for pair in zip(own, padding, strict=True)])
-    found = router.losses(logits, logits.topk(TOP_K).indices, membership(packed=packed))
+    losses = router.losses(logits, logits.topk(TOP_K).indices, membership(packed=packed))
     expected = losses_of_each(own)
-    torch.testing.assert_close(found, torch.stack(expected))
+    torch.testing.assert_close(losses, torch.stack(expected))
     for index, weight in ((0, 2.0), (1, 0.3)):
         gradients = (
-            torch.autograd.grad(weight * value, own, retain_graph=True) for value in (found[index], expected[index])
+            torch.autograd.grad(weight * value, own, retain_graph=True) for value in (losses[index], expected[index])
         )
         for ours, theirs in zip(*gradients, strict=True):
             torch.testing.assert_close(ours, theirs)

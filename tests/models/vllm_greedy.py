@@ -29,14 +29,14 @@ def main() -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
     prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in json.load(sys.stdin)]
     outputs = [each.outputs[0] for each in model.generate(prompts, sampling, use_tqdm=False)]
-    said = [
+    responses = [
         (
             list(output.token_ids),
             [step[token].logprob for token, step in zip(output.token_ids, output.logprobs, strict=True)],
         )
         for output in outputs
     ]
-    print(f"\n{json.dumps(said)}")
+    print(f"\n{json.dumps(responses)}")
 
 
 if __name__ == "__main__":

@@ -49,8 +49,8 @@ ENGINES = (
     mutant(
         name="The weights that the optimizer steps are kept in bfloat16.",
         file="trainer/qwen35_trainer/engines/fsdp/engine.py",
-        old="        rest_frozen(model, precision)\n",
-        new="        rest_frozen(model, precision)\n        model.to(precision)\n",
+        old="        convert_frozen(model, precision)\n",
+        new="        convert_frozen(model, precision)\n        model.to(precision)\n",
         killer="tests/engines/fsdp/test_step.py::test_steps_too_small_for_bfloat16_add_up_in_a_bfloat16_model",
     ),
     mutant(
@@ -62,23 +62,23 @@ ENGINES = (
     ),
     mutant(
         name="Each token is scored by the output at its own position, which has seen it.",
-        file="trainer/qwen35_trainer/engines/fsdp/forward.py",
+        file="trainer/qwen35_trainer/engines/fsdp/micro_batch.py",
         old="starts[row] + batch.prompt_lengths[samples][row] - 1 + column",
         new="starts[row] + np.minimum(batch.prompt_lengths[samples][row] + column, lengths[row] - 1)",
-        killer="tests/engines/fsdp/test_forward.py::test_trained_tokens_alone_are_scored_at_the_position_before_them",
+        killer="tests/engines/fsdp/test_micro_batch.py::test_trained_tokens_alone_are_scored_at_the_position_before_them",
     ),
     mutant(
         name="Freezing the embeddings leaves the output layer to train.",
-        file="trainer/qwen35_trainer/engines/fsdp/trained.py",
+        file="trainer/qwen35_trainer/engines/fsdp/freezing.py",
         old="return [text.embed_tokens, model.lm_head]",
         new="return [text.embed_tokens]",
-        killer="tests/engines/fsdp/test_trained.py::test_frozen_parts_stay_as_they_are_and_the_rest_trains",
+        killer="tests/engines/fsdp/test_freezing.py::test_frozen_parts_stay_as_they_are_and_the_rest_trains",
     ),
     mutant(
         name="A checkpoint before the first update makes Adam's bias correction count a step that was none.",
-        file="trainer/qwen35_trainer/engines/fsdp/checkpoint.py",
+        file="trainer/qwen35_trainer/engines/fsdp/sharded_checkpoint.py",
         old='                state["step"].zero_()\n',
         new='                state["step"].clone().zero_()\n',
-        killer="tests/engines/fsdp/test_checkpoint.py::test_a_checkpoint_before_the_first_update_changes_no_update",
+        killer="tests/engines/fsdp/test_sharded_checkpoint.py::test_a_checkpoint_before_the_first_update_changes_no_update",
     ),
 )

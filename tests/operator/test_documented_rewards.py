@@ -1,4 +1,4 @@
-"""docs/rewards.md and algorithms.md, where they say how own code gets into pods: their examples are rendered, and called."""
+"""The pages about own code, docs/rewards.md, algorithms.md and howto/own-reward.md: their examples are rendered, and called."""
 
 import inspect
 import re
@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from qwen35_operator.desired.names import POOL, TRAINING
+from qwen35_operator.desired.object_names import POOL, TRAINING
 from qwen35_operator.render import objects
-from qwen35_trainer.spec import parse_manifest
-from tests.spec.conftest import SMALL
+from qwen35_trainer.manifest import parse_manifest
+from tests.manifest.conftest import SMALL
 
 DOCS = Path(__file__).parents[2] / "docs"
 FOLDERS = {"configMap": "/opt/rewards", "image": "/opt/rewards", "claim": "/var/lib/qwen35/data/prompts"}
@@ -23,7 +23,8 @@ def _blocks(language: str, page: str = "rewards.md") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
 
 
-PODS = [yaml.safe_load(block) for block in _blocks("yaml") if "PYTHONPATH" in block]
+HOWTO = "howto/own-reward.md"
+PODS = [yaml.safe_load(block) for block in _blocks("yaml", HOWTO) if "PYTHONPATH" in block]
 
 
 def _containers(sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -45,7 +46,9 @@ def test_the_folder_of_the_code_is_on_the_path_of_the_head(way, sections):
 
 
 def test_the_policy_for_a_judge_selects_the_head_of_the_training():
-    [policy] = [found for block in _blocks("yaml") if (found := yaml.safe_load(block)).get("kind") == "NetworkPolicy"]
+    [policy] = [
+        found for block in _blocks("yaml", HOWTO) if (found := yaml.safe_load(block)).get("kind") == "NetworkPolicy"
+    ]
     assert set(policy["spec"]["podSelector"]["matchLabels"]) == {TRAINING, POOL}
     assert policy["spec"]["policyTypes"] == ["Egress"]
 

@@ -17,7 +17,7 @@ from qwen35_operator.api.v1alpha1 import GROUP, KIND, PLURAL, VERSION
 from qwen35_operator.kube.kinds import TRAINING
 from qwen35_operator.kube.trainings import Trainings
 from qwen35_operator.kube.watch import not_listed
-from qwen35_operator.settings import Settings
+from qwen35_operator.operator_settings import OperatorSettings
 from tests.operator.kube.server import Server, serving, until
 from tests.patience import PATIENCE
 
@@ -110,7 +110,7 @@ def _impatient(monkeypatch) -> None:
         return await wait(tasks, **rest | ({"timeout": 0.05} if rest.get("timeout") == 5 else {}))
 
     monkeypatch.setattr(running.aiotasks, "wait", impatiently)
-    monkeypatch.setattr(module, "AGAIN", 0.1)
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.1)
     monkeypatch.setattr(module, "settings", impatient)
 
 
@@ -145,7 +145,9 @@ async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: s
     path.write_text(json.dumps(config))
     monkeypatch.setenv("KUBECONFIG", str(path))
     seen, client = Seen(), server.client()
-    task = asyncio.create_task(module.follow(Settings(namespaces), str(path), client, seen.trainings, seen.told.append))
+    task = asyncio.create_task(
+        module.follow(OperatorSettings(namespaces), str(path), client, seen.trainings, seen.told.append)
+    )
     try:
         yield seen
         assert not task.done(), task.exception()
@@ -190,8 +192,8 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
         assert seen.trainings.problem == not_listed(TRAINING)
         await until(lambda: "qwen35 crd" in caplog.text, "advice")
         await until(lambda: server.looks > 3, "further looks")
-        assert caplog.text.count("there is no such kind") == 1
-        assert seen.trainings.problem.message == "there is no such kind."
+        assert caplog.text.count("the cluster has no such kind") == 1
+        assert seen.trainings.problem.message == "the cluster has no such kind."
         assert server.lists == 0
         server.installed = True
         await until(lambda: seen.version == "5", "the listed one")
@@ -225,7 +227,7 @@ async def test_when_kopf_ends_it_begins_anew(server, monkeypatch, tmp_path, capl
     server.forbidden = {"kopf"}
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
-        await until(lambda: f"events of {PLURAL}" in caplog.text, "a warning")
+        await until(lambda: f"watching {PLURAL}" in caplog.text, "a warning")
         server.forbidden = set()
         await until(lambda: seen.version == "5", "the listed one")
 
@@ -243,10 +245,10 @@ async def test_a_permission_that_is_taken_away_is_said(server, monkeypatch, tmp_
 
 async def test_a_server_that_is_away_takes_no_sight_away(server, monkeypatch, tmp_path, caplog) -> None:
     trainings, client = Trainings(), server.client()
-    await module.visible(client, (), trainings)
+    await module.wait_until_watchable(client, (), trainings)
     assert trainings.problem is None
     server.away = True
-    task = asyncio.create_task(module.visible(client, (), trainings))
+    task = asyncio.create_task(module.wait_until_watchable(client, (), trainings))
     await until(lambda: "not now" in caplog.text, "a warning")
     assert trainings.problem is None
     server.away = False

@@ -57,7 +57,7 @@ def test_trainings_are_counted_by_state_and_states_without_any_are_0() -> None:
     metrics.count(lambda: states)
 
     def shown() -> dict[str, float]:
-        (family,) = [one for one in metrics.registry.collect() if one.name == "qwen35_trainings"]
+        (family,) = [item for item in metrics.registry.collect() if item.name == "qwen35_trainings"]
         return {sample.labels["state"]: sample.value for sample in family.samples}
 
     assert shown() == {**dict.fromkeys(get_args(State), 0), "Running": 3}

@@ -7,7 +7,7 @@ import pytest
 
 from qwen35_operator.metrics import Metrics
 from qwen35_operator.probes import serving
-from qwen35_trainer.spec import Problem
+from qwen35_trainer.manifest import Problem
 from tests.testbed.processes import free_ports
 
 

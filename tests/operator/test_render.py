@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from qwen35_operator import render
 from qwen35_trainer.commands import app
-from qwen35_trainer.spec import load_manifest
-from qwen35_trainer.spec.document import parse_value
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.manifest.document import parse_value
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
 
@@ -38,7 +38,7 @@ def changed(tmp_path):
 def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
     result = invoke(EXAMPLE)
     assert result.exit_code == 0
-    found = [(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(result.stdout)]
+    found = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in yaml.safe_load_all(result.stdout)]
     assert found == [
         ("ConfigMap", "tiny-grpo-config"),
         ("ServiceAccount", "tiny-grpo-trainer"),
@@ -59,7 +59,7 @@ def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
 def test_the_namespace_is_the_options_or_the_manifests(written, option, expected, invoke, changed):
     file = changed("name: tiny-grpo", f"name: tiny-grpo\n  namespace: {written}") if written else EXAMPLE
     result = invoke(file, *(["--namespace", option] if option else []))
-    assert {one["metadata"]["namespace"] for one in yaml.safe_load_all(result.stdout)} == {expected}
+    assert {manifest["metadata"]["namespace"] for manifest in yaml.safe_load_all(result.stdout)} == {expected}
 
 
 def test_what_is_printed_is_read_back_as_it_was(changed):
@@ -67,7 +67,7 @@ def test_what_is_printed_is_read_back_as_it_was(changed):
     odd = ["1e-6", "0o17", "y", "on", "null", "~", "1_000", "a\nb", " x", "2026-01-01", ""]
     lines = "\n".join(f"      - {{name: V{index}, value: {value!r}}}" for index, value in enumerate(odd))
     lines = lines.replace("'a\\nb'", '"a\\nb"')
-    manifests = render.objects(load_manifest(changed("  rollout:", f"  pods:\n    environment:\n{lines}\n  rollout:")))
+    manifests = render.objects(load_manifest(changed("  rollout:", f"  pods:\n    env:\n{lines}\n  rollout:")))
     read = [parse_value(part) for part in render.text(manifests).split("---\n")[1:]]
     assert read == list(manifests)
     env = read[-1]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]["env"]

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.buffer import Batch, Blocked, Buffer, OnMissedDeadline
+from qwen35_trainer.pipeline.buffer import Batch, Blocked, Buffer, MissedDeadlinePolicy
 from qwen35_trainer.pipeline.window import Window
 
 
 def buffer_of(
     *, groups: int = 2, batches: int = 1, threshold: float = 2.0, lag: int = 2, policy: str = "Wait"
 ) -> Buffer:
-    return Buffer(Window(groups, batches, threshold, lag), OnMissedDeadline(policy))
+    return Buffer(Window(groups, batches, threshold, lag), MissedDeadlinePolicy(policy))
 
 
 def dispatch(buffer: Buffer, *groups: int, version: int = 0) -> None:
@@ -99,7 +99,7 @@ def test_a_birth_from_later_weights_moves_the_deadline():
     assert buffer.missing() == Blocked(finished=0, needed=1, due=(0,))
 
 
-def test_a_birth_reported_after_the_group_left_is_no_news():
+def test_a_birth_reported_after_the_group_left_is_ignored():
     buffer = buffer_of(groups=1)
     dispatch(buffer, 0)
     finish(buffer, 0)
@@ -108,7 +108,7 @@ def test_a_birth_reported_after_the_group_left_is_no_news():
     assert buffer.pending == ()
 
 
-def test_mask_tokens_goes_on_without_the_due_group_and_takes_it_first_when_it_finishes():
+def test_mask_tokens_continues_without_the_due_group_and_takes_it_first_when_it_finishes():
     buffer = at_its_deadline("MaskTokens")
     finish(buffer, 3)
     assert buffer.take() == Batch((3,))
@@ -166,7 +166,7 @@ def test_what_trains_counts_until_its_version_is_published():
     assert (buffer.counted, buffer.room) == (2, 4)
 
 
-def test_a_publication_beside_the_next_batch_does_not_uncount_that_batch():
+def test_a_publication_during_the_next_batch_does_not_uncount_that_batch():
     buffer = buffer_of(groups=2, batches=1, threshold=1.0, lag=1)
     dispatch(buffer, *range(4))
     finish(buffer, *range(4))
@@ -247,7 +247,7 @@ def test_a_group_that_leaves_makes_room_and_is_required_no_more():
         buffer.leave(4)
 
 
-def test_what_is_missing_is_told_without_taking_a_batch():
+def test_what_is_missing_is_reported_without_taking_a_batch():
     buffer = at_its_deadline("Wait")
     finish(buffer, 3, 4)
     assert buffer.missing() == Blocked(finished=2, needed=1, due=(0,))
@@ -257,7 +257,7 @@ def test_what_is_missing_is_told_without_taking_a_batch():
 class Plain:
     """The rule as docs/design/staleness.md states it, over all held groups at every question."""
 
-    def __init__(self, window: Window, policy: OnMissedDeadline) -> None:
+    def __init__(self, window: Window, policy: MissedDeadlinePolicy) -> None:
         self.window, self.policy, self.batch = window, policy, 0
         self.deadlines: dict[int, int] = {}
         self.completed: list[int] = []
@@ -270,7 +270,7 @@ class Plain:
         for last in sorted(set(due.values())):
             required = min(sum(d <= last for d in due.values()) - (last - self.batch) * size, size)
             within = [group for group in order if due[group] <= last]
-            if len(within) < required and self.policy is OnMissedDeadline.WAIT:
+            if len(within) < required and self.policy is MissedDeadlinePolicy.WAIT:
                 return None
             chosen = within[: max(len(chosen), required)]
         if len(self.completed) < size:
@@ -280,7 +280,9 @@ class Plain:
         for group in chosen:
             del self.deadlines[group]
             self.completed.remove(group)
-        missed = [g for g, d in self.deadlines.items() if d < self.batch and self.policy is OnMissedDeadline.DISCARD]
+        missed = [
+            g for g, d in self.deadlines.items() if d < self.batch and self.policy is MissedDeadlinePolicy.DISCARD
+        ]
         for group in missed:
             del self.deadlines[group]
             self.completed = [other for other in self.completed if other != group]
@@ -297,7 +299,7 @@ def test_the_buckets_decide_as_the_plain_rule_does(data):
             st.integers(0, 3),
         )
     )
-    policy = data.draw(st.sampled_from(OnMissedDeadline))
+    policy = data.draw(st.sampled_from(MissedDeadlinePolicy))
     buffer, plain = Buffer(window, policy), Plain(window, policy)
     for number in range(data.draw(st.integers(0, 40))):
         published = buffer.published

@@ -1,33 +1,33 @@
-"""What the coordinator asks for, event by event."""
+"""The actions of the coordinator, event by event."""
 
 import pytest
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Reason
-from qwen35_trainer.pipeline.buffer import OnMissedDeadline
+from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import NothingToTrain
-from qwen35_trainer.pipeline.settings import Settings
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 
 
 def settings(
     *, groups: int = 2, batches_per_version: int = 1, threshold: float = 1.0, lag: int = 2, **more
-) -> Settings:
+) -> CoordinatorSettings:
     window = Window(groups, batches_per_version, threshold, lag)
-    return Settings(**({"window": window, "group_size": 2, "batches": 9} | more))
+    return CoordinatorSettings(**({"window": window, "group_size": 2, "batches": 9} | more))
 
 
-def world(*slots: int, start: Snapshot = Snapshot(), **more) -> World:  # noqa: B008, frozen
+def world(*slots: int, start: SchedulingSnapshot = SchedulingSnapshot(), **more) -> World:  # noqa: B008, frozen
     built = World(settings(**more), start)
     for each in slots:
         built.join(each)
     return built
 
 
-def asked(played: World, kind: type) -> list:
+def actions_of(played: World, kind: type) -> list:
     return [action for action in played.log if isinstance(action, kind)]
 
 
@@ -42,7 +42,7 @@ def finish_group(played: World, group: int, *, signal: bool = True) -> None:
 
 def test_groups_are_dispatched_as_slots_are_free_and_not_before():
     played = world(3)
-    assert [action.group for action in asked(played, do.Dispatched)] == [0, 1]
+    assert [action.group for action in actions_of(played, do.GroupDispatched)] == [0, 1]
     assert played.running == [(0, 0), (0, 1), (1, 0)]
     played.finish((0, 0))
     assert played.running == [(0, 1), (1, 0), (1, 1)], "what waits comes before a new prompt"
@@ -55,11 +55,11 @@ def test_the_window_bounds_what_is_dispatched_however_many_slots_there_are():
     assert played.coordinator.why_no_dispatch == "the window is full: 4 of 4 groups"
 
 
-def test_sequences_go_to_the_worker_with_the_smallest_share_of_its_slots_taken():
+def test_sequences_go_to_the_replica_with_the_smallest_share_of_its_slots_taken():
     played = world(2, 6)
-    assert [len(worker.running) for worker in played.workers.values()] == [2, 6]
+    assert [len(replica.running) for replica in played.replicas.values()] == [2, 6]
     apart = world(1, 8, groups=1)
-    assert [len(worker.running) for worker in apart.workers.values()] == [1, 3]
+    assert [len(replica.running) for replica in apart.replicas.values()] == [1, 3]
 
 
 def test_the_end_of_the_run_dispatches_no_more_than_its_batches_take():
@@ -68,20 +68,20 @@ def test_the_end_of_the_run_dispatches_no_more_than_its_batches_take():
     assert played.coordinator.why_no_dispatch == "the remaining batches have all their groups"
 
 
-def test_a_worker_that_leaves_gets_nothing_and_finishes_what_it_has():
+def test_a_replica_that_leaves_gets_nothing_and_finishes_what_it_has():
     played = world(2, 2)
     played.leave(0, True)
-    before = dict(played.workers[0].running)
+    before = dict(played.replicas[0].running)
     played.finish((0, 0))
     played.finish((0, 1))
-    assert before.keys() - played.workers[0].running.keys() <= {(0, 0), (0, 1)}
-    assert not played.workers[0].running.keys() - before.keys()
+    assert before.keys() - played.replicas[0].running.keys() <= {(0, 0), (0, 1)}
+    assert not played.replicas[0].running.keys() - before.keys()
     played.leave(0, False)
-    assert len(played.workers[0].running) == 2
+    assert len(played.replicas[0].running) == 2
 
 
-def with_a_worker_behind() -> tuple[World, int]:
-    """The only worker was lost and a version was published without it. Its replacement joined with the version before."""
+def with_a_replica_behind() -> tuple[World, int]:
+    """The only replica was lost and a version was published without it. Its replacement joined with the version before."""
     played = world(4)
     for name in played.running:
         played.finish(name)
@@ -93,8 +93,8 @@ def with_a_worker_behind() -> tuple[World, int]:
     return played, played.join(4, behind=1)
 
 
-def test_a_worker_with_older_weights_than_the_published_gets_nothing_before_it_has_loaded_those():
-    played, behind = with_a_worker_behind()
+def test_a_replica_with_older_weights_than_the_published_gets_nothing_before_it_has_loaded_those():
+    played, behind = with_a_replica_behind()
     assert not played.running
     played.leave(behind, True)
     played.load(behind)
@@ -114,20 +114,20 @@ def until_version_2_travels(played: World) -> None:
             played.train()
 
 
-def test_a_version_that_travels_does_not_wait_for_a_worker_that_is_behind():
-    played, behind = with_a_worker_behind()
+def test_a_version_in_transfer_does_not_wait_for_a_replica_that_is_behind():
+    played, behind = with_a_replica_behind()
     quick = played.join(8)
     until_version_2_travels(played)
     assert played.travelling == 2
     played.load(quick)
     assert played.coordinator.version == 2
-    assert played.workers[behind].is_behind
+    assert played.replicas[behind].is_behind
     played.load(behind)
     played.play()
 
 
-def test_a_version_that_travels_does_not_count_a_lost_worker_that_was_behind():
-    played, behind = with_a_worker_behind()
+def test_a_version_in_transfer_does_not_count_a_lost_replica_that_was_behind():
+    played, behind = with_a_replica_behind()
     quick = played.join(8)
     until_version_2_travels(played)
     played.lose(behind, keep=0)
@@ -137,12 +137,12 @@ def test_a_version_that_travels_does_not_count_a_lost_worker_that_was_behind():
     played.play()
 
 
-def test_a_worker_that_has_caught_up_is_waited_for_as_any_other():
-    played, behind = with_a_worker_behind()
+def test_a_replica_that_has_caught_up_is_waited_for_as_any_other():
+    played, behind = with_a_replica_behind()
     quick = played.join(8)
     until_version_2_travels(played)
     played.load(behind, next_only=True)
-    assert not played.workers[behind].is_behind
+    assert not played.replicas[behind].is_behind
     played.load(quick)
     assert played.coordinator.version == 1
     played.load(behind)
@@ -150,33 +150,33 @@ def test_a_worker_that_has_caught_up_is_waited_for_as_any_other():
     played.play()
 
 
-def test_a_worker_that_is_there_may_not_join_again():
+def test_a_replica_that_is_there_may_not_join_again():
     played = world(4)
-    with pytest.raises(ValueError, match="worker 0 joins twice"):
-        played.send(on.WorkerJoined(0, 1, 0))
+    with pytest.raises(ValueError, match="replica 0 joins twice"):
+        played.send(on.ReplicaJoined(0, 1, 0))
 
 
-# Lost workers.
+# Lost replicas.
 
 
-def test_the_sequences_of_a_lost_worker_go_on_first_and_keep_their_tokens():
+def test_the_sequences_of_a_lost_replica_continue_first_and_keep_their_tokens():
     played = world(4)
     played.generate(0, 5)
     played.lose(0, keep=3)
     played.join(3)
-    (started,) = [action for action in asked(played, do.Start) if action.worker == 1]
+    (started,) = [action for action in actions_of(played, do.StartSequences) if action.replica == 1]
     assert started.sequences == (((0, 0), 3), ((0, 1), 3), ((1, 0), 3))
 
 
-def test_without_partial_rollout_they_begin_anew():
+def test_without_partial_rollout_they_start_over():
     played = world(4, partial_rollout=False)
     played.generate(0, 5)
     played.lose(0, keep=3)
     played.join(4)
-    assert {keep for action in asked(played, do.Start)[-1:] for _, keep in action.sequences} == {0}
+    assert {keep for action in actions_of(played, do.StartSequences)[-1:] for _, keep in action.sequences} == {0}
 
 
-def test_a_group_that_begins_anew_after_a_publication_is_young_again():
+def test_a_group_that_starts_over_after_a_publication_is_young_again():
     """All of its tokens are of the new version, so its deadline is that of a new group."""
     played = world(1, 3, groups=1, group_size=1, lag=1, threshold=1.0)
     finish_group(played, 1)
@@ -188,8 +188,8 @@ def test_a_group_that_begins_anew_after_a_publication_is_young_again():
     assert played.coordinator.buffer.deadline(0) == 2
 
 
-def test_a_sequence_that_goes_on_with_older_weights_is_as_old_as_they_are():
-    """Version 1 travels: the replica that has it is lost, and one that still has version 0 goes on with the tokens."""
+def test_a_sequence_that_continues_with_older_weights_is_as_old_as_they_are():
+    """Version 1 is in transfer: the replica that has it is lost, and one that still has version 0 continues with the tokens."""
     played = world(1, 1, groups=1, group_size=1, lag=1, threshold=1.0)
     finish_group(played, 0)
     played.train()
@@ -198,14 +198,14 @@ def test_a_sequence_that_goes_on_with_older_weights_is_as_old_as_they_are():
     played.tell(1)
     assert played.coordinator.buffer.deadline(1) == 2, "born at version 1"
     played.lose(1, keep=3)
-    assert played.workers[0].running == {(1, 0): [1, 1, 1]}
+    assert played.replicas[0].running == {(1, 0): [1, 1, 1]}
     assert played.coordinator.buffer.deadline(1) == 1
 
 
 # Missed deadlines.
 
 
-def straggling(policy: OnMissedDeadline) -> World:
+def straggling(policy: MissedDeadlinePolicy) -> World:
     """Batch 2 is next, group 0 of version 0 runs still and must be in it; another group has finished."""
     played = world(8, groups=1, group_size=1, lag=2, threshold=2.0, on_missed_deadline=policy)
     for group in (1, 2):
@@ -217,7 +217,7 @@ def straggling(policy: OnMissedDeadline) -> World:
 
 
 def test_wait_waits_for_the_group_that_is_due():
-    played = straggling(OnMissedDeadline.WAIT)
+    played = straggling(MissedDeadlinePolicy.WAIT)
     assert played.training is None
     assert played.coordinator.buffer.missing().due == (0,)
     finish_group(played, 0)
@@ -225,29 +225,29 @@ def test_wait_waits_for_the_group_that_is_due():
 
 
 def test_mask_tokens_trains_another_group_meanwhile():
-    played = straggling(OnMissedDeadline.MASK_TOKENS)
+    played = straggling(MissedDeadlinePolicy.MASK_TOKENS)
     assert played.training.groups == (3,)
 
 
 def test_discard_drops_the_group_and_dispatches_its_prompt_again():
-    played = straggling(OnMissedDeadline.DISCARD)
+    played = straggling(MissedDeadlinePolicy.DISCARD)
     assert played.training.groups == (3,)
-    assert asked(played, do.Cancel) == [do.Cancel(0, ((0, 0),))]
-    assert asked(played, do.Left) == [do.Left(0, 0, Reason.DISCARDED)]
-    assert played.log[-2] == do.Dispatched(5, 0)
+    assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0),))]
+    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.DISCARDED)]
+    assert played.log[-2] == do.GroupDispatched(5, 0)
 
 
 # The lane.
 
 
-def test_a_straggler_is_handed_to_the_lane_and_its_slot_taken_again():
+def test_a_straggler_moves_to_the_lane_and_its_slot_is_taken_again():
     played = world(4, lane_after=5)
     played.join(1, lane=True)
     played.generate(0, 5)
     played.tell(0)
-    assert asked(played, do.Move) == [do.Move((0, 0), 0, 1)]
-    assert len(played.workers[0].running) == 4
-    assert played.workers[1].running == {(0, 0): [0] * 5}
+    assert actions_of(played, do.MoveSequence) == [do.MoveSequence((0, 0), 0, 1)]
+    assert len(played.replicas[0].running) == 4
+    assert played.replicas[1].running == {(0, 0): [0] * 5}
 
 
 def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
@@ -262,12 +262,12 @@ def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
     played.leave(lane, True)
     played.tell(0)
     played.leave(lane, False)
-    (move,) = asked(played, do.Move)
+    (move,) = actions_of(played, do.MoveSequence)
     assert move.sequence == min(played.running)
     assert move.sequence != young
 
 
-def test_a_straggler_of_a_lost_lane_goes_on_in_the_pool_and_back_to_the_next_lane():
+def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_next_lane():
     played = world(4, lane_after=5)
     played.join(1, lane=True)
     played.generate(0, 5)
@@ -275,22 +275,22 @@ def test_a_straggler_of_a_lost_lane_goes_on_in_the_pool_and_back_to_the_next_lan
     played.lose(1, keep=5)
     assert (0, 0) not in played.running, "the pool is full"
     played.finish((0, 1))
-    assert played.workers[0].running[0, 0] == [0] * 5
+    assert played.replicas[0].running[0, 0] == [0] * 5
     played.join(1, lane=True)
-    assert asked(played, do.Move)[-1] == do.Move((0, 0), 0, 2)
+    assert actions_of(played, do.MoveSequence)[-1] == do.MoveSequence((0, 0), 0, 2)
 
 
-def test_the_lane_takes_everything_when_the_pool_has_no_worker_left():
+def test_the_lane_takes_everything_when_the_pool_has_no_replica_left():
     played = world(2, lane_after=5)
     played.join(2, lane=True)
     played.lose(0, keep=0)
-    assert len(played.workers[1].running) == 2
+    assert len(played.replicas[1].running) == 2
 
 
 # Weights.
 
 
-def test_a_publication_travels_beside_the_next_batch_and_the_window_opens_when_all_have_it():
+def test_a_transfer_overlaps_the_next_batch_and_the_window_opens_when_all_have_the_version():
     played = world(4, 4, groups=1, group_size=1)
     finish_group(played, 0)
     played.train()
@@ -301,7 +301,7 @@ def test_a_publication_travels_beside_the_next_batch_and_the_window_opens_when_a
     assert played.coordinator.version == 0
     assert len(played.held) == 0
     played.load(1)
-    assert asked(played, do.Published) == [do.Published(1)]
+    assert actions_of(played, do.VersionPublished) == [do.VersionPublished(1)]
     assert len(played.held) == 1, "the batch that trains counts still"
 
 
@@ -334,7 +334,7 @@ def test_without_partial_rollout_a_publication_waits_until_nothing_runs_and_noth
     assert played.running
 
 
-def test_a_lost_worker_does_not_hold_up_a_publication():
+def test_a_lost_replica_does_not_hold_up_a_publication():
     played = world(4, 4, groups=1, group_size=1)
     finish_group(played, 0)
     played.train()
@@ -351,14 +351,14 @@ def test_an_evaluation_begins_with_its_version_and_the_next_publication_waits_fo
     assert all(name[0] < 100 for name in played.running)
     played.evaluating = {1 << 40: 1, (1 << 40) + 1: 1}
     played.load(0)
-    mine = [name for name in played.running if name[0] >= 100]
-    assert len(mine) == 2
+    evaluation_names = [name for name in played.running if name[0] >= 100]
+    assert len(evaluation_names) == 2
     finish_group(played, 1)
     played.train()
     assert (played.copied, played.travelling) == (2, None)
-    for name in mine:
+    for name in evaluation_names:
         played.finish(name)
-    assert asked(played, do.Evaluated) == [do.Evaluated(1)]
+    assert actions_of(played, do.VersionEvaluated) == [do.VersionEvaluated(1)]
     assert played.travelling == 2
 
 
@@ -384,8 +384,8 @@ def test_a_group_without_signal_is_filtered_and_replaced():
     for name in [(0, 0), (0, 1)]:
         played.finish(name)
     played.score(0, signal=False)
-    assert asked(played, do.Left) == [do.Left(0, 0, Reason.FILTERED)]
-    assert asked(played, do.Dispatched)[-1] == do.Dispatched(4, 4)
+    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.FILTERED)]
+    assert actions_of(played, do.GroupDispatched)[-1] == do.GroupDispatched(4, 4)
 
 
 def test_without_dynamic_sampling_a_group_without_signal_trains():
@@ -398,9 +398,9 @@ def test_without_dynamic_sampling_a_group_without_signal_trains():
 
 def test_a_failed_group_leaves_its_slots_and_is_replaced():
     played = world(2)
-    played.send(on.Failed(0))
-    assert asked(played, do.Cancel) == [do.Cancel(0, ((0, 0), (0, 1)))]
-    assert asked(played, do.Left) == [do.Left(0, 0, Reason.FAILED)]
+    played.send(on.GroupFailed(0))
+    assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0), (0, 1)))]
+    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.FAILED)]
     assert played.running == [(1, 0), (1, 1)]
 
 
@@ -417,47 +417,47 @@ def test_a_filter_that_leaves_nothing_ends_the_run_with_the_count():
 # Checkpoints and the end.
 
 
-def test_a_checkpoint_is_of_the_state_between_two_batches_and_the_next_one_trains_beside_it():
+def test_a_checkpoint_is_of_the_state_between_two_batches_and_the_next_one_trains_meanwhile():
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
     finish_group(played, 1)
-    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointRequested())
     assert played.saving is None, "batch 0 trains"
     played.train()
-    assert played.saving == do.Checkpoint(Snapshot(batch=1, position=2, pending=(1,), group=2))
+    assert played.saving == do.SaveCheckpoint(SchedulingSnapshot(batch=1, position=2, pending=(1,), group=2))
     assert played.training.batch == 1
     played.save()
     assert [snapshot.batch for snapshot in played.saved] == [1]
 
 
-def test_a_checkpoint_asked_for_during_another_waits_for_that_and_has_what_trained_since():
+def test_a_checkpoint_requested_during_another_waits_for_it_and_has_what_trained_since():
     played = world(8, groups=1, group_size=1)
     for group in range(2):
         finish_group(played, group)
-    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointRequested())
     played.train()
-    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointRequested())
     played.train()
     assert played.saving.snapshot.batch == 1
     played.save()
     assert played.saving.snapshot.batch == 2
 
 
-def test_a_checkpoint_asked_for_while_this_very_state_is_saved_is_that_one():
+def test_a_checkpoint_requested_while_the_present_state_is_saved_is_that_one():
     played = world(8, groups=1, group_size=1)
-    played.send(on.CheckpointAsked())
-    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointRequested())
+    played.send(on.CheckpointRequested())
     played.save()
     assert played.saving is None
 
 
-def test_a_stop_waits_for_the_save_under_way_and_saves_what_trained_beside_it():
+def test_a_stop_waits_for_the_save_in_progress_and_saves_what_trained_meanwhile():
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
     finish_group(played, 1)
-    played.send(on.CheckpointAsked())
+    played.send(on.CheckpointRequested())
     played.train()
-    played.send(on.StopAsked())
+    played.send(on.StopRequested())
     played.train()
     assert not played.ended, "batch 1 has trained and is not saved"
     played.save()
@@ -467,15 +467,15 @@ def test_a_stop_waits_for_the_save_under_way_and_saves_what_trained_beside_it():
     assert played.ended
 
 
-def test_a_checkpoint_that_nobody_asked_for_is_refused():
-    with pytest.raises(ValueError, match="before batch 3 is complete, which was not asked for"):
-        world(8, groups=1).send(on.Checkpointed(3))
+def test_a_checkpoint_that_was_not_requested_is_refused():
+    with pytest.raises(ValueError, match="before batch 3 is complete, which was not requested"):
+        world(8, groups=1).send(on.CheckpointCompleted(3))
 
 
 def test_a_stop_saves_what_has_trained_and_ends():
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
-    played.send(on.StopAsked())
+    played.send(on.StopRequested())
     played.train()
     assert played.saving is not None
     played.save()
@@ -484,10 +484,10 @@ def test_a_stop_saves_what_has_trained_and_ends():
 
 
 def test_a_run_that_continues_dispatches_first_what_was_under_way():
-    played = world(8, groups=1, group_size=1, start=Snapshot(4, 10, (7, 3), group=20))
-    assert asked(played, do.Dispatched) == [do.Dispatched(20, 7), do.Dispatched(21, 3)]
+    played = world(8, groups=1, group_size=1, start=SchedulingSnapshot(4, 10, (7, 3), group=20))
+    assert actions_of(played, do.GroupDispatched) == [do.GroupDispatched(20, 7), do.GroupDispatched(21, 3)]
     finish_group(played, 20)
-    assert played.training == do.Train(4, 4, (20,))
+    assert played.training == do.TrainGroups(4, 4, (20,))
 
 
 def test_a_whole_run_trains_every_prompt_once_publishes_every_version_and_saves_at_the_end():
@@ -495,7 +495,7 @@ def test_a_whole_run_trains_every_prompt_once_publishes_every_version_and_saves_
     played.play()
     assert played.trained == sorted(played.trained, key=played.trained.index)
     assert sorted(played.trained) == list(range(18))
-    assert [action.version for action in asked(played, do.Published)] == [1, 2, 3, 4, 5]
+    assert [action.version for action in actions_of(played, do.VersionPublished)] == [1, 2, 3, 4, 5]
     assert [snapshot.batch for snapshot in played.saved] == [9]
 
 
@@ -526,6 +526,6 @@ def test_windows_that_could_never_move_are_refused_with_the_inequality(window, i
         Window(*window)
 
 
-def test_all_problems_of_settings_are_named_at_once():
+def test_all_problems_of_settings_are_listed_together():
     with pytest.raises(ValueError, match=r"groupSize 0 < 1.*batches -2 < 0.*afterTokens 0 < 1"):
         settings(group_size=0, batches=-2, lane_after=0)

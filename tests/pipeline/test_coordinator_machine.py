@@ -1,4 +1,4 @@
-"""The coordinator among workers that start late, finish in any order, load weights one by one, and are lost and replaced.
+"""The coordinator among replicas that start late, finish in any order, load weights one by one, and are lost and replaced.
 
 What must hold whatever happens: the bound, the count, the nested inequalities, one exit for each group, one turn for
 each prompt, and never a state in which nothing can happen and work remains. `World` asserts the rest as it plays.
@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Reason
-from qwen35_trainer.pipeline.buffer import OnMissedDeadline
-from qwen35_trainer.pipeline.settings import Settings
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 from tests.profiles import examples
@@ -33,7 +33,7 @@ class Histories(RuleBasedStateMachine):
         ),
         samples=st.integers(1, 3),
         batches=st.integers(0, 12),
-        policy=st.sampled_from(OnMissedDeadline),
+        policy=st.sampled_from(MissedDeadlinePolicy),
         mode=st.sampled_from(["partial", "whole", "turns"]),
         filtering=st.booleans(),
         lane_after=st.none() | st.integers(1, 4),
@@ -45,7 +45,7 @@ class Histories(RuleBasedStateMachine):
     def begin(
         self, window, samples, batches, policy, mode, filtering, lane_after, adaptive, start, pending, slots
     ):  # fmt: skip
-        self.settings = Settings(
+        self.settings = CoordinatorSettings(
             window=window,
             group_size=samples,
             batches=start + batches,
@@ -58,7 +58,7 @@ class Histories(RuleBasedStateMachine):
         )
         self.begun = start
         self.pending = tuple(range(7, 7 + pending))
-        self.world = World(self.settings, Snapshot(start, 20, self.pending, group=100))
+        self.world = World(self.settings, SchedulingSnapshot(start, 20, self.pending, group=100))
         for each in slots:
             self.world.join(each)
         if lane_after is not None:
@@ -66,11 +66,11 @@ class Histories(RuleBasedStateMachine):
 
     # The rollout pool.
 
-    @rule(worker=SMALL, tokens=st.integers(1, 3), told=st.booleans())
-    def generate(self, worker, tokens, told):
-        if (number := self.worker(worker)) is not None:
+    @rule(replica=SMALL, tokens=st.integers(1, 3), reported=st.booleans())
+    def generate(self, replica, tokens, reported):
+        if (number := self.replica(replica)) is not None:
             self.world.generate(number, tokens)
-            if told:
+            if reported:
                 self.world.tell(number)
 
     @rule(which=SMALL, count=st.integers(1, 8))
@@ -90,26 +90,26 @@ class Histories(RuleBasedStateMachine):
         """A group that is not scored yet."""
         held = [group for group in self.world.held if group in self.running_groups]
         if held:
-            self.world.send(on.Failed(held[which % len(held)]))
+            self.world.send(on.GroupFailed(held[which % len(held)]))
 
-    @rule(worker=SMALL, keep=st.integers(0, 3))
-    def lose(self, worker, keep):
-        if (number := self.worker(worker)) is not None:
+    @rule(replica=SMALL, keep=st.integers(0, 3))
+    def lose(self, replica, keep):
+        if (number := self.replica(replica)) is not None:
             self.world.lose(number, keep)
 
-    @precondition(lambda self: len(self.world.workers) < 5)
+    @precondition(lambda self: len(self.world.replicas) < 5)
     @rule(slots=st.integers(1, 4), newest=st.booleans(), lane=st.booleans(), behind=st.integers(0, 2))
     def join(self, slots, newest, lane, behind):
         self.world.join(slots, newest=newest, lane=lane and self.settings.lane_after is not None, behind=behind)
 
-    @rule(worker=SMALL, leaving=st.booleans())
-    def leave(self, worker, leaving):
-        if (number := self.worker(worker)) is not None:
+    @rule(replica=SMALL, leaving=st.booleans())
+    def leave(self, replica, leaving):
+        if (number := self.replica(replica)) is not None:
             self.world.leave(number, leaving)
 
-    @rule(worker=SMALL, next_only=st.booleans())
-    def load(self, worker, next_only):
-        if (number := self.worker(worker)) is not None:
+    @rule(replica=SMALL, next_only=st.booleans())
+    def load(self, replica, next_only):
+        if (number := self.replica(replica)) is not None:
             self.world.load(number, next_only=next_only)
 
     # The train pool.
@@ -126,14 +126,14 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def ask_for_a_checkpoint(self):
-        self.world.send(on.CheckpointAsked())
+        self.world.send(on.CheckpointRequested())
 
     @precondition(lambda self: not self.world.evaluating and not self.world.ended)
     @rule(groups=st.integers(1, 2), samples=st.integers(1, 2))
     def evaluate(self, groups, samples):
         self.world.evaluate(self.world.coordinator.version, groups, samples)
 
-    # All of it at once, so that histories get as far as deadlines.
+    # All of it together, so that histories get as far as deadlines.
 
     @rule(newest=st.booleans(), spared=st.integers(0, 3), saved=st.booleans())
     def a_batch(self, newest, spared, saved):
@@ -144,12 +144,13 @@ class Histories(RuleBasedStateMachine):
                 if name in self.world.running:
                     self.world.finish(name)
             for group in list(self.world.unscored):
-                self.world.score(group)
+                if group in self.world.unscored:  # a batch that another group's score filled may have discarded it
+                    self.world.score(group)
         if saved and self.world.saving is not None:
             self.world.save()
         if self.world.training is not None:
             self.world.train()
-        for number in list(self.world.workers):
+        for number in list(self.world.replicas):
             self.world.load(number)
 
     # What must hold.
@@ -160,12 +161,12 @@ class Histories(RuleBasedStateMachine):
             return
         world, coordinator = self.world, self.world.coordinator
         assert coordinator.buffer.counted <= self.settings.window.limit
-        if self.settings.on_missed_deadline is OnMissedDeadline.WAIT:
+        if self.settings.on_missed_deadline is MissedDeadlinePolicy.WAIT:
             assert coordinator.buffer.excess() == 0, "the nested inequalities"
         assert list(coordinator.buffer.pending) == list(world.held)
         assert sum(world.exits.values()) + len(world.held) == len(world.positions), "one exit for each group"
-        assert world.exits == Counter({reason: n for reason, n in coordinator.left.items() if n})
-        assert all(len(worker.running) <= worker.slots for worker in world.workers.values())
+        assert world.exits == Counter({reason: n for reason, n in coordinator.left_by_reason.items() if n})
+        assert all(len(replica.running) <= replica.slots for replica in world.replicas.values())
         assert coordinator.running == len(world.running)
 
     def teardown(self):
@@ -181,14 +182,16 @@ class Histories(RuleBasedStateMachine):
         assert len(world.trained) == (self.settings.batches - self.begun) * window.groups_per_batch
         every = [*self.pending, *range(20, end.position)]
         assert sorted([*world.trained, *world.gone, *end.pending]) == sorted(every), "each prompt once"
-        assert world.exits[Reason.DISCARDED] == 0 or self.settings.on_missed_deadline is OnMissedDeadline.DISCARD
+        assert (
+            world.exits[LeaveReason.DISCARDED] == 0 or self.settings.on_missed_deadline is MissedDeadlinePolicy.DISCARD
+        )
 
     @property
     def running_groups(self) -> set[int]:
         return {group for group, _ in self.world.running}
 
-    def worker(self, which: int) -> int | None:
-        numbers = list(self.world.workers)
+    def replica(self, which: int) -> int | None:
+        numbers = list(self.world.replicas)
         return numbers[which % len(numbers)] if numbers else None
 
 

@@ -1,4 +1,4 @@
-"""A journal says what was recorded, a torn tail is no record, and damage is named with what it may have touched."""
+"""A journal recovers what was recorded, a torn tail is cut, and damage is reported with the numbers it may concern."""
 
 import itertools
 
@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
-from qwen35_trainer.pipeline.journal import Base, JournalDamaged, compact, encode, recover
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, compact, encode, recover
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 NUMBER = st.integers(0, 2**53)
 NUMBERS = st.lists(NUMBER, max_size=5).map(tuple)
@@ -21,29 +21,29 @@ be0686e4 {"d":23,"p":21}
 f14ab8ee {"d":24,"p":22}
 """
 GOLDEN_RECORDS = (
-    Base(Snapshot(8, 21, (19, 20), 23), held=(21, 22)),
-    Dispatched(23, 21),
-    Left(22, 20, Reason.FILTERED),
-    Train(8, 4, (21, 23)),
-    Dispatched(24, 22),
+    JournalBase(SchedulingSnapshot(8, 21, (19, 20), 23), held=(21, 22)),
+    GroupDispatched(23, 21),
+    GroupLeft(22, 20, LeaveReason.FILTERED),
+    TrainGroups(8, 4, (21, 23)),
+    GroupDispatched(24, 22),
 )
 
 RUN = (
-    Base(Snapshot(2, 6, (3, 5), 7)),
-    Dispatched(7, 3),
-    Dispatched(8, 5),
-    Dispatched(9, 6),
-    Dispatched(10, 7),
-    Left(9, 6, Reason.FAILED),
-    Train(2, 2, (8, 10)),
-    Left(7, 3, Reason.DISCARDED),
-    Dispatched(11, 3),
-    Dispatched(12, 8),
-    Dispatched(13, 9),
-    Train(3, 3, (12, 11)),
-    Left(13, 9, Reason.FILTERED),
-    Dispatched(14, 10),
-    Dispatched(15, 11),
+    JournalBase(SchedulingSnapshot(2, 6, (3, 5), 7)),
+    GroupDispatched(7, 3),
+    GroupDispatched(8, 5),
+    GroupDispatched(9, 6),
+    GroupDispatched(10, 7),
+    GroupLeft(9, 6, LeaveReason.FAILED),
+    TrainGroups(2, 2, (8, 10)),
+    GroupLeft(7, 3, LeaveReason.DISCARDED),
+    GroupDispatched(11, 3),
+    GroupDispatched(12, 8),
+    GroupDispatched(13, 9),
+    TrainGroups(3, 3, (12, 11)),
+    GroupLeft(13, 9, LeaveReason.FILTERED),
+    GroupDispatched(14, 10),
+    GroupDispatched(15, 11),
 )
 
 
@@ -68,35 +68,46 @@ def test_the_format_is_what_earlier_releases_wrote():
     assert journal(*GOLDEN_RECORDS) == GOLDEN
 
 
-def test_weights_go_on_from_before_the_batch_that_they_have_not_trained():
-    assert recover(GOLDEN, 8) == Snapshot(8, 22, pending=(19, 21), group=24)
-    assert recover(GOLDEN, 9) == Snapshot(9, 23, pending=(22,), group=25)
+def test_weights_continue_before_the_batch_that_they_have_not_trained():
+    assert recover(GOLDEN, 8) == SchedulingSnapshot(8, 22, pending=(19, 21), group=24)
+    assert recover(GOLDEN, 9) == SchedulingSnapshot(9, 23, pending=(22,), group=25)
 
 
 @given(batch=NUMBER, position=NUMBER, pending=NUMBERS, group=NUMBER)
 def test_a_base_alone_gives_its_snapshot_back(batch, position, pending, group):
-    start = Snapshot(batch, position, pending, group)
-    assert recover(encode(Base(start)), batch) == start
+    start = SchedulingSnapshot(batch, position, pending, group)
+    assert recover(encode(JournalBase(start)), batch) == start
 
 
 @given(groups=st.lists(st.integers(0, 9), unique=True, min_size=1).map(tuple), version=NUMBER)
 def test_what_a_batch_trains_is_no_longer_pending(groups, version):
-    data = journal(Base(Snapshot()), *(Dispatched(each, each) for each in range(10)), Train(0, version, groups))
+    data = journal(
+        JournalBase(SchedulingSnapshot()),
+        *(GroupDispatched(each, each) for each in range(10)),
+        TrainGroups(0, version, groups),
+    )
     assert recover(data, 1).pending == tuple(each for each in range(10) if each not in groups)
     assert recover(data, 0).pending == tuple(range(10))
 
 
 @pytest.mark.parametrize(
-    ("reason", "pending"), [(Reason.FILTERED, (1,)), (Reason.FAILED, (1,)), (Reason.DISCARDED, (1, 0))]
+    ("reason", "pending"), [(LeaveReason.FILTERED, (1,)), (LeaveReason.FAILED, (1,)), (LeaveReason.DISCARDED, (1, 0))]
 )
 def test_only_a_discarded_prompt_comes_again(reason, pending):
-    data = journal(Base(Snapshot()), Dispatched(0, 0), Dispatched(1, 1), Left(0, 0, reason))
-    assert recover(data, 0) == Snapshot(0, 2, pending, 2)
+    data = journal(
+        JournalBase(SchedulingSnapshot()), GroupDispatched(0, 0), GroupDispatched(1, 1), GroupLeft(0, 0, reason)
+    )
+    assert recover(data, 0) == SchedulingSnapshot(0, 2, pending, 2)
 
 
 def test_prompts_that_were_pending_before_the_journal_began_stay_so_until_dispatched():
-    data = journal(Base(Snapshot(4, 9, (2, 5, 7), 30)), Dispatched(30, 2), Dispatched(31, 5), Train(4, 4, (31,)))
-    assert recover(data, 5) == Snapshot(5, 9, (2, 7), 32)
+    data = journal(
+        JournalBase(SchedulingSnapshot(4, 9, (2, 5, 7), 30)),
+        GroupDispatched(30, 2),
+        GroupDispatched(31, 5),
+        TrainGroups(4, 4, (31,)),
+    )
+    assert recover(data, 5) == SchedulingSnapshot(5, 9, (2, 7), 32)
 
 
 # The tail.
@@ -118,7 +129,7 @@ def test_what_the_disk_made_of_lines_that_never_arrived_is_cut(garbage):
 @pytest.mark.parametrize("data", [b"", encode(RUN[0])[:-1], b"\0" * 64, b"\n"])
 def test_a_journal_without_its_first_record_is_refused(data):
     (damage,) = damage_of(data, 0)
-    assert (damage.first, damage.what) == (1, "no base record, which all others build on")
+    assert (damage.first, damage.message) == (1, "no base record, which all others build on")
 
 
 def test_weights_that_have_trained_what_the_journal_does_not_know_are_refused():
@@ -148,11 +159,11 @@ def test_another_format_is_refused_by_its_number():
 
 def touched_by(record):
     match record:
-        case Dispatched(group, position) | Left(group, position):
+        case GroupDispatched(group, position) | GroupLeft(group, position):
             return [], [group], [position]
-        case Train(batch, _, groups):
+        case TrainGroups(batch, _, groups):
             return [batch], list(groups), []
-        case Base():
+        case JournalBase():
             return [record.snapshot.batch], [record.snapshot.group], [*record.snapshot.pending]
 
 
@@ -194,7 +205,7 @@ def test_a_lost_line_names_the_numbers_that_are_missing_and_what_may_have_left_o
     encoded = lines(*RUN)
     encoded[8] = b"x\n"  # Dispatched(11, 3)
     (damage,) = damage_of(b"".join(encoded), 4)
-    assert (damage.first, damage.last, damage.what) == (9, 9, "cannot be read")
+    assert (damage.first, damage.last, damage.message) == (9, 9, "cannot be read")
     assert [group for group in range(20) if group in damage.groups] == [11]
     assert [position for position in range(20) if position in damage.positions] == [3]
     assert not damage.batches
@@ -218,7 +229,7 @@ def test_all_lost_lines_are_named_neighbours_together():
     assert [[group for group in range(20) if group in damage.groups] for damage in damages[1:]] == [[11, 12], [13]]
 
 
-def test_damage_after_the_point_to_go_on_from_does_not_matter():
+def test_damage_after_the_point_to_continue_from_does_not_matter():
     encoded = lines(*RUN)
     encoded[12] = b"?\n"
     assert recover(b"".join(encoded), 3) == recover(journal(*RUN), 3)
@@ -227,41 +238,41 @@ def test_damage_after_the_point_to_go_on_from_does_not_matter():
 @pytest.mark.parametrize(
     ("record", "what", "groups"),
     [
-        (Dispatched(18, 12), "group 18 is dispatched, and 16 comes next", [16, 17]),
-        (Dispatched(12, 12), "group 12 is dispatched, and 16 comes next", [12]),
-        (Dispatched(16, 14), "prompt 14 is dispatched, and 12 comes next", [16]),
-        (Dispatched(16, 3), "prompt 3 is dispatched, and 12 comes next", [16]),
-        (Train(6, 6, (14,)), "batch 6 trains, and 4 comes next", [14]),
-        (Train(3, 3, (14,)), "batch 3 trains, and 4 comes next", [14]),
-        (Train(4, 4, (14, 13, 99)), "batch 4 trains groups that are not held", [13, 99]),
-        (Train(4, 4, (14, 14)), "batch 4 trains groups that are not held", [14]),
-        (Left(13, 9, Reason.FAILED), "group 13 of prompt 9 leaves, and is not held", [13]),
-        (Left(14, 9, Reason.FAILED), "group 14 of prompt 9 leaves, and is not held", [14]),
-        (Left(40, 9, Reason.FAILED), "group 40 of prompt 9 leaves, and is not held", [40]),
+        (GroupDispatched(18, 12), "group 18 is dispatched, and 16 comes next", [16, 17]),
+        (GroupDispatched(12, 12), "group 12 is dispatched, and 16 comes next", [12]),
+        (GroupDispatched(16, 14), "prompt 14 is dispatched, and 12 comes next", [16]),
+        (GroupDispatched(16, 3), "prompt 3 is dispatched, and 12 comes next", [16]),
+        (TrainGroups(6, 6, (14,)), "batch 6 trains, and 4 comes next", [14]),
+        (TrainGroups(3, 3, (14,)), "batch 3 trains, and 4 comes next", [14]),
+        (TrainGroups(4, 4, (14, 13, 99)), "batch 4 trains groups that are not held", [13, 99]),
+        (TrainGroups(4, 4, (14, 14)), "batch 4 trains groups that are not held", [14]),
+        (GroupLeft(13, 9, LeaveReason.FAILED), "group 13 of prompt 9 leaves, and is not held", [13]),
+        (GroupLeft(14, 9, LeaveReason.FAILED), "group 14 of prompt 9 leaves, and is not held", [14]),
+        (GroupLeft(40, 9, LeaveReason.FAILED), "group 40 of prompt 9 leaves, and is not held", [40]),
     ],
 )
 def test_a_record_that_cannot_follow_is_damage(record, what, groups):
     (damage,) = damage_of(journal(*RUN, record), 9)[:1]
-    assert (damage.first, damage.what) == (len(RUN) + 1, what)
+    assert (damage.first, damage.message) == (len(RUN) + 1, what)
     assert [group for group in range(100) if group in damage.groups] == groups
 
 
 def test_a_second_beginning_is_damage():
-    (damage,) = damage_of(journal(*RUN, Base(Snapshot(4, 12, (), 16)), Dispatched(16, 12)), 4)
-    assert (damage.first, damage.what) == (len(RUN) + 1, "a second base record")
+    (damage,) = damage_of(journal(*RUN, JournalBase(SchedulingSnapshot(4, 12, (), 16)), GroupDispatched(16, 12)), 4)
+    assert (damage.first, damage.message) == (len(RUN) + 1, "a second base record")
 
 
 @given(number=st.integers(1, len(RUN) - 2))
 def test_a_line_that_was_taken_out_is_never_mistaken_for_a_whole_journal_when_its_numbers_are_missed(number):
     """A group left untrained on a line of which nothing remains is the one exception: no number tells of it."""
     data = journal(*RUN[:number], *RUN[number + 1 :])
-    if isinstance(RUN[number], Left) and RUN[number].reason is not Reason.DISCARDED:
+    if isinstance(RUN[number], GroupLeft) and RUN[number].reason is not LeaveReason.DISCARDED:
         assert recover(data, 4).pending != recover(journal(*RUN), 4).pending
     else:
         assert damage_of(data, 4)
 
 
-def test_the_message_says_where_and_what_and_what_to_do():
+def test_the_message_has_the_place_the_fault_and_the_fix():
     encoded = lines(*RUN)
     encoded[6] = b"?\n"
     with pytest.raises(JournalDamaged) as caught:
@@ -275,9 +286,9 @@ def test_the_message_says_where_and_what_and_what_to_do():
 
 
 def test_a_long_list_is_cut_in_the_message_and_whole_in_the_error():
-    held = [Dispatched(2 * each, 2 * each) for each in range(30)]
+    held = [GroupDispatched(2 * each, 2 * each) for each in range(30)]
     with pytest.raises(JournalDamaged) as caught:
-        recover(journal(Base(Snapshot()), *held), 0)
+        recover(journal(JournalBase(SchedulingSnapshot()), *held), 0)
     assert len(caught.value.damages) == 29
     assert "and 19 more places" in str(caught.value)
 
@@ -286,8 +297,10 @@ def test_a_long_list_is_cut_in_the_message_and_whole_in_the_error():
 
 
 def test_a_compacted_journal_keeps_the_groups_that_later_batches_train():
-    assert compact(GOLDEN, 9) == journal(Base(Snapshot(9, 23, (22,), 25), held=(24,)))
-    assert compact(journal(*RUN), 3) == journal(Base(Snapshot(3, 10, (3, 8, 9), 14), held=(11, 12, 13)), *RUN[11:])
+    assert compact(GOLDEN, 9) == journal(JournalBase(SchedulingSnapshot(9, 23, (22,), 25), held=(24,)))
+    assert compact(journal(*RUN), 3) == journal(
+        JournalBase(SchedulingSnapshot(3, 10, (3, 8, 9), 14), held=(11, 12, 13)), *RUN[11:]
+    )
 
 
 def test_compacting_twice_is_compacting_once():

@@ -1,6 +1,6 @@
 import pytest
 
-from qwen35_trainer.progress.held_out import Measured, measures, of_summary
+from qwen35_trainer.progress.held_out import HeldOutResult, measures, summary_measures
 from qwen35_trainer.progress.records import EvaluationRecord
 from qwen35_trainer.progress.summary import summarise
 
@@ -21,11 +21,11 @@ from qwen35_trainer.progress.summary import summarise
         ([(None, None), (None, None)], []),
     ],
 )
-def test_only_measures_that_say_something_are_shown(evaluations: list[Measured], words: list[str]) -> None:
-    assert [f"{measure.name} {measure.course}" for measure in measures(evaluations)] == words
+def test_only_measures_that_say_something_are_shown(evaluations: list[HeldOutResult], words: list[str]) -> None:
+    assert [f"{measure.name} {measure.values}" for measure in measures(evaluations)] == words
 
 
 def test_of_supervised_training_the_loss_is_shown() -> None:
     records = [EvaluationRecord(update=at, version=0, time=1.0, samples=4, loss=3.0 / (at + 1)) for at in (0, 1)]
     summary = summarise(records, max_version_lag=None, peak_rss_mib=None)
-    assert of_summary(summary) == [("loss", "3.000 → 1.500", "nats per token")]
+    assert summary_measures(summary) == [("loss", "3.000 → 1.500", "nats per token")]

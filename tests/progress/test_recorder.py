@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import Record, read_records, to_line
+from qwen35_trainer.progress.records import RunRecord, read_records, to_line
 
 from .conftest import make_update
 
@@ -16,17 +16,17 @@ class Kept:
     """A sink that keeps what it gets."""
 
     def __init__(self) -> None:
-        self.records: list[Record] = []
+        self.records: list[RunRecord] = []
         self.closed = False
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         self.records.append(record)
 
     def close(self) -> None:
         self.closed = True
 
 
-def test_a_record_is_in_the_file_at_once_and_in_every_sink(tmp_path: Path) -> None:
+def test_a_record_is_immediately_in_the_file_and_in_every_sink(tmp_path: Path) -> None:
     first, second = Kept(), Kept()
     with Recorder(tmp_path / "run" / "metrics.jsonl", [first, second]) as recorder:
         recorder.append(make_update(1))
@@ -36,7 +36,7 @@ def test_a_record_is_in_the_file_at_once_and_in_every_sink(tmp_path: Path) -> No
     assert second.closed
 
 
-def test_a_resumed_run_goes_on_in_the_same_file(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     for number in (1, 2):
         with Recorder(path) as recorder:

@@ -10,7 +10,7 @@ from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
     FinishRecord,
-    Record,
+    RunRecord,
     SpanRecord,
     UpdateRecord,
     from_line,
@@ -27,12 +27,12 @@ records = st.one_of(
 )
 
 
-def rewritten(record: Record) -> str:
+def rewritten(record: RunRecord) -> str:
     return to_line(from_line(to_line(record)))
 
 
 @given(record=records)
-def test_every_record_comes_back_from_its_line(record: Record) -> None:
+def test_every_record_comes_back_from_its_line(record: RunRecord) -> None:
     line = to_line(record)
     assert "\n" not in line
     assert rewritten(record) == line
@@ -42,7 +42,7 @@ def test_every_record_comes_back_from_its_line(record: Record) -> None:
 
 
 @given(record=records)
-def test_a_line_is_json_without_extensions(record: Record) -> None:
+def test_a_line_is_json_without_extensions(record: RunRecord) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
@@ -61,7 +61,7 @@ def test_unknown_keys_are_ignored() -> None:
     assert from_line(json.dumps(line)) == make_update(1)
 
 
-def test_a_line_that_is_no_record_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_record_is_refused_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(to_line(make_update(1)) + '\n{"record":"span","lane":"train-0","kind":"sleep","start":1}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: record 'span': kind: .*; end: Field required"):
@@ -70,7 +70,7 @@ def test_a_line_that_is_no_record_is_refused_with_its_place(tmp_path: Path) -> N
 
 def test_an_unknown_record_is_refused_with_those_known() -> None:
     with pytest.raises(
-        ValueError, match="record 'guess' is none of update, evaluation, span, checkpoint, export, finish"
+        ValueError, match="record 'guess' is not one of update, evaluation, span, checkpoint, export, finish"
     ):
         from_line('{"record":"guess"}')
 
@@ -94,3 +94,8 @@ def test_updates_repeated_after_a_resume_count_once() -> None:
     course = [make_update(1), kept, make_update(2), make_update(3), lost, again]
     assert surviving_updates(course) == [make_update(1), again]
     assert surviving_evaluations(course) == [kept]
+
+
+def test_a_file_of_an_earlier_release_is_read_with_its_names():
+    line = to_line(make_update(1, train_idle=0.25))
+    assert from_line(line.replace('"train_idle"', '"trainer_idle"')) == from_line(line)

@@ -1,13 +1,13 @@
 import pytest
 
 from qwen35_trainer import __version__
-from qwen35_trainer.progress.records import FinishRecord, Record
+from qwen35_trainer.progress.records import FinishRecord, RunRecord
 from qwen35_trainer.progress.summary import summarise
 
 from .conftest import make_update
 
 
-def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
+def test_the_summary_of_a_run_by_hand(run: list[RunRecord]) -> None:
     summary = summarise(run, max_version_lag=2, peak_rss_mib=512.5)
     assert summary == {
         "outcome": "Succeeded",
@@ -41,7 +41,7 @@ def test_the_summary_of_a_run_by_hand(run: list[Record]) -> None:
         "staleness": {"0": 200, "1": 900, "2": 100},
         # weighted by 2, 2 and 4 seconds
         "rolloutIdle": pytest.approx((0.1 * 4 + 0.3 * 4) / 8),
-        "trainerIdle": pytest.approx((0.2 * 4 + 0.6 * 4) / 8),
+        "trainIdle": pytest.approx((0.2 * 4 + 0.6 * 4) / 8),
         "tokensPerSecond": pytest.approx(700.0),
         "trainedTokensPerSecond": pytest.approx(150.0),
         "samplesPerSecond": pytest.approx(6.0),
@@ -71,7 +71,7 @@ def test_an_empty_run_has_a_summary() -> None:
     assert (summary["maxTokenLag"], summary["staleness"], summary["checkpoint"]) == (None, {}, None)
 
 
-def test_sft_has_neither_lag_nor_generated_tokens(supervised_run: list[Record]) -> None:
+def test_sft_has_neither_lag_nor_generated_tokens(supervised_run: list[RunRecord]) -> None:
     summary = summarise(supervised_run, max_version_lag=None, peak_rss_mib=None)
     assert summary["maxTokenLag"] is None
     assert summary["rolloutIdle"] is None
@@ -101,7 +101,7 @@ def test_groups_that_left_untrained_add_up_by_reason() -> None:
     assert summary["groupsLeft"] == {"failed": 1, "filtered": 5}
 
 
-def test_an_attempt_that_goes_on_has_not_ended_as_the_one_before() -> None:
+def test_a_resumed_attempt_has_not_ended_as_the_one_before() -> None:
     stopped = FinishRecord(outcome="Stopped", message="asked to", time=12.0)
     assert summarise([make_update(1), stopped], max_version_lag=4, peak_rss_mib=None)["outcome"] == "Stopped"
     assert summarise([make_update(1), stopped, make_update(2)], max_version_lag=4, peak_rss_mib=None)["outcome"] is None

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.progress.records import SpanRecord
-from qwen35_trainer.progress.timeline import merge, recent, timeline
+from qwen35_trainer.progress.timeline import merge, recent, timeline_chart
 
 
 def span(start: float, end: float, lane: str = "rollout-0", label: str = "a") -> SpanRecord:
@@ -41,11 +41,11 @@ def test_a_long_timeline_shows_its_last_part() -> None:
 
 def test_lanes_follow_the_data_and_count_as_people_do() -> None:
     lanes = ["publish", "train-1", "rollout-10", "rollout-2", "other"]
-    chart = timeline([span(0, 1, lane) for lane in lanes])
+    chart = timeline_chart([span(0, 1, lane) for lane in lanes])
     assert chart is not None
     order = ["rollout-2", "rollout-10", "train-1", "publish", "other"]
     assert chart.figure["layout"]["yaxis"]["categoryarray"] == order
 
 
 def test_no_spans_no_timeline() -> None:
-    assert timeline([]) is None
+    assert timeline_chart([]) is None

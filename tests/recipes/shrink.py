@@ -9,10 +9,10 @@ batch            prompts and sequences divided by DIVISOR; two batches
 import json
 import re
 
-from qwen35_trainer.spec import Manifest, dump_manifest
-from qwen35_trainer.spec.document import parse_document
-from qwen35_trainer.spec.overrides import apply_overrides
-from qwen35_trainer.spec.parse import parse_manifest
+from qwen35_trainer.manifest import Manifest, dump_manifest
+from qwen35_trainer.manifest.document import parse_document
+from qwen35_trainer.manifest.overrides import apply_overrides
+from qwen35_trainer.manifest.parse import parse_manifest
 
 DIVISOR = 8
 """Of prompts per update and of sequences per micro-batch; one of these is left."""
@@ -32,16 +32,16 @@ def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
     batch = spec.train.batch
     experts = {"experts": 4} if re.search(r"-A\d+B$", spec.model.name) else {}
     changed: dict[str, object] = {
-        "accelerator.profile": "cpu",
-        "accelerator.perNode": ranks,
+        "accelerator.profile": "CPU",
+        "accelerator.devicesPerNode": ranks,
         "model.source": {"random": SHAPE | ALPHABET | experts | {"vision": {}}},
         "data.train": [{"name": "train", "files": {"paths": ["train.jsonl"]}}],
         "data.maxPromptTokens": 10,
         "data.maxResponseTokens": 6,
         "train.nodes": 1,
-        "train.updates": BATCHES * spec.async_.requireBatches,
+        "train.updates": BATCHES * spec.async_.updatesPerBatch,
         "train.batch.promptsPerUpdate": batch.promptsPerUpdate // DIVISOR,
-        "train.batch.microBatchPerDevice": max(1, batch.microBatchPerDevice // DIVISOR),
+        "train.batch.microBatchSequences": max(1, batch.microBatchSequences // DIVISOR),
         "checkpoint.storage": None,
     }
     if spec.data.validation:
@@ -53,7 +53,7 @@ def changes(manifest: Manifest, ranks: int) -> dict[str, object]:
 
 
 def shrunken(manifest: Manifest, ranks: int = 1) -> Manifest:
-    """The manifest with `changes` made, for so many train workers. Raises ManifestError where the result does not fit together."""
+    """Return the manifest with `changes`, for `ranks` train workers. Raises ManifestError where the result does not fit together."""
     document, _ = parse_document(dump_manifest(manifest))
     assert isinstance(document, dict)
     overrides = [f"{path}={json.dumps(value)}" for path, value in changes(manifest, ranks).items()]

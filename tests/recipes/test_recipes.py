@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.manifest import Manifest, dump_manifest, load_manifest
+from qwen35_trainer.manifest.document import parse_document
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, UpdateRecord
-from qwen35_trainer.runtime.schedule import learning_rate
 from qwen35_trainer.runtime.support import unsupported
-from qwen35_trainer.spec import Manifest, dump_manifest, load_manifest
-from qwen35_trainer.spec.document import parse_document
+from qwen35_trainer.runtime.train_session import learning_rate
 from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
 from tests.runtime.conftest import Command, Ended
 from tests.runtime.local import Local
@@ -21,7 +21,7 @@ SHARDED = "qwen35-35b-a3b-grpo"
 """Start of the names of the recipes that train on two ranks."""
 SIZE_AND_PLACE = {
     "spec.accelerator.profile",
-    "spec.accelerator.perNode",
+    "spec.accelerator.devicesPerNode",
     "spec.model.source",
     "spec.data.train",
     "spec.data.validation",
@@ -34,7 +34,7 @@ SIZE_AND_PLACE = {
     "spec.train.nodes",
     "spec.train.updates",
     "spec.train.batch.promptsPerUpdate",
-    "spec.train.batch.microBatchPerDevice",
+    "spec.train.batch.microBatchSequences",
     "spec.checkpoint.storage",
 }
 """What a published recipe and its run here may differ in; algorithm, optimizer, offload and the rest may not."""
@@ -96,7 +96,7 @@ def test_shrinking_changes_size_and_place_and_nothing_else(recipe, ranks):
 def test_a_shrunken_batch_is_the_published_one_divided(recipe):
     whole, small = recipe.spec.train.batch, shrunken(recipe).spec.train.batch
     assert small.promptsPerUpdate * DIVISOR == whole.promptsPerUpdate
-    assert small.microBatchPerDevice * DIVISOR == max(DIVISOR, whole.microBatchPerDevice)
+    assert small.microBatchSequences * DIVISOR == max(DIVISOR, whole.microBatchSequences)
 
 
 def test_a_shrunken_model_is_of_the_same_kind(recipe):
@@ -113,7 +113,7 @@ def test_nothing_of_a_shrunken_recipe_needs_a_cluster(recipe):
 def test_its_settings_train(recipe, ranks, ended):
     assert ended.code == 0, ended.err
     updates = ended.of(UpdateRecord)
-    total = BATCHES * recipe.spec.async_.requireBatches
+    total = BATCHES * recipe.spec.async_.updatesPerBatch
     assert [record.update for record in updates] == list(range(1, total + 1))
     assert all(math.isfinite(record.loss) and math.isfinite(record.gradient_norm) for record in updates)
     assert all(record.tokens > 0 for record in updates)
@@ -133,7 +133,7 @@ def test_its_learning_rates_are_those_of_its_schedule(recipe, ended):
 
 def test_each_batch_is_generated_by_the_version_that_the_batch_before_it_made(recipe, ended):
     """Published recipes are synchronous: nothing is generated ahead."""
-    updates, steps = ended.of(UpdateRecord), recipe.spec.async_.requireBatches
+    updates, steps = ended.of(UpdateRecord), recipe.spec.async_.updatesPerBatch
     assert [record.version for record in updates] == [update // steps for update in range(BATCHES * steps)]
     assert {lag for record in updates for lag in record.lag_histogram} == {0}
 
@@ -145,7 +145,7 @@ def test_its_penalty_against_the_reference_model_grows_from_nothing(ended):
 
 
 def test_it_is_evaluated_where_the_recipe_says_so(recipe, ended):
-    last = BATCHES * recipe.spec.async_.requireBatches
+    last = BATCHES * recipe.spec.async_.updatesPerBatch
     expected = [0, last] if recipe.spec.data.validation else []
     assert [record.update for record in ended.of(EvaluationRecord)] == expected
 

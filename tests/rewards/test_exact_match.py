@@ -1,7 +1,7 @@
 import pytest
 
-from qwen35_trainer.rewards.base import RewardSetupError
 from qwen35_trainer.rewards.exact_match import grader
+from qwen35_trainer.rewards.reward import RewardSetupError
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards.base import Completion, RewardSetupError
+from qwen35_trainer.rewards.reward import Response, RewardSetupError
 
 CODE = """
 import asyncio
@@ -71,7 +71,7 @@ async def test_plain_and_coroutine_functions_score_side_by_side(build, complete)
 
 async def test_a_function_sees_the_prompt_as_the_data_has_it(build) -> None:
     prompt = Prompt("s/0", "s", ({"role": "user", "content": "hello"},), None, {"level": 3})
-    assert (await build(function("sees")).score(Completion(prompt, "r", 1, truncated=False))).value == 1.0
+    assert (await build(function("sees")).score(Response(prompt, "r", 1, truncated=False))).value == 1.0
 
 
 async def test_a_coroutine_that_never_returns_is_cancelled(build, complete) -> None:
@@ -107,7 +107,7 @@ def test_all_functions_that_cannot_be_loaded_are_reported_at_once(build, tmp_pat
     two, misspelt, number, absent, broken = raised.value.problems
     assert "mine:two(prompt, response) cannot be called as function(prompt, response, answer, metadata)" in two
     assert f"{tmp_path}/mine.py has no 'lenght'; it has length" in misspelt
-    assert "mine:number is a int, no function" in number
+    assert "mine:number is a int, not a function" in number
     assert f"absent:f: module absent was not found in the manifest's folder {tmp_path} or on sys.path" in absent
     assert "importing broken failed: ModuleNotFoundError: No module named 'no_such_module'" in broken
     assert 'broken.py", line 1' in broken

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from qwen35_trainer.rewards.base import RewardError, RewardTimeoutError
 from qwen35_trainer.rewards.isolated import IsolatedFunction
+from qwen35_trainer.rewards.reward import RewardError, RewardTimeoutError
 from tests.patience import PATIENCE
 
 CODE = """

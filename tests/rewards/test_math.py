@@ -1,7 +1,7 @@
 import pytest
 
-from qwen35_trainer.rewards.base import RewardError
 from qwen35_trainer.rewards.math import grader
+from qwen35_trainer.rewards.reward import RewardError
 
 
 @pytest.mark.parametrize(

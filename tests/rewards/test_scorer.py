@@ -8,19 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards.base import Completion, RewardError, RewardFailed, RewardSetupError, Score
-from qwen35_trainer.rewards.build import needs_answers
+from qwen35_trainer.manifest.rewards import OnError, RewardSpec
 from qwen35_trainer.rewards.exact_match import ExactMatch
 from qwen35_trainer.rewards.failures import Failures
-from qwen35_trainer.rewards.scorer import Part, Scorer, combine
-from qwen35_trainer.spec.rewards import OnError, Reward
+from qwen35_trainer.rewards.reward import Response, RewardError, RewardFailed, RewardSetupError, Score
+from qwen35_trainer.rewards.scorer import ConfiguredReward, Scorer, combine
+from qwen35_trainer.rewards.scorer_builder import needs_answers
 
-COMPLETION = Completion(Prompt("s/0", "s", "question"), "text", 1, truncated=False)
+COMPLETION = Response(Prompt("s/0", "s", "question"), "text", 1, truncated=False)
 ERROR = Score(None, "KeyError: 'x'", 0.0)
 
 
-def part(name: str, weight: float = 1.0, on_error: str = "Zero") -> Part:
-    return Part(ExactMatch(name, weight, None), on_error)
+def part(name: str, weight: float = 1.0, on_error: str = "Zero") -> ConfiguredReward:
+    return ConfiguredReward(ExactMatch(name, weight, None), on_error)
 
 
 @given(st.lists(st.tuples(st.floats(-10, 10), st.floats(-10, 10)), min_size=1, max_size=5))
@@ -59,7 +59,7 @@ class Sometimes:
     name: str = "sometimes"
     weight: float = 1.0
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         if completion.text != "good":
             raise RewardError(f"no score for {completion.text}", kind="KeyError")
         return 1.0
@@ -70,12 +70,12 @@ class Sometimes:
 
 async def scored(scorer: Scorer, *texts: str) -> None:
     for text in texts:
-        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False))
+        await scorer.score(Response(COMPLETION.prompt, text, 1, truncated=False))
 
 
 @pytest.mark.parametrize("on_error", ["Zero", "Skip"])
 async def test_a_trial_in_which_every_reward_fails_ends_the_run_with_the_first_reason(on_error: OnError) -> None:
-    scorer = Scorer([Part(Sometimes(), on_error), Part(Sometimes("other"), on_error)], trial=3)
+    scorer = Scorer([ConfiguredReward(Sometimes(), on_error), ConfiguredReward(Sometimes("other"), on_error)], trial=3)
     await scored(scorer, "a", "b")
     with pytest.raises(RewardFailed) as raised:
         await scored(scorer, "c")
@@ -87,15 +87,15 @@ async def test_a_trial_in_which_every_reward_fails_ends_the_run_with_the_first_r
 
 async def test_one_score_of_one_reward_passes_the_trial() -> None:
     class Never(Sometimes):
-        async def score(self, completion: Completion) -> float:
+        async def score(self, completion: Response) -> float:
             raise RewardError("never")
 
-    scorer = Scorer([Part(Never("never"), "Zero"), Part(Sometimes(), "Zero")], trial=3)
+    scorer = Scorer([ConfiguredReward(Never("never"), "Zero"), ConfiguredReward(Sometimes(), "Zero")], trial=3)
     await scored(scorer, "a", "good", *"bcdefg")
 
 
 async def test_rewards_that_fail_after_the_trial_do_not_end_the_run() -> None:
-    await scored(Scorer([Part(Sometimes(), "Zero")], trial=1), "good", *"abc")
+    await scored(Scorer([ConfiguredReward(Sometimes(), "Zero")], trial=1), "good", *"abc")
 
 
 def test_failures_are_counted_by_reward_with_time_outs_apart_and_the_first_in_words() -> None:
@@ -114,15 +114,15 @@ def test_the_words_of_the_first_failure_are_bounded() -> None:
 
 
 async def test_a_completion_outside_the_trial_neither_passes_nor_fails_it() -> None:
-    scorer = Scorer([Part(Sometimes(), "Zero")], trial=1)
+    scorer = Scorer([ConfiguredReward(Sometimes(), "Zero")], trial=1)
     for text in ("bad", "good"):
-        await scorer.score(Completion(COMPLETION.prompt, text, 1, truncated=False), in_trial=False)
+        await scorer.score(Response(COMPLETION.prompt, text, 1, truncated=False), in_trial=False)
     with pytest.raises(RewardFailed, match="every reward of the first 1 responses failed"):
         await scored(scorer, "bad")
 
 
 async def test_without_a_trial_nothing_has_to_be_scored() -> None:
-    await scored(Scorer([Part(Sometimes(), "Zero")]), *"abc")
+    await scored(Scorer([ConfiguredReward(Sometimes(), "Zero")]), *"abc")
 
 
 async def test_only_the_first_error_of_a_kind_is_logged_with_its_traceback(
@@ -157,4 +157,4 @@ def test_two_rewards_of_one_name_are_refused(build) -> None:
 
 @pytest.mark.parametrize(("kind", "needs"), [("Math", True), ("ExactMatch", True), ("Gym", False), ("Function", False)])
 def test_answers_are_needed_by_the_rewards_that_compare(kind: str, needs: bool) -> None:
-    assert needs_answers([Reward.model_validate({"type": kind})]) is needs
+    assert needs_answers([RewardSpec.model_validate({"type": kind})]) is needs

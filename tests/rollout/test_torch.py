@@ -13,9 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from qwen35_trainer.rollout.base import NO_TOKENS, Completed, Sampling, SequenceId, SequenceRequest, Tokens
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.rollout.torch import TorchEngine
-from qwen35_trainer.weights.snapshot import Bucket, pack, unpack
+from qwen35_trainer.weights.weight_buckets import Bucket, pack, unpack
 from tests.profiles import examples
 
 END = 2
@@ -56,18 +57,18 @@ def teacher_forced(model, prompt: tuple[int, ...], response: np.ndarray, tempera
     return (logits / temperature).log_softmax(-1).gather(1, ids[len(prompt) :, None]).squeeze(1).numpy()
 
 
-def assert_same(found: Tokens, expected: Tokens) -> None:
+def assert_same(found: GeneratedTokens, expected: GeneratedTokens) -> None:
     for name in ("ids", "log_probs", "versions"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
 
 
 def test_tokens_join_in_order_and_are_cut_in_all_their_parts() -> None:
-    first = Tokens(np.array([4, 5], np.int32), np.array([-1, -2], np.float32), np.array([0, 1], np.int32))
-    second = Tokens(np.array([6], np.int32), np.array([-3], np.float32), np.array([2], np.int32))
-    joined = Tokens.join([first, second])
+    first = GeneratedTokens(np.array([4, 5], np.int32), np.array([-1, -2], np.float32), np.array([0, 1], np.int32))
+    second = GeneratedTokens(np.array([6], np.int32), np.array([-3], np.float32), np.array([2], np.int32))
+    joined = GeneratedTokens.join([first, second])
     assert len(joined) == 3
-    assert_same(joined[1:], Tokens(*(np.array(part) for part in ([5, 6], [-2, -3], [1, 2]))))
-    assert_same(Tokens.join([]), NO_TOKENS)
+    assert_same(joined[1:], GeneratedTokens(*(np.array(part) for part in ([5, 6], [-2, -3], [1, 2]))))
+    assert_same(GeneratedTokens.join([]), NO_TOKENS)
 
 
 @pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
@@ -232,7 +233,7 @@ def test_progress_gives_every_new_token_once_wherever_its_slot_moves(make_model)
     engine = engine_of(make_model(), slots=4, end_token=NEVER)
     # The first slots empty first, so that the last ones move, and what waits fills up.
     engine.submit([SequenceRequest((0, index), (3, 4), limit) for index, limit in enumerate((2, 4, 11, 12, 9, 10))])
-    parts: dict[SequenceId, list[Tokens]] = {}
+    parts: dict[SequenceId, list[GeneratedTokens]] = {}
     finished: dict[SequenceId, Completed] = {}
     for step in range(1, 40):
         finished |= {completed.sequence: completed for completed in engine.step().finished}
@@ -245,7 +246,7 @@ def test_progress_gives_every_new_token_once_wherever_its_slot_moves(make_model)
     assert len(finished) == 6
     assert parts.keys() == finished.keys() - {(0, 0)}  # over before anybody asked
     for name, given_so_far in parts.items():
-        reported = Tokens.join(given_so_far)
+        reported = GeneratedTokens.join(given_so_far)
         assert len(reported) >= len(finished[name].tokens) - 3
         assert_same(reported, finished[name].tokens[: len(reported)])
 
@@ -267,7 +268,7 @@ def test_tokens_that_a_sequence_came_with_are_no_progress(make_model) -> None:
 
 def test_what_waits_is_taken_with_the_tokens_it_came_with_and_what_is_over_or_unknown_not_at_all(make_model) -> None:
     engine = engine_of(make_model(), slots=1, end_token=NEVER)
-    kept = Tokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+    kept = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
     engine.submit(
         [
             SequenceRequest((0, 0), (3,), 1),
@@ -389,7 +390,7 @@ class History:
         self.engines = engines
         self.requests: dict[SequenceId, SequenceRequest] = {}
         self.dropped: set[SequenceId] = set()
-        self.kept: dict[SequenceId, Tokens] = {}
+        self.kept: dict[SequenceId, GeneratedTokens] = {}
         self.started: Counter[SequenceId] = Counter()
         self.finished: dict[SequenceId, Completed] = {}
 

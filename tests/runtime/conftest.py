@@ -15,7 +15,7 @@ import psutil
 import pytest
 import yaml
 
-from qwen35_trainer.progress.records import Record, read_records
+from qwen35_trainer.progress.records import RunRecord, read_records
 from tests.forks.start import Process, start
 from tests.patience import PATIENCE
 from tests.profiles import FORKED
@@ -24,7 +24,7 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 REMOVED = object()
 SMALL: dict[str, Any] = {
     "mode": "FullyAsync",
-    "accelerator": {"profile": "cpu", "perNode": 1},
+    "accelerator": {"profile": "CPU", "devicesPerNode": 1},
     "model": {
         "name": "tiny",
         "precision": "FP32",
@@ -40,8 +40,8 @@ SMALL: dict[str, Any] = {
     },
     "rewards": [{"name": "digit", "type": "ExactMatch"}],
     "algorithm": {"groupSize": 4},
-    "rollout": {"engine": "Torch", "maxSequences": 64},
-    "train": {"updates": 3, "batch": {"promptsPerUpdate": 4, "microBatchPerDevice": 16}},
+    "rollout": {"engine": "Torch", "maxSequencesPerReplica": 64},
+    "train": {"updates": 3, "batch": {"promptsPerUpdate": 4, "microBatchSequences": 16}},
     "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2, "stallSeconds": PATIENCE},
     "tracking": {"tensorboard": False},
 }
@@ -58,9 +58,9 @@ class Ended:
     out: str
     err: str
     folder: Path
-    records: list[Record]
+    records: list[RunRecord]
 
-    def of[R: Record](self, kind: type[R]) -> list[R]:
+    def of[R: RunRecord](self, kind: type[R]) -> list[R]:
         return [record for record in self.records if isinstance(record, kind)]
 
     @property

@@ -16,17 +16,17 @@ import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
 
-from qwen35_trainer.contract.names import POOL_LABEL
-from qwen35_trainer.runtime import run as command
+from qwen35_trainer.contract.shared_names import POOL_LABEL
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.runtime import run_command as command
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.site import connected, worker_options
-from qwen35_trainer.spec import load_manifest
 
 NODES = (("head", 0), ("rollout", 2), ("rollout", 2), ("train", 2))
 """Pool and CPUs."""
 DEVICES = 2
 """Accelerators of each kind that the last node has, as far as Ray knows."""
-VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
+VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "Ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 taken: dict[str, Any] = {}
 
 

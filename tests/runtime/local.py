@@ -1,6 +1,6 @@
 """Whole runs of the real command in the process of the tests, with Ray played by threads.
 
-    start("run", FILE, …) ─► a thread: the command line ─► runtime.run ─► Driver ─► RolloutWorker, TrainWorker   (threads.py)
+    start("run", FILE, …) ─► a thread: the command line ─► runtime.run_command ─► Driver ─► RolloutWorker, TrainWorker   (threads.py)
                                  │ stdout, stderr             │ logs/          records, checkpoints, journal, report: real
                                  ▼                            ▼
                               the same `Running` and `Ended` as those of a command in a process of its own
@@ -30,10 +30,10 @@ import torch
 
 # Imported before any thread needs them: two that import parts of transformers at the same time see half of it.
 import qwen35_trainer.engines.fsdp.engine
-import qwen35_trainer.models.qwen3_5.build
+import qwen35_trainer.models.qwen3_5.build_model
 import qwen35_trainer.rollout.torch  # noqa: F401
 from qwen35_trainer.commands import app
-from qwen35_trainer.runtime import prepare, process, run
+from qwen35_trainer.runtime import prepare, process, run_command
 from qwen35_trainer.runtime.signals import Signals
 from tests.patience import PATIENCE
 
@@ -159,9 +159,9 @@ def _restored(running: LocalRunning) -> Iterator[None]:
         patch.setattr(prepare, "started_at", time.time)
         patch.setattr(gc, "freeze", lambda: None)  # frozen objects would escape the gc.collect below
         # What a run gives back to the system is a matter of its own processes; here it would look through all of the tests' memory.
-        patch.setattr(run, "_forget_what_is_prepared", lambda: None)
+        patch.setattr(run_command, "_release_prepared", lambda: None)
         patch.setattr(process, "trim", lambda: None)
-        patch.setattr(process, "give_tensors_back", lambda: None)
+        patch.setattr(process, "return_freed_tensors", lambda: None)
         patch.setattr(logging, "basicConfig", router.add)
         os.environ.update(ENVIRONMENT)
         root.addHandler(router)

@@ -6,27 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
-from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureSet
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.tokenizer import character_tokenizer
-from qwen35_trainer.rewards.scorer import Scored
-from qwen35_trainer.rollout.base import Completed, Tokens
+from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
 
 def sequence(*versions: int) -> Completed:
     length = len(versions)
-    tokens = Tokens(
+    tokens = GeneratedTokens(
         np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32), np.array(versions, dtype=np.int32)
     )
     return Completed((0, 0), tokens, truncated=False)
 
 
 def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:
-    scores = tuple(Scored(reward, {}, {}) for reward in rewards or (1.0,) * len(sequences))
+    scores = tuple(CombinedScore(reward, {}, {}) for reward in rewards or (1.0,) * len(sequences))
     return ScoredGroup(number, EncodedPrompt(Prompt("s/0", "s", "question"), (7, 8)), sequences, scores)
 
 
@@ -114,5 +114,5 @@ def test_pictures_travel_with_the_batch_and_text_alone_has_none():
 
 
 def test_pictures_that_cannot_be_read_are_named_by_row():
-    with pytest.raises(DataError, match=r"prompt s/1: image of 3 bytes: no image that can be read"):
+    with pytest.raises(DataError, match=r"prompt s/1: image of 3 bytes: not a readable image"):
         assemble_supervised([seeing(b"abc")], updates=1)

@@ -7,7 +7,7 @@ import pytest
 from ray.exceptions import ActorDiedError, OutOfMemoryError, OwnerDiedError, RayTaskError
 
 from qwen35_trainer.runtime import calls
-from qwen35_trainer.runtime.calls import WorkerLost, answer, answers
+from qwen35_trainer.runtime.calls import ActorLost, answer, answers
 
 BROKEN = RuntimeError("Connection closed by peer [10.0.0.7]:41234")
 
@@ -19,7 +19,7 @@ async def raising(cause: Exception) -> None:
 
 async def failed(cause: Exception) -> Exception:
     call: Any = raising(cause)
-    with pytest.raises((ValueError, WorkerLost)) as raised:
+    with pytest.raises((ValueError, ActorLost)) as raised:
         await answer(call, of="rollout-0", act="loading version 3", seconds=60)
     return raised.value
 
@@ -31,8 +31,8 @@ async def test_what_the_call_raised_is_raised_here():
 
 async def test_weights_whose_trainer_was_lost_are_a_loss_and_no_fault_of_who_reads_them():
     error = await failed(OwnerDiedError("00" * 28, b"", ""))
-    assert isinstance(error, WorkerLost)
-    assert str(error) == "rollout-0 failed at loading version 3: the process that has what it was sent was lost"
+    assert isinstance(error, ActorLost)
+    assert str(error) == "rollout-0 failed at loading version 3: the process that owned its arguments has ended"
 
 
 async def gone() -> None:
@@ -43,7 +43,7 @@ async def gone() -> None:
 
 async def test_a_rank_that_complains_of_a_lost_one_does_not_hide_the_loss():
     ranks: Any = [raising(BROKEN), gone()]
-    with pytest.raises(WorkerLost, match=r"^the train pool was lost during training a batch: "):
+    with pytest.raises(ActorLost, match=r"^the train pool was lost during training a batch: "):
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)
 
 
@@ -69,18 +69,18 @@ async def killed(text: str) -> None:
 @pytest.mark.parametrize("complains", [False, True], ids=["alone", "after a peer's complaint"])
 async def test_a_process_that_was_killed_for_memory_is_named_with_the_largest_ones_and_what_to_lower(complains):
     ranks: Any = [raising(BROKEN), killed(KILLED)] if complains else [killed(KILLED)]
-    with pytest.raises(calls.OutOfMemoryError) as raised:
+    with pytest.raises(calls.ActorOutOfMemory) as raised:
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)
     assert str(raised.value) == (
         "the train pool was ended during training a batch, because its machine ran out of memory (24.1 of 25.3 GB used): "
         "ray::TrainWorker.train 12.06 GB, ray::RolloutWorker.collect 2.14 GB, "
-        "/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long 0.85 GB. Lower train.batch.microBatchPerDevice, "
-        "rollout.maxSequences or data.maxResponseTokens, train adapters (train.lora), or use more memory"
+        "/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long 0.85 GB. Lower train.batch.microBatchSequences, "
+        "rollout.maxSequencesPerReplica or data.maxResponseTokens, train adapters (train.lora), or use more memory"
     )
 
 
 async def test_a_kill_for_memory_that_says_nothing_more_is_told_all_the_same():
-    with pytest.raises(calls.OutOfMemoryError, match=r"because its machine ran out of memory\. Lower train"):
+    with pytest.raises(calls.ActorOutOfMemory, match=r"because its machine ran out of memory\. Lower train"):
         await answer(killed("killed"), of="train-0", act="training a batch", seconds=60)  # type: ignore[arg-type]
 
 
@@ -92,7 +92,7 @@ async def test_a_failure_of_one_rank_is_its_own_when_no_other_was_lost():
 
 
 async def test_a_rank_that_waits_for_a_failed_one_is_not_waited_for_longer(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calls, "LOSS_SECONDS", 0.01)
+    monkeypatch.setattr(calls, "LOSS_DETECTION_SECONDS", 0.01)
     ranks: Any = [raising(BROKEN), asyncio.Event().wait()]
     with pytest.raises(RuntimeError) as raised:
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)

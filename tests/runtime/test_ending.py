@@ -23,12 +23,12 @@ def test_a_run_of_one_reward_tells_its_accuracy_in_percent():
         {"accuracy": 1.0, "reward_mean": 1.0, "score_by_reward": {"digit": 1.0}},
         lag_histogram={0: 5, 1: 4},
         rollout_idle=0.81,
-        trainer_idle=0.11,
+        train_idle=0.11,
         tokens_per_second=4779.0,
     )
     assert summary_rows(told) == [
         ("held-out accuracy", "1.6% → 100%"),
-        ("greatest token lag", "1 version (bound 3)"),
+        ("maximum token lag", "1 version (bound 3)"),
         ("idle", "rollout 81%, trainer 11%"),
         ("generated", "4779 tokens/s"),
     ]

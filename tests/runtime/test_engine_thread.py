@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.models.qwen3_5.build import build
-from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceRequest, Tokens
+from qwen35_trainer.manifest import ModelSpec
+from qwen35_trainer.models.qwen3_5.build_model import build
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineThread
-from qwen35_trainer.spec import Model
 from tests.patience import PATIENCE
 
 NEVER = 99
 """An end token outside the vocabulary: every sequence is as long as its limit."""
-MODEL = Model.model_validate(
+MODEL = ModelSpec.model_validate(
     {"name": "tiny", "precision": "FP32"}
     | {"source": {"random": {"hiddenSize": 16, "intermediateSize": 16, "layers": 2, "fullAttentionInterval": 2}}}
 )
@@ -96,7 +96,7 @@ def test_unfinished_sequences_report_their_tokens_now_and_then(driven, reporting
     driven.until(lambda: len(driven.finished) == 7)
     for completed in driven.finished:
         parts = [part for collected in driven.collected for part in collected.progress.get(completed.sequence, ())]
-        reported = Tokens.join(parts)
+        reported = GeneratedTokens.join(parts)
         # All but the one that ended it, which comes with the whole.
         assert len(reported) == len(completed.tokens) - 1
         assert reported.ids.tolist() == completed.tokens.ids[:-1].tolist()
@@ -147,7 +147,7 @@ def test_new_weights_come_in_between_two_tokens_of_a_running_sequence(driven):
 
 
 def test_a_taken_sequence_never_comes_out_and_its_tokens_are_handed_over(driven):
-    taken: dict[tuple[int, int], Tokens] = {}
+    taken: dict[tuple[int, int], GeneratedTokens] = {}
 
     def take_midway(engine: RolloutEngine) -> None:
         engine.submit([*requests(0, samples=2, tokens=30), *requests(1)])

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, surviving_updates
-from qwen35_trainer.runtime import run
-from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime import run_command
+from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.driver import START_SECONDS
 from tests.patience import PATIENCE
 
@@ -24,7 +24,7 @@ PUBLISH_SECONDS = 100.0
 CHANGES = {
     "train.updates": UPDATES,
     "checkpoint": {"everyUpdates": 1},
-    "weights": {"timeoutSeconds": PUBLISH_SECONDS},
+    "publication": {"timeoutSeconds": PUBLISH_SECONDS},
     "data.shuffle": False,
     "async.stalenessThreshold": 0.5,  # the second batch is handed out in two parts
 }
@@ -128,7 +128,7 @@ def test_a_train_worker_that_hangs_ends_the_run_with_its_name(local, write, tmp_
     seconds = LIMITS.get(method, PATIENCE)
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("TrainWorker", method, at, after), seconds)
     who = "train-0" if method == "listen" else "the train pool (train-0)"
-    assert ended.err.startswith(f"{who} did not answer to ")
+    assert ended.err.startswith(f"{who} did not finish ")
     assert f"within {seconds:g} s" in ended.err
     _failed(ended, "Stalled")
 
@@ -146,7 +146,7 @@ def test_a_driver_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, writ
 def test_a_driver_that_hangs_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, monkeypatch, after):
     file = write(tmp_path, CHANGES)
     with monkeypatch.context() as patch:
-        patch.setattr(run, "SILENT_SECONDS", 5.0)
+        patch.setattr(run_command, "DRIVER_ANSWER_SECONDS", 5.0)
         ended = _losing(local, file, Fault.hang("Driver", "follow", after=after))
     assert ended.err.startswith("the driver did not answer within 5 s; ")
     _failed(ended, "Stalled")
@@ -162,7 +162,7 @@ def test_a_replica_that_is_lost_before_the_model_has_loaded_ends_the_run_by_name
 @pytest.mark.parametrize(("method", "at", "after"), _each("RolloutWorker", ROLLOUT)[1:])
 def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, after):
     ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", method, at, after))
-    assert "its sequences go on elsewhere" in (ended.folder / "logs" / "driver.log").read_text()
+    assert "its sequences continue on other replicas" in (ended.folder / "logs" / "driver.log").read_text()
     _complete(ended)
 
 
@@ -171,13 +171,13 @@ def test_a_replica_that_never_loads_a_publication_is_replaced(local, write, tmp_
     fault = Fault.hang("RolloutWorker", "load", at)
     ended = _hanging(local, write(tmp_path, CHANGES), fault, PUBLISH_SECONDS)
     log = (ended.folder / "logs" / "driver.log").read_text()
-    assert f"rollout-0 did not answer to loading version {at - 1} within {PUBLISH_SECONDS:g} s" in log
+    assert f"rollout-0 did not finish loading version {at - 1} within {PUBLISH_SECONDS:g} s" in log
     _complete(ended)
 
 
 def test_a_replica_whose_model_never_loads_ends_the_run_with_its_name(local, write, tmp_path):
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "ready"), START_SECONDS)
-    assert ended.err.startswith("the rollout pool (rollout-0) did not answer to loading the model")
+    assert ended.err.startswith("the rollout pool (rollout-0) did not finish loading the model")
     _failed(ended, "Stalled")
 
 

@@ -12,7 +12,7 @@ from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord
 from qwen35_trainer.runtime import exporting
-from qwen35_trainer.runtime.export import ExportRefused, export
+from qwen35_trainer.runtime.export_command import ExportRefused, export
 from qwen35_trainer.runtime.exporting import Exports
 from tests.models import published
 
@@ -26,7 +26,7 @@ def exporter(monkeypatch, tmp_path):
     def write(script: str) -> None:
         file = tmp_path / "exporter.sh"
         file.write_text(f"CHECKPOINT=$1 OUTPUT=$3\n{script}\n")
-        monkeypatch.setattr(exporting, "COMMAND", ("sh", str(file)))
+        monkeypatch.setattr(exporting, "EXPORT_COMMAND", ("sh", str(file)))
 
     return write
 

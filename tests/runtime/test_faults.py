@@ -15,7 +15,7 @@ import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
 from qwen35_trainer.runtime import rollout_worker
-from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from tests.patience import PATIENCE
 
 from .conftest import Ended
@@ -61,7 +61,7 @@ ENDLESS = {
     "model.source.random": {"hiddenSize": 16, "intermediateSize": 32, "layers": 2, "fullAttentionInterval": 2}
     | {"characters": "0123456789>="},
     "data.shuffle": False,
-    "rollout": {"engine": "Torch", "maxSequences": 2, "topK": 1},
+    "rollout": {"engine": "Torch", "maxSequencesPerReplica": 2, "topK": 1},
 }
 """With these weights the likeliest tokens go round in a circle of three: a response ends at its limit."""
 
@@ -250,7 +250,7 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
 
 def _trained_once_each(ended: Ended) -> None:
     assert ended.code == 0, ended.err
-    assert "its sequences go on elsewhere" in (ended.folder / "logs" / "driver.log").read_text()
+    assert "its sequences continue on other replicas" in (ended.folder / "logs" / "driver.log").read_text()
     updates = ended.of(UpdateRecord)
     assert [record.update for record in updates] == list(range(1, 17))
     assert max(record.lag_max for record in updates) <= 2
@@ -266,9 +266,9 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     changes = {
         "data.maxResponseTokens": 1500,
         "algorithm.groupSize": 2,
-        "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchPerDevice": 2}},
+        "train": {"updates": 2, "batch": {"promptsPerUpdate": 1, "microBatchSequences": 2}},
         "async": {"stalenessThreshold": 1.0, "maxVersionLag": 1},
-        "rollout.maxSequences": 1,  # one after the other: the second group is under way for long
+        "rollout.maxSequencesPerReplica": 1,  # one after the other: the second group is under way for long
     }
     monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.1)
     metrics, published, reported = tmp_path / "out" / "metrics.jsonl", threading.Event(), threading.Event()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.manifest import Manifest, load_manifest
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
-from qwen35_trainer.spec import Manifest, load_manifest
 
 
 @pytest.fixture

@@ -10,19 +10,19 @@ import pytest
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Reason
+from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.rewards.base import Completion, RewardError
-from qwen35_trainer.rewards.scorer import Part, Scorer
-from qwen35_trainer.rollout.base import Completed, Sampling, SequenceId, SequenceRequest, Tokens
-from qwen35_trainer.runtime.clock import Clock
-from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, Parts
-from qwen35_trainer.runtime.rollout_pool import Replica
+from qwen35_trainer.rewards.reward import Response, RewardError
+from qwen35_trainer.rewards.scorer import ConfiguredReward, Scorer
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
+from qwen35_trainer.runtime.rollout_pool import RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import Collected
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.runtime.timing import TrainingClock
 
 POOL, LANE, OTHER = 1, 2, 3
 NAME = (0, 0)
@@ -34,7 +34,7 @@ class Pool:
     def __init__(self) -> None:
         self.submitted: list[tuple[int, SequenceRequest]] = []
         self.cancelled: list[tuple[int, SequenceId]] = []
-        self.taking: dict[tuple[int, SequenceId], asyncio.Future[dict[SequenceId, Tokens] | None]] = {}
+        self.taking: dict[tuple[int, SequenceId], asyncio.Future[dict[SequenceId, GeneratedTokens] | None]] = {}
         self.lost: set[int] = set()
 
     def submit(self, number: int, requests: Sequence[SequenceRequest]) -> None:
@@ -43,7 +43,7 @@ class Pool:
     def cancel(self, number: int, sequences: Sequence[SequenceId]) -> None:
         self.cancelled += [(number, name) for name in sequences]
 
-    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens] | None:
+    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens] | None:
         if number in self.lost:
             return None
         [name] = sequences
@@ -59,7 +59,7 @@ class Length:
     def __init__(self) -> None:
         self.ill: set[str] = set()
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         if completion.text in self.ill:
             raise RewardError("no score")
         return float(completion.token_count)
@@ -88,22 +88,22 @@ class Room:
 
     def __init__(self, folder: Path, write: Callable[..., Path]) -> None:
         changes = {"data.maxResponseTokens": 20, "algorithm.groupSize": 2, "rollout.temperature": 0.5}
-        changes |= {"train.batch.microBatchPerDevice": 8}
+        changes |= {"train.batch.microBatchSequences": 8}
         self.spec = load_manifest(write(folder, changes)).spec
         self.pool, self.reward = Pool(), Length()
         self.events: list[on.Event] = []
         self.prompts = [EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), (row, row)) for row in range(5)]
         self.recorder = Recorder(folder / "metrics.jsonl", [])
         self.generation = Generation(
-            Parts(
+            GenerationParts(
                 self.spec,
                 Spelling(),
                 self.prompts,
                 self.prompts[3:],
                 PromptOrder(5, epochs=None, shuffle=False),
-                Scorer([Part(self.reward, "Skip")]),
+                Scorer([ConfiguredReward(self.reward, "Skip")]),
                 self.recorder,
-                Clock(0.0),
+                TrainingClock(0.0),
                 self.events.append,
             ),
             replicas=2,
@@ -122,23 +122,23 @@ class Room:
 
     def begin(self, group: int = 0, *, position: int = 2, worker: int = POOL) -> None:
         """Dispatch a group, and start both its sequences on `worker`."""
-        self.generation.dispatched(do.Dispatched(group, position))
+        self.generation.dispatched(do.GroupDispatched(group, position))
         self.start(worker, (group, 0), (group, 1))
 
     def start(self, worker: int, *names: SequenceId, keep: int = 0) -> None:
-        self.generation.start(do.Start(worker, tuple((name, keep) for name in names)))
+        self.generation.start(do.StartSequences(worker, tuple((name, keep) for name in names)))
 
     def move(self, name: SequenceId = NAME, source: int = POOL, target: int = LANE) -> None:
-        self.generation.move(do.Move(name, source, target))
+        self.generation.move(do.MoveSequence(name, source, target))
 
     def collect(self, number: int, news: Collected) -> None:
-        self.generation.collected(Replica(number, f"rollout-{number}", None), news)
+        self.generation.collected(RolloutReplica(number, f"rollout-{number}", None), news)
 
-    def report(self, number: int, *names: SequenceId, tokens: Tokens) -> None:
+    def report(self, number: int, *names: SequenceId, tokens: GeneratedTokens) -> None:
         """Unfinished sequences have these new tokens."""
         self.collect(number, Collected(progress=dict.fromkeys(names, (tokens,))))
 
-    def finish(self, number: int, *names: SequenceId, tokens: Tokens) -> None:
+    def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens) -> None:
         self.collect(number, Collected(finished=tuple(Completed(name, tokens, truncated=False) for name in names)))
 
     def lose(self, number: int) -> None:
@@ -147,9 +147,11 @@ class Room:
         for (source, _), answer in self.pool.taking.items():
             if source == number and not answer.done():
                 answer.set_result(None)
-        self.generation.lost(Replica(number, f"rollout-{number}", None))
+        self.generation.lost(RolloutReplica(number, f"rollout-{number}", None))
 
-    async def answer(self, taken: dict[SequenceId, Tokens], number: int = POOL, name: SequenceId = NAME) -> None:
+    async def answer(
+        self, taken: dict[SequenceId, GeneratedTokens], number: int = POOL, name: SequenceId = NAME
+    ) -> None:
         self.pool.taking[number, name].set_result(taken)
         await settled()
 
@@ -163,9 +165,9 @@ class Room:
         ]
 
 
-def tokens(*ids: int, version: int = 0) -> Tokens:
+def tokens(*ids: int, version: int = 0) -> GeneratedTokens:
     count = len(ids)
-    return Tokens(np.array(ids, np.int32), np.full(count, -0.5, np.float32), np.full(count, version, np.int32))
+    return GeneratedTokens(np.array(ids, np.int32), np.full(count, -0.5, np.float32), np.full(count, version, np.int32))
 
 
 async def settled() -> None:
@@ -197,16 +199,16 @@ async def test_what_a_replica_brings_is_told_once_and_the_group_is_scored(room):
         room.collect(POOL, Collected(started={(0, 0): 3, (0, 1): 4}))
         room.finish(POOL, (0, 1), tokens=tokens(6, 7))
         await settled()
-        assert room.of(on.Scored) == []
+        assert room.of(on.GroupScored) == []
         room.finish(POOL, (0, 0), tokens=tokens(5))
         await settled()
         [group] = room.generation.take([0])
     assert room.events == [
-        on.Started((0, 0), 3),
-        on.Started((0, 1), 4),
-        on.Finished((0, 1), 2),
-        on.Finished((0, 0), 1),
-        on.Scored(0, signal=True),
+        on.SequenceStarted((0, 0), 3),
+        on.SequenceStarted((0, 1), 4),
+        on.SequenceFinished((0, 1), 2),
+        on.SequenceFinished((0, 0), 1),
+        on.GroupScored(0, signal=True),
     ]
     # In the order of the samples, not in that of their ends.
     assert [sequence.sequence for sequence in group.sequences] == [(0, 0), (0, 1)]
@@ -222,7 +224,7 @@ async def test_news_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room)
         room.finish(POOL, (0, 1), tokens=tokens(5))
         room.finish(POOL, (0, 1), tokens=tokens(6))  # it has finished already
         await settled()
-    assert room.events == [on.Finished((0, 1), 1)]
+    assert room.events == [on.SequenceFinished((0, 1), 1)]
 
 
 async def test_a_sequence_is_handed_over_with_its_tokens_and_its_news_come_from_the_target(room):
@@ -238,8 +240,8 @@ async def test_a_sequence_is_handed_over_with_its_tokens_and_its_news_come_from_
         room.finish(POOL, NAME, tokens=tokens(99))
         room.report(LANE, NAME, tokens=tokens(8, version=1))
         room.finish(LANE, NAME, tokens=tokens(5, 6, 7, 8, 9))
-    assert room.of(on.Progressed) == [on.Progressed({NAME: count}) for count in (1, 2, 4)]
-    assert room.of(on.Finished) == [on.Finished(NAME, 5)]
+    assert room.of(on.SequencesProgressed) == [on.SequencesProgressed({NAME: count}) for count in (1, 2, 4)]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 5)]
 
 
 async def test_a_sequence_whose_source_is_lost_on_the_way_goes_on_from_what_it_had_reported(room):
@@ -253,8 +255,8 @@ async def test_a_sequence_whose_source_is_lost_on_the_way_goes_on_from_what_it_h
         assert room.sent(LANE) == [[5, 6]]
         room.finish(LANE, NAME, tokens=tokens(5, 6, 7))
     # The coordinator has it in the lane already.
-    assert room.of(on.WorkerLost) == [on.WorkerLost(POOL, {(0, 1): 2})]
-    assert room.of(on.Finished) == [on.Finished(NAME, 3)]
+    assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {(0, 1): 2})]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
 async def test_a_sequence_whose_target_is_lost_on_the_way_goes_where_the_coordinator_says(room):
@@ -264,13 +266,13 @@ async def test_a_sequence_whose_target_is_lost_on_the_way_goes_where_the_coordin
         room.move()
         await settled()
         room.lose(LANE)
-        assert room.of(on.WorkerLost) == [on.WorkerLost(LANE, {NAME: 2})]
+        assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {NAME: 2})]
         room.start(OTHER, NAME, keep=2)
         await room.answer({NAME: tokens(5, 6, 7)})
         assert room.sent(LANE) == []
         assert room.sent(OTHER) == [[5, 6]]
         room.finish(OTHER, NAME, tokens=tokens(5, 6, 8))
-    assert room.of(on.Finished) == [on.Finished(NAME, 3)]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
 async def test_a_sequence_told_to_move_to_a_replica_that_is_lost_already_follows_the_next_order(room):
@@ -278,14 +280,14 @@ async def test_a_sequence_told_to_move_to_a_replica_that_is_lost_already_follows
     async with room.open():
         room.begin()
         room.lose(LANE)
-        assert room.of(on.WorkerLost) == [on.WorkerLost(LANE, {})]
+        assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {})]
         room.move()
         await settled()
         room.start(OTHER, NAME)
         await room.answer({NAME: tokens(5, 6)})
         assert (room.sent(LANE), room.sent(OTHER)) == ([], [[]])
         room.finish(OTHER, NAME, tokens=tokens(7))
-    assert room.of(on.Finished) == [on.Finished(NAME, 1)]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
 
 
 async def test_a_sequence_that_finishes_before_it_is_taken_stays_finished(room):
@@ -295,7 +297,7 @@ async def test_a_sequence_that_finishes_before_it_is_taken_stays_finished(room):
         await settled()
         room.finish(POOL, NAME, tokens=tokens(5))
         await room.answer({})
-    assert room.of(on.Finished) == [on.Finished(NAME, 1)]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
     assert room.sent(LANE) == []
 
 
@@ -306,7 +308,7 @@ async def test_a_sequence_whose_end_is_told_after_the_answer_stays_finished_too(
         await settled()
         await room.answer({})
         room.finish(POOL, NAME, tokens=tokens(5))
-    assert room.of(on.Finished) == [on.Finished(NAME, 1)]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
     assert room.sent(LANE) == []
 
 
@@ -321,8 +323,8 @@ async def test_a_sequence_whose_end_is_lost_with_its_source_goes_on_at_the_targe
         await settled()
         assert room.sent(LANE) == [[5, 6]]
         room.finish(LANE, NAME, tokens=tokens(5, 6, 7))
-    assert room.of(on.WorkerLost) == [on.WorkerLost(POOL, {(0, 1): 0})]
-    assert room.of(on.Finished) == [on.Finished(NAME, 3)]
+    assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {(0, 1): 0})]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
 async def test_a_group_that_leaves_while_its_sequence_is_handed_over_takes_it_along(room):
@@ -330,8 +332,8 @@ async def test_a_group_that_leaves_while_its_sequence_is_handed_over_takes_it_al
         room.begin()
         room.move()
         await settled()
-        room.generation.cancel(do.Cancel(LANE, (NAME,)))
-        room.generation.cancel(do.Cancel(POOL, ((0, 1),)))
+        room.generation.cancel(do.CancelSequences(LANE, (NAME,)))
+        room.generation.cancel(do.CancelSequences(POOL, ((0, 1),)))
         room.generation.forget(0)
         await room.answer({NAME: tokens(5)})
         room.finish(POOL, (0, 1), tokens=tokens(5))
@@ -346,7 +348,7 @@ async def test_tokens_outlive_their_replica_as_far_as_they_were_reported_and_are
         room.report(POOL, NAME, tokens=tokens(5, 6))
         room.report(POOL, NAME, tokens=tokens(7, version=1))
         room.lose(POOL)
-        assert room.of(on.WorkerLost) == [on.WorkerLost(POOL, {NAME: 3, (0, 1): 0})]
+        assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {NAME: 3, (0, 1): 0})]
         room.start(OTHER, NAME, keep=3)
         room.start(OTHER, (0, 1), keep=0)
         [kept, anew] = [request.kept for to, request in room.pool.submitted if to == OTHER]
@@ -355,7 +357,7 @@ async def test_tokens_outlive_their_replica_as_far_as_they_were_reported_and_are
         # Lost again: what it came with counts as reported.
         room.report(OTHER, NAME, tokens=tokens(8))
         room.lose(OTHER)
-    assert room.of(on.WorkerLost)[1] == on.WorkerLost(OTHER, {NAME: 4, (0, 1): 0})
+    assert room.of(on.ReplicaLost)[1] == on.ReplicaLost(OTHER, {NAME: 4, (0, 1): 0})
 
 
 async def test_tokens_are_not_kept_where_the_coordinator_says_so(room):
@@ -367,7 +369,7 @@ async def test_tokens_are_not_kept_where_the_coordinator_says_so(room):
         assert room.sent(OTHER) == [[]]
         room.report(OTHER, NAME, tokens=tokens(9))
         room.lose(OTHER)
-    assert room.of(on.WorkerLost)[1] == on.WorkerLost(OTHER, {NAME: 1})
+    assert room.of(on.ReplicaLost)[1] == on.ReplicaLost(OTHER, {NAME: 1})
 
 
 async def test_a_lane_replica_that_is_lost_gives_back_all_tokens_since_the_first_replica(room):
@@ -379,7 +381,7 @@ async def test_a_lane_replica_that_is_lost_gives_back_all_tokens_since_the_first
         room.report(LANE, NAME, tokens=tokens(7, version=1))
         room.lose(LANE)
         room.start(POOL, NAME, keep=3)
-    assert room.of(on.WorkerLost) == [on.WorkerLost(LANE, {NAME: 3})]
+    assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {NAME: 3})]
     assert room.sent(POOL) == [[], [5, 6, 7]]
 
 
@@ -388,7 +390,7 @@ async def test_rewards_that_do_not_differ_are_no_signal(room):
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
         await settled()
-    assert room.of(on.Scored) == [on.Scored(0, signal=False)]
+    assert room.of(on.GroupScored) == [on.GroupScored(0, signal=False)]
 
 
 async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_counted(room):
@@ -397,7 +399,7 @@ async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_coun
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
         await settled()
-        assert (room.of(on.Failed), room.of(on.Scored)) == ([on.Failed(0)], [])
+        assert (room.of(on.GroupFailed), room.of(on.GroupScored)) == ([on.GroupFailed(0)], [])
         room.generation.forget(0)
     assert room.generation.failures.errors == {"length": 2}
 
@@ -410,7 +412,7 @@ async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
         room.finish(POOL, (0, 1), tokens=tokens(5))
         await settled()
         [group] = room.generation.take([0])
-    assert room.of(on.Scored) == [on.Scored(0, signal=False)]
+    assert room.of(on.GroupScored) == [on.GroupScored(0, signal=False)]
     assert (group.rewards, room.generation.failures.total()) == ((None, 1.0), 1)
 
 
@@ -420,7 +422,7 @@ async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told_of(room)
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5))
         room.generation.forget(0)
         await settled()
-    assert room.of(on.Scored) == []
+    assert room.of(on.GroupScored) == []
 
 
 async def test_an_evaluation_is_scored_when_asked_for_and_its_groups_are_no_others(room):
@@ -433,7 +435,7 @@ async def test_an_evaluation_is_scored_when_asked_for_and_its_groups_are_no_othe
         results = await room.generation.results((first, second))
         later = room.generation.evaluation()
     assert FIRST_EVALUATION_GROUP <= first < second < later[0]
-    assert {type(event) for event in room.events} == {on.Finished}
+    assert {type(event) for event in room.events} == {on.SequenceFinished}
     assert [request.prompt for _, request in room.pool.submitted] == [(3, 3), (4, 4)]
     assert {request.sampling for _, request in room.pool.submitted} == {Sampling(room.spec.evaluation.temperature)}
     assert [(group.prompt, group.rewards) for group in results] == [
@@ -448,7 +450,7 @@ async def test_a_filtered_group_is_forgotten_whole(room):
         room.report(POOL, NAME, tokens=tokens(5))
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
         await settled()
-        left = do.Left(0, 2, Reason.FILTERED)
+        left = do.GroupLeft(0, 2, do.LeaveReason.FILTERED)
         room.generation.forget(left.group)
         room.lose(POOL)
-    assert room.of(on.WorkerLost) == [on.WorkerLost(POOL, {})]
+    assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {})]

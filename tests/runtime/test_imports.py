@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import qwen35_trainer
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.weights.manifest import TensorEntry, WeightManifest
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.weight_manifest import TensorEntry, WeightManifest
 from tests.patience import PATIENCE
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
 REWARDS = "[{type: Function, function: 'json:nothing'}]"
 PACKAGES = Path(qwen35_trainer.__file__).parent
-CORE = [name for name in ("spec", "pipeline", "catalog", "simulate") if (PACKAGES / name / "__init__.py").is_file()]
+CORE = [name for name in ("manifest", "pipeline", "catalog", "simulate") if (PACKAGES / name / "__init__.py").is_file()]
 
 
 def imported_by(code: str, *watched: str, stdin: bytes = b"") -> set[str]:
@@ -45,9 +45,9 @@ def test_the_driver_imports_without_torch():
 
 
 def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp_path):
+    from qwen35_trainer.manifest import load_manifest
     from qwen35_trainer.runtime.folder import RunFolder
     from qwen35_trainer.runtime.prepare import prepare
-    from qwen35_trainer.spec import load_manifest
 
     manifest = load_manifest(write(tmp_path))
     job, _ = prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
@@ -55,7 +55,7 @@ def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp
     lengths, tokens = np.ones(1, dtype=np.int64), np.ones(1, dtype=np.int32)
     sent = [
         job,
-        Publication(WeightManifest(1, (entry,), (16,)), ()),
+        PublishedWeights(WeightManifest(1, (entry,), (16,)), ()),
         TrainBatch(tokens, lengths, tokens, lengths, np.ones(1, dtype=np.bool_)),
     ]
     code = "import pickle, sys, qwen35_trainer.runtime.driver\nassert len(pickle.load(sys.stdin.buffer)) == 3"

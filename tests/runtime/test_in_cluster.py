@@ -36,7 +36,7 @@ def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_
     assert said["left"].get("CPU", 0) == 0
 
 
-@pytest.mark.parametrize("profile", ["nvidia", "ascend"])
+@pytest.mark.parametrize("profile", ["NVIDIA", "Ascend"])
 def test_without_a_cluster_each_worker_sees_an_accelerator_of_its_own(in_pods, profile):
     _, said = in_pods
     assert sorted(said["visible"][profile]) == ["0", "1"]

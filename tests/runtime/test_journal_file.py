@@ -11,20 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
-from qwen35_trainer.pipeline.journal import Base, JournalDamaged, encode, recover
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, encode, recover
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
 from tests.patience import PATIENCE
 
-START = Snapshot(2, 6, (3, 5), 7)
+START = SchedulingSnapshot(2, 6, (3, 5), 7)
 RECORDS = (
-    Dispatched(7, 3),
-    Dispatched(8, 5),
-    Dispatched(9, 6),
-    Left(8, 5, Reason.FILTERED),
-    Train(2, 2, (7,)),
-    Dispatched(10, 7),
+    GroupDispatched(7, 3),
+    GroupDispatched(8, 5),
+    GroupDispatched(9, 6),
+    GroupLeft(8, 5, LeaveReason.FILTERED),
+    TrainGroups(2, 2, (7,)),
+    GroupDispatched(10, 7),
 )
 
 
@@ -53,17 +53,17 @@ def disk_full_at():
 
 
 async def test_what_is_flushed_is_on_disk(journal):
-    assert journal.path.read_bytes() == text(Base(START))
+    assert journal.path.read_bytes() == text(JournalBase(START))
     for record in RECORDS:
         journal.add(record)
-    assert journal.path.read_bytes() == text(Base(START)), "nothing is written before the flush"
+    assert journal.path.read_bytes() == text(JournalBase(START)), "nothing is written before the flush"
     await journal.flush()
-    assert journal.path.read_bytes() == text(Base(START), *RECORDS)
-    assert recover(journal.path.read_bytes(), 3) == Snapshot(3, 8, (6, 7), 11)
+    assert journal.path.read_bytes() == text(JournalBase(START), *RECORDS)
+    assert recover(journal.path.read_bytes(), 3) == SchedulingSnapshot(3, 8, (6, 7), 11)
 
 
 async def test_each_flush_returns_only_when_its_records_are_on_disk_and_all_come_in_order(journal):
-    records = [Dispatched(7 + each, each) for each in range(200)]
+    records = [GroupDispatched(7 + each, each) for each in range(200)]
 
     async def write(record):
         journal.add(record)
@@ -71,38 +71,38 @@ async def test_each_flush_returns_only_when_its_records_are_on_disk_and_all_come
         assert encode(record) in journal.path.read_bytes()
 
     await asyncio.gather(*(write(record) for record in records))
-    assert journal.path.read_bytes() == text(Base(START), *records)
+    assert journal.path.read_bytes() == text(JournalBase(START), *records)
 
 
 async def test_flushes_that_wait_for_one_another_share_a_write(journal, monkeypatch):
     syncs, fsync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda descriptor: (syncs.append(descriptor), fsync(descriptor)))
     for each in range(100):
-        journal.add(Dispatched(7 + each, each))
+        journal.add(GroupDispatched(7 + each, each))
     await asyncio.gather(*(journal.flush() for _ in range(20)))
     assert len(syncs) == 1
 
 
 async def test_a_cancelled_flush_still_happens_and_the_next_one_follows_it(journal):
-    records = [Dispatched(7 + each, each) for each in range(20)]
+    records = [GroupDispatched(7 + each, each) for each in range(20)]
     for record in records:
         journal.add(record)
         flushing = asyncio.create_task(journal.flush())
         await asyncio.sleep(0)
         flushing.cancel()
     await journal.flush()
-    assert journal.path.read_bytes() == text(Base(START), *records)
+    assert journal.path.read_bytes() == text(JournalBase(START), *records)
 
 
 async def test_a_new_beginning_replaces_the_old_journal(journal):
     journal.add(RECORDS[0])
     await journal.flush()
     second = JournalFile(journal.path)
-    await second.begin(Snapshot(9, 40, (), 50))
-    second.add(Dispatched(50, 40))
+    await second.begin(SchedulingSnapshot(9, 40, (), 50))
+    second.add(GroupDispatched(50, 40))
     await second.flush()
     await second.close()
-    assert journal.path.read_bytes() == text(Base(Snapshot(9, 40, (), 50)), Dispatched(50, 40))
+    assert journal.path.read_bytes() == text(JournalBase(SchedulingSnapshot(9, 40, (), 50)), GroupDispatched(50, 40))
     assert names(journal.path.parent) == ["journal"]
 
 
@@ -110,22 +110,22 @@ async def test_compaction_keeps_the_meaning_and_records_go_on_after_it(journal):
     for record in RECORDS[:4]:
         journal.add(record)
     await journal.compact(2)
-    assert journal.path.read_bytes() == text(Base(Snapshot(2, 7, (3, 6), 10), held=(7, 9)))
+    assert journal.path.read_bytes() == text(JournalBase(SchedulingSnapshot(2, 7, (3, 6), 10), held=(7, 9)))
     for record in RECORDS[4:]:
         journal.add(record)
     await journal.flush()
-    assert recover(journal.path.read_bytes(), 3) == recover(text(Base(START), *RECORDS), 3)
+    assert recover(journal.path.read_bytes(), 3) == recover(text(JournalBase(START), *RECORDS), 3)
     assert names(journal.path.parent) == ["journal"]
 
 
 @given(acts=st.lists(st.sampled_from(["add", "flush", "compact"]), max_size=12))
 async def test_whatever_runs_at_the_same_time_the_records_come_in_order(acts, tmp_path_factory):
     journal = JournalFile(tmp_path_factory.mktemp("run") / "journal")
-    await journal.begin(Snapshot())
+    await journal.begin(SchedulingSnapshot())
     added, running = [], []
     for act in acts:
         if act == "add":
-            added.append(Dispatched(len(added), len(added)))
+            added.append(GroupDispatched(len(added), len(added)))
             journal.add(added[-1])
         else:
             running.append(asyncio.ensure_future(journal.flush() if act == "flush" else journal.compact(0)))
@@ -133,7 +133,7 @@ async def test_whatever_runs_at_the_same_time_the_records_come_in_order(acts, tm
     await asyncio.gather(*running)
     await journal.flush()
     await journal.close()
-    assert recover(journal.path.read_bytes(), 0) == recover(text(Base(Snapshot()), *added), 0)
+    assert recover(journal.path.read_bytes(), 0) == recover(text(JournalBase(SchedulingSnapshot()), *added), 0)
 
 
 async def test_a_full_disk_is_said_and_nothing_follows_the_torn_line(journal, disk_full_at):
@@ -147,13 +147,13 @@ async def test_a_full_disk_is_said_and_nothing_follows_the_torn_line(journal, di
         await journal.flush()
     disk_full_at(None)
     torn = journal.path.read_bytes()
-    assert torn == text(Base(START), *RECORDS)[: len(whole) + 30]
+    assert torn == text(JournalBase(START), *RECORDS)[: len(whole) + 30]
     journal.add(RECORDS[-1])
     for act in (journal.flush, lambda: journal.compact(2)):
         with pytest.raises(JournalNotWritten):
             await act()
     assert journal.path.read_bytes() == torn
-    assert recover(torn, 2) == recover(text(Base(START), *RECORDS[:2]), 2), "the torn line is cut"
+    assert recover(torn, 2) == recover(text(JournalBase(START), *RECORDS[:2]), 2), "the torn line is cut"
 
 
 async def test_a_journal_that_cannot_be_compacted_is_written_on(journal, disk_full_at):
@@ -168,14 +168,14 @@ async def test_a_journal_that_cannot_be_compacted_is_written_on(journal, disk_fu
     for record in RECORDS[4:]:
         journal.add(record)
     await journal.flush()
-    assert journal.path.read_bytes() == text(Base(START), *RECORDS)
+    assert journal.path.read_bytes() == text(JournalBase(START), *RECORDS)
 
 
 async def test_a_full_device_leaves_the_earlier_journal_whole(journal):
     before = journal.path.read_bytes()
     journal.path.with_name(".journal.partial").symlink_to("/dev/full")
     with pytest.raises(JournalNotWritten, match="No space left on device"):
-        await JournalFile(journal.path).begin(Snapshot(9, 40, (), 50))
+        await JournalFile(journal.path).begin(SchedulingSnapshot(9, 40, (), 50))
     assert journal.path.read_bytes() == before
     assert names(journal.path.parent) == ["journal"]
 
@@ -205,15 +205,15 @@ async def test_records_need_a_beginning(tmp_path):
 
 CRASH = """
 import asyncio, os, pathlib, signal, sys
-from qwen35_trainer.pipeline.actions import Dispatched
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.actions import GroupDispatched
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile
 
 async def main():
     journal = JournalFile(pathlib.Path(sys.argv[1]))
-    await journal.begin(Snapshot())
+    await journal.begin(SchedulingSnapshot())
     for each in range(5):
-        journal.add(Dispatched(each, each))
+        journal.add(GroupDispatched(each, each))
     await journal.flush()
     os.rename = os.replace = pathlib.Path.replace = pathlib.Path.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     await journal.compact(0)
@@ -229,9 +229,11 @@ async def test_a_crash_between_writing_aside_and_renaming_leaves_the_earlier_jou
     )
     assert died.returncode == -signal.SIGKILL
     assert names(tmp_path) == [".journal.partial", "journal"]
-    assert path.read_bytes() == text(Base(Snapshot()), *(Dispatched(each, each) for each in range(5)))
+    assert path.read_bytes() == text(
+        JournalBase(SchedulingSnapshot()), *(GroupDispatched(each, each) for each in range(5))
+    )
     journal = JournalFile(path)
     await journal.begin(recover(path.read_bytes(), 0))
     await journal.close()
     assert names(tmp_path) == ["journal"]
-    assert recover(path.read_bytes(), 0) == Snapshot(0, 5, (0, 1, 2, 3, 4), 5)
+    assert recover(path.read_bytes(), 0) == SchedulingSnapshot(0, 5, (0, 1, 2, 3, 4), 5)

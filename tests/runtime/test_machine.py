@@ -3,17 +3,17 @@
 import pytest
 from ray._private import accelerators
 
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.records import UpdateRecord
-from qwen35_trainer.runtime import run
-from qwen35_trainer.runtime.device import BACKENDS, KINDS
+from qwen35_trainer.runtime import run_command
+from qwen35_trainer.runtime.device import BACKENDS, DEVICE_TYPES
 from qwen35_trainer.runtime.machine import devices_here, manager_of, too_few_devices
-from qwen35_trainer.runtime.site import DEVICE
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.runtime.site import DEVICE_RESOURCES
 
-VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "ascend": "ASCEND_RT_VISIBLE_DEVICES"}
+VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "Ascend": "ASCEND_RT_VISIBLE_DEVICES"}
 
 
-@pytest.mark.parametrize("profile", ["nvidia", "ascend"])
+@pytest.mark.parametrize("profile", ["NVIDIA", "Ascend"])
 @pytest.mark.parametrize(("visible", "count"), [(None, 4), ("1,3", 2), ("", 0), ("0,1,2,3,4,5", 4)])
 def test_devices_are_counted_as_ray_counts_them(monkeypatch, profile, visible, count):
     monkeypatch.setattr(manager_of(profile), "get_current_node_num_accelerators", staticmethod(lambda: 4))
@@ -22,23 +22,23 @@ def test_devices_are_counted_as_ray_counts_them(monkeypatch, profile, visible, c
     else:
         monkeypatch.setenv(VISIBLE[profile], visible)
     assert devices_here(profile) == count
-    counted = accelerators.get_accelerator_manager_for_resource(DEVICE[profile])
+    counted = accelerators.get_accelerator_manager_for_resource(DEVICE_RESOURCES[profile])
     assert counted is manager_of(profile)
 
 
-SFT = {"mode": "SFT", "async": {}, "train.batch.microBatchPerDevice": 4}
+SFT = {"mode": "SFT", "async": {}, "train.batch.microBatchSequences": 4}
 CASES = {
     "two of two": ({}, 2, None),
-    "one of two": ({}, 1, ("FullyAsync needs 1 + 1 nvidia devices, and this machine has 1.", "a machine with 2")),
-    "none": ({}, 0, ("and this machine has none.", "set profile to cpu")),
+    "one of two": ({}, 1, ("FullyAsync needs 1 + 1 NVIDIA devices, and this machine has 1.", "a machine with 2")),
+    "none": ({}, 0, ("and this machine has none.", "set profile to CPU")),
     "taking turns on one": ({"mode": "Colocated", "async": {}}, 1, ("which Colocated cannot yet.", "a machine with 2")),
     "more than one node has": (
-        {"accelerator.perNode": 4, "rollout.nodes": 2, "train.batch.microBatchPerDevice": 4},
+        {"accelerator.devicesPerNode": 4, "rollout.nodes": 2, "train.batch.microBatchSequences": 4},
         8,
-        ("FullyAsync needs 8 + 4 nvidia devices, and this machine has 8.", "Set perNode to 2."),
+        ("FullyAsync needs 8 + 4 NVIDIA devices, and this machine has 8.", "Set devicesPerNode to 2."),
     ),
     "training alone on one": (SFT, 1, None),
-    "training alone on none": (SFT, 0, ("SFT needs 1 nvidia devices", "a machine with 1")),
+    "training alone on none": (SFT, 0, ("SFT needs 1 NVIDIA devices", "a machine with 1")),
 }
 
 
@@ -47,7 +47,7 @@ def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
     changes, here, problem = CASES[case]
     if changes.get("mode") == "SFT":
         changes = changes | {"rollout": removed, "rewards": removed}
-    spec = load_manifest(write(tmp_path, {"accelerator.profile": "nvidia"} | changes)).spec
+    spec = load_manifest(write(tmp_path, {"accelerator.profile": "NVIDIA"} | changes)).spec
     found = too_few_devices(spec, here)
     assert len(found) == (problem is not None)
     if problem is not None:
@@ -57,9 +57,9 @@ def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
 @pytest.mark.torch
 def test_a_run_on_devices_of_this_machine_trains(local, write, tmp_path, monkeypatch):
     """With processors in the place of two accelerators: all else is as it would be."""
-    monkeypatch.setattr(run, "devices_here", {"nvidia": 2}.get)
-    monkeypatch.setitem(KINDS, "nvidia", "cpu")
-    monkeypatch.setitem(BACKENDS, "nvidia", "gloo")
-    ended = local.run(write(tmp_path, {"accelerator.profile": "nvidia"}))
+    monkeypatch.setattr(run_command, "devices_here", {"NVIDIA": 2}.get)
+    monkeypatch.setitem(DEVICE_TYPES, "NVIDIA", "cpu")
+    monkeypatch.setitem(BACKENDS, "NVIDIA", "gloo")
+    ended = local.run(write(tmp_path, {"accelerator.profile": "NVIDIA"}))
     assert ended.code == 0, ended.err
     assert len(ended.of(UpdateRecord)) == 3

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
-from qwen35_trainer.progress.samples import read_samples
+from qwen35_trainer.progress.sample_file import read_samples
 from tests.testbed.processes import claim
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -78,8 +78,8 @@ def wide(command, write, tmp_path_factory):
         "rollout.nodes": 2,
         "train.nodes": 2,
         "train.updates": 6,
-        "train.batch.microBatchPerDevice": 8,
-        "async": {"stalenessThreshold": 0.5, "maxVersionLag": 1, "updatesPerSync": 2, "requireBatches": 2},
+        "train.batch.microBatchSequences": 8,
+        "async": {"stalenessThreshold": 0.5, "maxVersionLag": 1, "batchesPerPublication": 2, "updatesPerBatch": 2},
         "algorithm": {"groupSize": 4, "kl": {"placement": "Loss"}, "correction": {"type": "DecoupledPPO"}},
         "tracking": {"tensorboard": True},
         "data.shuffle": False,
@@ -138,7 +138,7 @@ def test_a_run_leaves_every_file_that_it_promises(wide):
 def turns(local, write, removed, tmp_path_factory):
     changes = {
         "mode": "Colocated",
-        "async": {"updatesPerSync": 2},
+        "async": {"batchesPerPublication": 2},
         "train.updates": 6,
         "data.validation": HELD_OUT,
         "evaluation": {"everyUpdates": 2},
@@ -251,9 +251,9 @@ def lane(local, write, tmp_path_factory):
         "model.source.random.characters": MANY_CHARACTERS + "0123456789=",
         "data.maxResponseTokens": 400,
         # Few at a time: each then lives long enough to be reported with 8 tokens.
-        "rollout": {"engine": "Torch", "maxSequences": 4, "nodes": 3}
-        | {"lane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},
-        "train.batch.microBatchPerDevice": 4,
+        "rollout": {"engine": "Torch", "maxSequencesPerReplica": 4, "nodes": 3}
+        | {"stragglerLane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 8}},
+        "train.batch.microBatchSequences": 4,
     }
     return local.run(
         write(

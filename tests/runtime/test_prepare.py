@@ -2,12 +2,12 @@ import weakref
 
 import pytest
 
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.runtime.beside import beside
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.prepare import prepare
-from qwen35_trainer.runtime.run import _Prepared
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.runtime.run_command import _Prepared
 from tests.patience import PATIENCE
 
 HELD_OUT = [{"name": "held-out", "files": {"paths": ["validation.jsonl"]}}]
@@ -31,7 +31,7 @@ def test_updates_follow_from_the_epochs(prepared, removed):
 
 
 def test_only_whole_batches_train(prepared):
-    job, _ = prepared({"train.updates": 7, "async": {"requireBatches": 3}})
+    job, _ = prepared({"train.updates": 7, "async": {"updatesPerBatch": 3}})
     assert job.updates_total == 6
 
 
@@ -67,7 +67,7 @@ def test_prompts_that_are_too_long_are_listed_for_both_parts(prepared):
 
 def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):
     changes = {"mode": "SFT", "rollout": removed, "rewards": removed, "async": removed, "data.validation": HELD_OUT}
-    _, data = prepared(changes | {"train.batch.microBatchPerDevice": 4})
+    _, data = prepared(changes | {"train.batch.microBatchSequences": 4})
     assert (len(data.examples), len(data.held_out)) == (64, 64)
     assert (len(data.prompts), len(data.validation)) == (0, 0)
 
@@ -85,7 +85,7 @@ def test_what_was_prepared_is_held_by_whoever_took_it_alone():
         made.append(weakref.ref(large))
         return None, large
 
-    prepared = _Prepared(beside("data", prepare))
+    prepared = _Prepared(run_in_thread("data", prepare))
     _, large = prepared.take()
     prepared.done.result(PATIENCE)
     assert made[0]() is large

@@ -61,7 +61,7 @@ def resident_after(code: str) -> list[int]:
     """MiB that a fresh process has where `code` says `see()`."""
     start = """
 import psutil
-from qwen35_trainer.runtime.process import give_tensors_back, trim
+from qwen35_trainer.runtime.process import return_freed_tensors, trim
 def see(): print(psutil.Process().memory_info().rss // 2**20)
 def held(number, size): return [b"x" * size for _ in range(number)]
 """
@@ -81,7 +81,7 @@ see()
 """
     before, kept = resident_after(code)
     assert before - kept < 10  # else there is nothing to mend
-    before, after = resident_after("give_tensors_back()" + code)
+    before, after = resident_after("return_freed_tensors()" + code)
     assert before - after > 90
 
 

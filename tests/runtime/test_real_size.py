@@ -60,8 +60,8 @@ def test_a_published_model_trains_and_leaves_within_20_gb(command, write, tmp_pa
         "model": {"name": "qwen", "precision": "BF16", "source": {"path": str(folder)}},
         "data.maxPromptTokens": 64,
         "data.maxResponseTokens": 32,
-        "rollout.maxSequences": 8,
-        "train.batch": {"promptsPerUpdate": 2, "microBatchPerDevice": 8},
+        "rollout.maxSequencesPerReplica": 8,
+        "train.batch": {"promptsPerUpdate": 2, "microBatchSequences": 8},
         "train.activationCheckpointing": True,
         "checkpoint": {"everyUpdates": 100, "keep": 1, "export": "AtEnd"},
     }

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
 from qwen35_trainer.exits import REFUSED
-from qwen35_trainer.progress.records import FinishRecord, Record, UpdateRecord, to_line
-from qwen35_trainer.spec import dump_manifest, load_manifest
+from qwen35_trainer.manifest import dump_manifest, load_manifest
+from qwen35_trainer.progress.records import FinishRecord, RunRecord, UpdateRecord, to_line
 
 UPDATE = UpdateRecord(
     update=1, updates_total=9, version=0, time=2.0, prompts=4, samples=16, tokens=9, loss=0.5, gradient_norm=1.0,
@@ -26,7 +26,7 @@ def folder(write, tmp_path):
     return root
 
 
-def record(root, *records: Record) -> None:
+def record(root, *records: RunRecord) -> None:
     with (root / "metrics.jsonl").open("a") as file:
         file.writelines(f"{to_line(each)}\n" for each in records)
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord
-from qwen35_trainer.runtime import checkpoint
-from qwen35_trainer.runtime.checkpoint import CheckpointError, CheckpointStore, Progress
+from qwen35_trainer.runtime import checkpoint_store
+from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
 from qwen35_trainer.runtime.job import Job
-from qwen35_trainer.runtime.resuming import Start, find_start
-from qwen35_trainer.runtime.run import _claimed
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.runtime.resuming import RunStart, find_start
+from qwen35_trainer.runtime.run_command import _claimed
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Run:
     aside: Path | None = None
     """The folder that it has written to last, before that was renamed."""
 
-    def find(self, resume: str | Path | None = None) -> Start:
+    def find(self, resume: str | Path | None = None) -> RunStart:
         """What the attempt would start from. Raises as `qwen35 run` does before it starts Ray."""
         manifest, folder = load_manifest(self.file), RunFolder(self.output)
         folder.check(manifest, resume=resume is not None, in_cluster=self.in_cluster)
@@ -43,7 +43,7 @@ class Run:
         """Begin an attempt. It goes on until `end`, or is killed."""
         return self.go_on(self.find(resume), resume)
 
-    def go_on(self, start: Start, resume: str | Path | None = None) -> "Run":
+    def go_on(self, start: RunStart, resume: str | Path | None = None) -> "Run":
         """Begin an attempt that has looked what is there."""
         job = Job(
             manifest=load_manifest(self.file),
@@ -70,7 +70,7 @@ class Run:
         store = self.job.checkpoints
         assert store is not None
         for update in updates:
-            asyncio.run(store.save(Progress(update, update, 4 * update, (), 1.0), write))
+            asyncio.run(store.save(CheckpointMeta(update, update, 4 * update, (), 1.0), write))
         return self
 
     def end(self) -> "Run":
@@ -167,7 +167,7 @@ def test_the_newest_checkpoint_may_be_taken_over_by_name_and_the_run_before_save
 
 @pytest.mark.torch
 def test_an_output_folder_exports_no_checkpoints_of_another_run(run, shared, tmp_path):
-    from qwen35_trainer.runtime.export import ExportRefused, export  # imports torch
+    from qwen35_trainer.runtime.export_command import ExportRefused, export  # imports torch
 
     run("a").start().save(20).end()
     run("b").start(shared / "update-000020").end()
@@ -394,15 +394,15 @@ def test_an_attempt_that_lost_the_folder_while_it_saved_deletes_nothing_of_the_n
     """A node that was cut off between the rename and the deletion of older checkpoints."""
     old = run("pod-1", title="math", in_cluster=True).start("auto").save(20)
     new = run("pod-2", title="math", in_cluster=True)
-    flush = checkpoint.sync
+    flush = checkpoint_store.sync
 
     def stall(path: Path) -> None:
         flush(path)
         if path == shared:
-            monkeypatch.setattr(checkpoint, "sync", flush)
+            monkeypatch.setattr(checkpoint_store, "sync", flush)
             new.start("auto").save(60, 80)
 
-    monkeypatch.setattr(checkpoint, "sync", stall)
+    monkeypatch.setattr(checkpoint_store, "sync", stall)
     with pytest.raises(CheckpointError, match=r"update-000040 was saved, but this run ends: .* was taken over by"):
         old.save(40)
     assert saved(shared) == ["update-000060", "update-000080"]
@@ -456,7 +456,7 @@ def test_two_attempts_that_are_both_alive_write_into_folders_of_their_own(run, s
         write_again(folder)
 
     with pytest.raises(CheckpointError, match=r"update-000040 was not saved: .* was taken over by"):
-        asyncio.run(old.job.checkpoints.save(Progress(40, 40, 0, (), 1.0), write))
+        asyncio.run(old.job.checkpoints.save(CheckpointMeta(40, 40, 0, (), 1.0), write))
     assert (shared / "update-000040" / "state").read_text() == "pod-2"
     assert CheckpointStore(shared, 2).latest().progress.update == 40
     assert not list(shared.glob(".update-*"))

@@ -14,11 +14,18 @@ import ray
 from ray.exceptions import RayActorError
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.rollout.base import NO_TOKENS, Completed, SequenceId, SequenceRequest, Tokens
-from qwen35_trainer.runtime.rollout_pool import MOST_LOSSES, Limits, Replica, RolloutPool, replica_names
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, GeneratedTokens, SequenceRequest
+from qwen35_trainer.runtime.rollout_pool import (
+    MAX_LOSSES_IN_A_ROW,
+    PoolLimits,
+    RolloutPool,
+    RolloutReplica,
+    replica_names,
+)
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
-from qwen35_trainer.weights.manifest import WeightManifest
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.weight_manifest import WeightManifest
 from tests.operator.kube import virtual
 from tests.patience import PATIENCE
 
@@ -83,7 +90,7 @@ class Actor:
         await self._hang("submit")
         self.submitted += [request.sequence for request in requests]
 
-    async def do_take(self, sequences: list[SequenceId]) -> dict[SequenceId, Tokens]:
+    async def do_take(self, sequences: list[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         await self._hang("take")
         return dict.fromkeys(sequences, NO_TOKENS)
 
@@ -103,10 +110,10 @@ class Crew:
     def tell(self, event: on.Event) -> None:
         self.events.append(event)
 
-    def collected(self, replica: Replica, news: Collected) -> None:
+    def collected(self, replica: RolloutReplica, news: Collected) -> None:
         self.news.append((replica.number, news))
 
-    def lost(self, replica: Replica) -> None:
+    def lost(self, replica: RolloutReplica) -> None:
         self.losses.append(replica.number)
 
     def of[E](self, kind: type[E]) -> list[E]:
@@ -115,7 +122,7 @@ class Crew:
     @property
     def leaving(self) -> dict[int, bool]:
         """What each replica was told last."""
-        return {event.worker: event.leaving for event in self.of(on.WorkerLeaving)}
+        return {event.replica: event.leaving for event in self.of(on.ReplicaLeaving)}
 
 
 class Over(Exception):
@@ -135,17 +142,17 @@ class Cluster:
         self.hosts: dict[int, str] = {}
         self.names: dict[int, str] = {}
         self.prepare: Callable[[Actor], None] = lambda actor: None
-        limits = Limits(slots=5, start=seconds, call=seconds, publish=seconds)
+        limits = PoolLimits(slots=5, start=seconds, call=seconds, publish=seconds)
         self.pool = RolloutPool(self.spawn, self.crew, limits, target=target, lanes=lanes)
 
-    def spawn(self, number: int, name: str, lane: bool) -> Replica:
+    def spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
         self.actors[number] = Actor(self.hosts.get(number, f"pod-{number}"))
         self.names[number] = name
         self.prepare(self.actors[number])
-        return Replica(number, name, self.actors[number], lane)
+        return RolloutReplica(number, name, self.actors[number], lane)
 
     @asynccontextmanager
-    async def running(self, version: int = 0, first: Iterable[Replica] = ()) -> AsyncIterator[None]:
+    async def running(self, version: int = 0, first: Iterable[RolloutReplica] = ()) -> AsyncIterator[None]:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.pool.run(tasks, weights(version), first)
@@ -156,11 +163,11 @@ class Cluster:
 
     async def joined(self, count: int) -> None:
         """Until so many replicas have joined, counted from the start."""
-        await until(lambda: len(self.crew.of(on.WorkerJoined)) >= count)
+        await until(lambda: len(self.crew.of(on.ReplicaJoined)) >= count)
 
 
-def weights(version: int) -> Publication:
-    return Publication(WeightManifest(version, (), ()), ())
+def weights(version: int) -> PublishedWeights:
+    return PublishedWeights(WeightManifest(version, (), ()), ())
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -195,10 +202,10 @@ async def test_a_replica_joins_with_the_weights_loaded():
     async with cluster.running(version=3):
         await cluster.joined(3)
     assert [actor.loaded for actor in cluster.actors.values()] == [[3]] * 3
-    assert sorted(cluster.crew.of(on.WorkerJoined), key=lambda event: event.worker) == [
-        on.WorkerJoined(0, 5, 3),
-        on.WorkerJoined(1, 5, 3),
-        on.WorkerJoined(2, 5, 3, lane=True),
+    assert sorted(cluster.crew.of(on.ReplicaJoined), key=lambda event: event.replica) == [
+        on.ReplicaJoined(0, 5, 3),
+        on.ReplicaJoined(1, 5, 3),
+        on.ReplicaJoined(2, 5, 3, lane=True),
     ]
     assert cluster.pool.hosts == {"rollout-0": "pod-0", "rollout-1": "pod-1", "lane-0": "pod-2"}
     assert cluster.pool.names == {0: "rollout-0", 1: "rollout-1", 2: "lane-0"}
@@ -230,10 +237,10 @@ async def test_every_replica_tells_when_it_has_loaded_a_publication():
         cluster.actors[0].loading.clear()
         cluster.pool.publish(weights(1))
         await settled()
-        assert cluster.crew.of(on.Loaded) == [on.Loaded(1, 1)]
+        assert cluster.crew.of(on.VersionLoaded) == [on.VersionLoaded(1, 1)]
         cluster.actors[0].loading.set()
-        await until(lambda: len(cluster.crew.of(on.Loaded)) == 2)
-    assert cluster.crew.of(on.Loaded)[1] == on.Loaded(0, 1)
+        await until(lambda: len(cluster.crew.of(on.VersionLoaded)) == 2)
+    assert cluster.crew.of(on.VersionLoaded)[1] == on.VersionLoaded(0, 1)
 
 
 async def test_a_publication_that_comes_while_a_replica_loads_is_loaded_before_it_joins():
@@ -246,7 +253,7 @@ async def test_a_publication_that_comes_while_a_replica_loads_is_loaded_before_i
         cluster.actors[0].loading.set()
         await cluster.joined(1)
     assert cluster.actors[0].loaded == [0, 2]
-    assert cluster.crew.events == [on.WorkerJoined(0, 5, 2)]
+    assert cluster.crew.events == [on.ReplicaJoined(0, 5, 2)]
 
 
 async def test_a_lost_replica_is_told_of_once_and_another_comes_in_its_place_with_the_newest_weights():
@@ -254,7 +261,7 @@ async def test_a_lost_replica_is_told_of_once_and_another_comes_in_its_place_wit
     async with cluster.running():
         await cluster.joined(2)
         cluster.pool.publish(weights(4))
-        await until(lambda: len(cluster.crew.of(on.Loaded)) == 2)
+        await until(lambda: len(cluster.crew.of(on.VersionLoaded)) == 2)
         lost = cluster.actors[1]
         lost.hangs.add("take")
         taking = asyncio.create_task(cluster.pool.take(1, [(0, 0)]))
@@ -267,7 +274,7 @@ async def test_a_lost_replica_is_told_of_once_and_another_comes_in_its_place_wit
         assert cluster.crew.losses == [1]
         assert len(cluster.pool) == 2
     assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-1"}
-    assert cluster.crew.of(on.WorkerJoined)[-1] == on.WorkerJoined(2, 5, 4)
+    assert cluster.crew.of(on.ReplicaJoined)[-1] == on.ReplicaJoined(2, 5, 4)
     assert cluster.actors[2].loaded == [4]
 
 
@@ -290,7 +297,7 @@ async def test_a_replica_lost_before_it_joined_is_replaced_and_nobody_is_told():
         cluster.actors[0].died.set()
         await cluster.joined(1)
     assert cluster.crew.losses == []
-    assert cluster.crew.events == [on.WorkerJoined(1, 5, 0)]
+    assert cluster.crew.events == [on.ReplicaJoined(1, 5, 0)]
 
 
 async def test_a_lane_replica_is_replaced_by_a_lane_replica():
@@ -300,7 +307,7 @@ async def test_a_lane_replica_is_replaced_by_a_lane_replica():
         cluster.actors[2].died.set()
         await cluster.joined(4)
     assert cluster.names == {0: "rollout-0", 1: "lane-0", 2: "lane-1", 3: "lane-1"}
-    assert cluster.crew.of(on.WorkerJoined)[-1] == on.WorkerJoined(3, 5, 0, lane=True)
+    assert cluster.crew.of(on.ReplicaJoined)[-1] == on.ReplicaJoined(3, 5, 0, lane=True)
 
 
 async def test_one_loss_after_the_other_ends_the_run_with_the_last_reason():
@@ -308,34 +315,37 @@ async def test_one_loss_after_the_other_ends_the_run_with_the_last_reason():
 
     async def lose_one_after_the_other() -> None:
         async with cluster.running():
-            for number in range(MOST_LOSSES):
+            for number in range(MAX_LOSSES_IN_A_ROW):
                 await cluster.joined(number + 1)
                 cluster.actors[number].news.put_nowait(EngineFailed(f"reason {number}"))
-            await cluster.joined(MOST_LOSSES + 1)
+            await cluster.joined(MAX_LOSSES_IN_A_ROW + 1)
 
     with pytest.raises(ExceptionGroup) as raised:
         await lose_one_after_the_other()
     [error] = raised.value.exceptions
-    assert str(error) == f"rollout-0 was lost {MOST_LOSSES} times in a row; the last: reason {MOST_LOSSES - 1}"
+    assert (
+        str(error)
+        == f"rollout-0 was lost {MAX_LOSSES_IN_A_ROW} times in a row; the last: reason {MAX_LOSSES_IN_A_ROW - 1}"
+    )
 
 
 async def test_a_node_that_takes_many_replicas_with_it_at_once_does_not_end_the_run():
-    cluster = Cluster(target=MOST_LOSSES + 1)
+    cluster = Cluster(target=MAX_LOSSES_IN_A_ROW + 1)
     async with cluster.running():
-        await cluster.joined(MOST_LOSSES + 1)
+        await cluster.joined(MAX_LOSSES_IN_A_ROW + 1)
         for actor in list(cluster.actors.values()):
             actor.died.set()
-        await cluster.joined(2 * (MOST_LOSSES + 1))
+        await cluster.joined(2 * (MAX_LOSSES_IN_A_ROW + 1))
 
 
 async def test_losses_between_which_a_sequence_finished_are_not_in_a_row():
     cluster = Cluster()
     async with cluster.running():
-        for number in range(2 * MOST_LOSSES):
+        for number in range(2 * MAX_LOSSES_IN_A_ROW):
             await cluster.joined(number + 1)
             cluster.actors[number].news.put_nowait(FINISHED)
             cluster.actors[number].news.put_nowait(EngineFailed("again"))
-        await cluster.joined(2 * MOST_LOSSES + 1)
+        await cluster.joined(2 * MAX_LOSSES_IN_A_ROW + 1)
 
 
 @pytest.mark.parametrize("method", ["submit", "take", "load"])
@@ -354,8 +364,8 @@ async def test_a_replica_with_a_call_that_hangs_is_ended_and_replaced(method):
         await cluster.joined(2)
         assert cluster.actors[0].died.is_set()
     assert cluster.crew.losses == [0]
-    assert cluster.crew.of(on.Loaded) == []
-    assert cluster.crew.of(on.WorkerJoined)[-1].version == (1 if method == "load" else 0)
+    assert cluster.crew.of(on.VersionLoaded) == []
+    assert cluster.crew.of(on.ReplicaJoined)[-1].version == (1 if method == "load" else 0)
 
 
 async def test_what_a_lost_replica_is_told_goes_nowhere():

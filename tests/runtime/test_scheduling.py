@@ -7,49 +7,54 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.pipeline.actions import Dispatched, Left, Reason, Train
-from qwen35_trainer.pipeline.buffer import OnMissedDeadline
-from qwen35_trainer.pipeline.journal import Base, Record, encode
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
 from qwen35_trainer.pipeline.replay import JournalDamaged
-from qwen35_trainer.pipeline.settings import Settings
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
-from qwen35_trainer.runtime.checkpoint import Checkpoint, Progress, load
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job
 from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
-from qwen35_trainer.spec import load_manifest
 
 
 @pytest.fixture
-def settings(write, tmp_path) -> Callable[..., Settings]:
+def settings(write, tmp_path) -> Callable[..., CoordinatorSettings]:
     """settings({"mode": "Colocated"}, updates=7) is what a manifest with these changes means."""
 
-    def of(changes: dict[str, object], updates: int = 8) -> Settings:
+    def of(changes: dict[str, object], updates: int = 8) -> CoordinatorSettings:
         return settings_of(load_manifest(write(tmp_path, changes)).spec, updates)
 
     return of
 
 
 def test_a_manifest_of_asynchronous_training_in_full(settings):
-    knobs = {"stalenessThreshold": 0.5, "maxVersionLag": 3, "onMissedDeadline": "MaskTokens", "updatesPerSync": 4}
+    knobs = {
+        "stalenessThreshold": 0.5,
+        "maxVersionLag": 3,
+        "onMissedDeadline": "MaskTokens",
+        "batchesPerPublication": 4,
+    }
     lane = {"nodes": 1, "tensorParallel": 2, "afterTokens": 2}
     found = settings(
         {
-            "async": knobs | {"requireBatches": 2, "adaptiveDispatch": True, "partialRollout": False},
+            "async": knobs | {"updatesPerBatch": 2, "adaptiveDispatch": True, "partialRollout": False},
             "rollout.nodes": 3,
-            "rollout.lane": lane,
-            "accelerator.perNode": 2,
-            "train.batch.microBatchPerDevice": 8,
+            "rollout.stragglerLane": lane,
+            "accelerator.devicesPerNode": 2,
+            "train.batch.microBatchSequences": 8,
             "algorithm.dynamicSampling": True,
         },
         updates=7,
     )
-    assert found == Settings(
+    assert found == CoordinatorSettings(
         window=Window(groups_per_batch=8, batches_per_version=4, staleness_threshold=0.5, max_version_lag=3),
         group_size=4,
         batches=4,  # of 2 updates, the last of 1
-        on_missed_deadline=OnMissedDeadline.MASK_TOKENS,
+        on_missed_deadline=MissedDeadlinePolicy.MASK_TOKENS,
         partial_rollout=False,
         dynamic_sampling=True,
         lane_after=2,
@@ -58,7 +63,7 @@ def test_a_manifest_of_asynchronous_training_in_full(settings):
 
 
 def test_what_a_manifest_leaves_out_keeps_everything_and_waits(settings):
-    assert settings({"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}}) == Settings(
+    assert settings({"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}}) == CoordinatorSettings(
         window=Window(4, 1, 1.0, 2), group_size=4, batches=8
     )
 
@@ -69,15 +74,15 @@ def test_with_a_threshold_of_nothing_each_sequence_comes_from_one_version(settin
 
 
 def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
-    found = settings({"mode": "Colocated", "async": {"updatesPerSync": 2}})
-    assert found == Settings(
+    found = settings({"mode": "Colocated", "async": {"batchesPerPublication": 2}})
+    assert found == CoordinatorSettings(
         window=Window(4, 2, 0.0, 0), group_size=4, batches=8, partial_rollout=False, taking_turns=True
     )
 
 
 @pytest.mark.parametrize(("sequences", "slots"), [(1, 1), (4, 5), (64, 80)])
 def test_a_few_sequences_wait_in_a_replicas_own_queue(write, tmp_path, sequences, slots):
-    spec = load_manifest(write(tmp_path, {"rollout.maxSequences": sequences})).spec
+    spec = load_manifest(write(tmp_path, {"rollout.maxSequencesPerReplica": sequences})).spec
     assert slots_of(spec) == slots
 
 
@@ -98,74 +103,74 @@ def job(write, tmp_path) -> Job:
     )
 
 
-def save(job: Job, start: Snapshot) -> Checkpoint:
+def save(job: Job, start: SchedulingSnapshot) -> SavedCheckpoint:
     """A checkpoint of that place, one update a batch."""
 
     async def write(folder: Path) -> None:
         (folder / "state").write_text("weights")
 
-    progress = Progress(start.batch, start.batch, start.position, start.pending, 1.0, start.group, ATTEMPT)
+    progress = CheckpointMeta(start.batch, start.batch, start.position, start.pending, 1.0, start.group, ATTEMPT)
     return load(asyncio.run(job.checkpoints.save(progress, write)))
 
 
-def resumed(job: Job, checkpoint: Checkpoint) -> Snapshot:
+def resumed(job: Job, checkpoint: SavedCheckpoint) -> SchedulingSnapshot:
     return start_of(dataclasses.replace(job, resume=checkpoint))
 
 
-def keep(job: Job, *records: Record) -> None:
+def keep(job: Job, *records: JournalRecord) -> None:
     """The journal that an earlier attempt left."""
     job.folder.root.mkdir(exist_ok=True)
     job.folder.journal.write_bytes(b"".join(map(encode, records)))
 
 
 ATTEMPT = "5a5a5a5a"
-EARLIER = Snapshot(batch=1, position=6, pending=(2, 4), group=6)
-SAVED = Snapshot(batch=2, position=8, pending=(4, 7), group=8)
+EARLIER = SchedulingSnapshot(batch=1, position=6, pending=(2, 4), group=6)
+SAVED = SchedulingSnapshot(batch=2, position=8, pending=(4, 7), group=8)
 JOURNAL = (
-    Base(EARLIER, held=(2, 4), attempt=ATTEMPT),
-    Dispatched(6, 6),
-    Dispatched(7, 7),
-    Train(1, 0, (2, 6)),
-    Dispatched(8, 8),
-    Left(4, 4, Reason.FILTERED),
-    Left(7, 7, Reason.DISCARDED),
-    Dispatched(9, 7),
+    JournalBase(EARLIER, held=(2, 4), attempt=ATTEMPT),
+    GroupDispatched(6, 6),
+    GroupDispatched(7, 7),
+    TrainGroups(1, 0, (2, 6)),
+    GroupDispatched(8, 8),
+    GroupLeft(4, 4, LeaveReason.FILTERED),
+    GroupLeft(7, 7, LeaveReason.DISCARDED),
+    GroupDispatched(9, 7),
 )
 
 
 def test_a_run_that_resumes_nothing_begins_at_the_beginning(job):
     keep(job, *JOURNAL)
-    assert start_of(job) == Snapshot()
+    assert start_of(job) == SchedulingSnapshot()
 
 
 def test_the_journal_tells_what_happened_since_the_newest_checkpoint(job):
     keep(job, *JOURNAL)
     # Prompt 4 has left for good meanwhile; 7 was given back, and 8 was dispatched.
-    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=10)
+    assert resumed(job, save(job, SAVED)) == SchedulingSnapshot(batch=2, position=9, pending=(8, 7), group=10)
 
 
 def test_batches_that_trained_after_the_checkpoint_train_again(job):
-    keep(job, *JOURNAL, Train(2, 0, (8, 9)), Dispatched(10, 9))
-    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=10)
+    keep(job, *JOURNAL, TrainGroups(2, 0, (8, 9)), GroupDispatched(10, 9))
+    assert resumed(job, save(job, SAVED)) == SchedulingSnapshot(batch=2, position=9, pending=(8, 7), group=10)
 
 
 def test_a_line_that_was_torn_by_the_crash_never_happened(job):
     keep(job, *JOURNAL)
     job.folder.journal.write_bytes(job.folder.journal.read_bytes()[:-3])
-    assert resumed(job, save(job, SAVED)) == Snapshot(batch=2, position=9, pending=(8, 7), group=9)
+    assert resumed(job, save(job, SAVED)) == SchedulingSnapshot(batch=2, position=9, pending=(8, 7), group=9)
 
 
 def test_a_checkpoint_older_than_the_journal_goes_by_what_it_holds_itself(job):
     earlier = save(job, EARLIER)
     save(job, SAVED)
-    keep(job, Base(SAVED, attempt=ATTEMPT), Dispatched(8, 8))
+    keep(job, JournalBase(SAVED, attempt=ATTEMPT), GroupDispatched(8, 8))
     assert resumed(job, earlier) == EARLIER
 
 
 def test_an_older_checkpoint_can_be_named_when_the_newest_is_damaged(job):
     earlier, newest = save(job, EARLIER), save(job, SAVED)
     (newest.path / "state").unlink()
-    keep(job, Base(SAVED, attempt=ATTEMPT))
+    keep(job, JournalBase(SAVED, attempt=ATTEMPT))
     assert resumed(job, earlier) == EARLIER
 
 
@@ -178,7 +183,7 @@ def test_the_journal_of_a_later_attempt_says_nothing_of_what_an_earlier_one_save
 
 def test_the_journal_of_a_run_says_nothing_of_another_runs_checkpoint(job, tmp_path):
     other = dataclasses.replace(job, folder=RunFolder(tmp_path / "other"))
-    keep(job, Base(EARLIER, held=(2, 4), attempt="other"), *JOURNAL[1:])
+    keep(job, JournalBase(EARLIER, held=(2, 4), attempt="other"), *JOURNAL[1:])
     assert resumed(job, save(other, SAVED)) == SAVED
 
 

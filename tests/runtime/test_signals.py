@@ -34,27 +34,26 @@ from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
 from qwen35_trainer.contract import parse_progress
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.exits import FAILED, INTERRUPTED
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.exits import FAILED, INTERRUPTED, Interrupted
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.records import FinishRecord, UpdateRecord
-from qwen35_trainer.runtime import run, signals
+from qwen35_trainer.runtime import run_command, signals
 from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.interrupted import Interrupted
 from qwen35_trainer.runtime.link import reporter
 from qwen35_trainer.runtime.resuming import find_start
 from qwen35_trainer.runtime.signals import (
     BEGUN,
     END_SECONDS,
     REPEAT_SECONDS,
-    SECOND,
+    SECOND_SIGNAL,
     TOO_EARLY,
     Signals,
     _Parent,
     _received,
     limit,
 )
-from qwen35_trainer.spec import load_manifest
 from tests.patience import PATIENCE
 
 from .conftest import Running, start_python
@@ -200,7 +199,7 @@ def test_a_second_signal_ends_a_run_that_has_begun(child, never, eventually):
     eventually(lambda: child.signals.count == 1, "first signal")
     assert child.ended == []
     child.signal()
-    assert str(child.end()) == SECOND
+    assert str(child.end()) == SECOND_SIGNAL
 
 
 def test_counting_signals_in_the_thread_of_the_run_hides_none_from_the_main_thread(child, never):
@@ -250,16 +249,16 @@ def test_an_operator_that_is_away_delays_no_end_by_a_signal(write, tmp_path, mon
         link.rmdir()
         raise Interrupted(TOO_EARLY)
 
-    monkeypatch.setattr(run, "run", interrupted)
-    monkeypatch.setattr(reporter, "INTERRUPTED_SECONDS", 0.2)
+    monkeypatch.setattr(run_command, "run", interrupted)
+    monkeypatch.setattr(reporter, "INTERRUPTED_REPORT_SECONDS", 0.2)
     with patch.dict(os.environ):  # it sets variables for its processes
         result = CliRunner().invoke(app, ["run", str(write(tmp_path)), "--link", str(link)])
     assert result.exit_code == 130
-    assert result.stderr.startswith(f"Failed: {TOO_EARLY}\nThe operator could not be told within 0.2 s: ")
+    assert result.stderr.startswith(f"Failed: {TOO_EARLY}\nThis could not be reported to the operator within 0.2 s: ")
 
 
 def test_the_operator_is_given_up_before_the_run_is_killed():
-    assert reporter.INTERRUPTED_SECONDS < END_SECONDS - 2
+    assert reporter.INTERRUPTED_REPORT_SECONDS < END_SECONDS - 2
 
 
 # the parent
@@ -367,7 +366,7 @@ def test_a_third_signal_kills_a_run_that_has_begun(attended):
         running.signal(number)
     running.wait_for("second")
     running.signal(signal.SIGINT)
-    assert _end(running) == (130, f"{SECOND}\n")
+    assert _end(running) == (130, f"{SECOND_SIGNAL}\n")
 
 
 @pytest.fixture
@@ -777,7 +776,7 @@ class _One:
         if code == 0 or NOTHING_SAVED in said:
             _stopped_whole(running, file)
         elif self.twice and running.folder.exists():
-            assert (code, running.err.read_text()) == (130, f"{SECOND}\n"), said
+            assert (code, running.err.read_text()) == (130, f"{SECOND_SIGNAL}\n"), said
             # What it holds can be resumed, or is nothing.
             RunFolder(running.folder).check(load_manifest(file), resume=(running.folder / "run.yaml").exists())
         else:

@@ -71,10 +71,10 @@ def test_a_ray_that_is_not_up_in_time_is_ended_and_started_again(starts):
 
 
 def test_it_is_not_tried_for_ever(starts):
-    tried = starts(*[TIMED_OUT] * site.STARTS)
+    tried = starts(*[TIMED_OUT] * site.MAX_RAY_STARTS)
     with pytest.raises(Exception, match="timed out during startup"), site.connected(in_cluster=False):
         pass
-    assert len(tried.left) == site.STARTS
+    assert len(tried.left) == site.MAX_RAY_STARTS
 
 
 def test_another_failure_is_not_tried_again(starts):

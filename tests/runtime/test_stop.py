@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
-from qwen35_trainer.runtime.checkpoint import CheckpointStore
+from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from tests.patience import PATIENCE
 
@@ -246,7 +246,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     changes = {
         "train.updates": PROMPTS // PER_UPDATE,
         "train.nodes": 2,
-        "train.batch.microBatchPerDevice": 8,
+        "train.batch.microBatchSequences": 8,
         "checkpoint": {"everyUpdates": 2, "keep": 2},
         "algorithm.loss": {"type": "Function", "function": "holding:loss"},
     }

@@ -1,17 +1,17 @@
 import pytest
 
+from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.runtime.support import unsupported
-from qwen35_trainer.spec import load_manifest
 
 CLUSTER = {
-    "accelerator": {"profile": "nvidia", "perNode": 2},
+    "accelerator": {"profile": "NVIDIA", "devicesPerNode": 2},
     "model.source": {"persistentVolumeClaim": {"claimName": "models"}},
     "data.train.0.files.volume": {"persistentVolumeClaim": {"claimName": "prompts"}},
     "rollout": {
         "engine": "VLLM",
         "nodes": 3,
         "tensorParallel": 2,
-        "lane": {"nodes": 2, "tensorParallel": 4, "afterTokens": 9},
+        "stragglerLane": {"nodes": 2, "tensorParallel": 4, "afterTokens": 9},
     },
     "train": {
         "engine": "Megatron",
@@ -47,7 +47,7 @@ def test_what_runs_anywhere_is_not_refused(write, tmp_path):
 
 
 def test_a_lane_between_replicas_of_more_and_fewer_threads_runs_here(write, tmp_path):
-    changes = {"rollout.nodes": 3, "rollout.lane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 2}}
+    changes = {"rollout.nodes": 3, "rollout.stragglerLane": {"nodes": 2, "tensorParallel": 2, "afterTokens": 2}}
     assert unsupported(load_manifest(write(tmp_path, changes))) == []
 
 
@@ -55,5 +55,5 @@ def test_a_lane_between_replicas_of_more_and_fewer_threads_runs_here(write, tmp_
 def test_every_mode_runs_here(write, tmp_path, removed, mode):
     changes = {"mode": mode, "async": {}}
     if mode == "SFT":
-        changes |= {"rollout": removed, "rewards": removed, "train.batch.microBatchPerDevice": 4}
+        changes |= {"rollout": removed, "rewards": removed, "train.batch.microBatchSequences": 4}
     assert unsupported(load_manifest(write(tmp_path, changes))) == []

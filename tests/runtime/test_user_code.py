@@ -6,7 +6,7 @@ from importlib.machinery import ModuleSpec
 import pytest
 
 from qwen35_trainer.progress.records import UpdateRecord
-from qwen35_trainer.runtime.user_code import wrong_with
+from qwen35_trainer.runtime.user_code import problem_of
 
 MODULE = """
 import torch_is_not_imported
@@ -74,13 +74,13 @@ def finder(monkeypatch):
 
 @pytest.mark.parametrize("target", FINE)
 def test_a_function_that_is_there_is_found_without_an_import(base, target):
-    assert wrong_with(target, base) is None
+    assert problem_of(target, base) is None
 
 
 @pytest.mark.parametrize("target", WRONG)
 def test_a_function_that_cannot_be_called_is_named_with_the_fix(base, target):
     message, fix = WRONG[target]
-    found = wrong_with(target, base)
+    found = problem_of(target, base)
     assert found is not None
     assert (message in found[0], fix in found[1]) == (True, True), found
 

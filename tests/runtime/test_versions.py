@@ -3,7 +3,7 @@
 import gc
 from itertools import count
 
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.published import PublishedWeights
 
 UPDATES = 6
 
@@ -14,7 +14,7 @@ def test_the_first_versions_are_gone_when_the_last_batch_has_trained(local, writ
     def look(kind: str, method: str, value: object) -> None:
         if (kind, method) == ("TrainWorker", "train") and next(answered) == UPDATES:
             gc.collect()
-            alive.update(each.manifest.version for each in gc.get_objects() if type(each) is Publication)
+            alive.update(each.manifest.version for each in gc.get_objects() if type(each) is PublishedWeights)
 
     running = local.start("run", write(tmp_path, {"train.updates": UPDATES}), output=tmp_path / "out", look=look)
     assert running.end().code == 0

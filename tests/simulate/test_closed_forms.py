@@ -1,44 +1,44 @@
-"""Whole runs so small that their time can be worked out by hand. Every sequence has 100 tokens unless said otherwise."""
+"""Whole runs so small that their time can be computed by hand. Every sequence has 100 tokens unless stated otherwise."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from qwen35_trainer.simulate.load import (
-    Engine,
-    EnginePool,
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.workload import (
+    BatchPolicy,
     Faults,
-    Lane,
-    Load,
+    LaneSpeed,
     Lognormal,
-    OnMissedDeadline,
-    Policy,
-    Prefill,
-    Publication,
-    Trainer,
+    MissedDeadlinePolicy,
+    PrefillCost,
+    PublicationCost,
+    ReplicaGroup,
+    ReplicaSpeed,
+    TrainSpeed,
     Turns,
+    Workload,
 )
-from qwen35_trainer.simulate.result import Result
-from qwen35_trainer.simulate.run import simulate
 
 STEP = 1.004
 TRAIN = 0.5
 
 
-def run(**fields: Any) -> Result:
-    """One engine, one prompt, one sample; a token costs the trainer 0.005."""
-    load = Load(
-        pools=(EnginePool(1),),
-        trainer=Trainer(1, TRAIN / 100),
+def run(**fields: Any) -> SimulationResult:
+    """One replica, one prompt, one sample; a token costs the trainer 0.005."""
+    workload = Workload(
+        pools=(ReplicaGroup(1),),
+        trainer=TrainSpeed(1, TRAIN / 100),
         lengths=Lognormal(100, 0),
-        policy=Policy.SYNCHRONOUS,
+        policy=BatchPolicy.SYNCHRONOUS,
         prompts_per_batch=1,
         group_size=1,
         batches=6,
         warm_up=2,
     )
-    return simulate(replace(load, **fields))
+    return simulate(replace(workload, **fields))
 
 
 def test_a_synchronous_step_is_generation_and_training() -> None:
@@ -46,46 +46,48 @@ def test_a_synchronous_step_is_generation_and_training() -> None:
     assert result.mean_step == pytest.approx(100 * STEP + TRAIN)
     assert result.throughput == pytest.approx(100 / result.mean_step)
     assert result.time_to_first_batch == pytest.approx(100 * STEP)
-    assert result.idle_trainer == pytest.approx(1 - TRAIN / result.mean_step)
-    assert result.idle_engines == pytest.approx(TRAIN / result.mean_step)
+    assert result.train_idle == pytest.approx(1 - TRAIN / result.mean_step)
+    assert result.idle_replicas == pytest.approx(TRAIN / result.mean_step)
     assert result.idle_slots == pytest.approx(1 - 100 * STEP / 64 / result.mean_step)
     assert (result.mean_lag, result.max_token_lag, result.mean_trained_length) == (0, 0, 100)
     assert result.bias == pytest.approx(0)
 
 
-def test_samples_on_one_engine_share_it() -> None:
+def test_samples_on_one_replica_share_it() -> None:
     assert run(group_size=2).mean_step == pytest.approx(100 * 1.008 + 2 * TRAIN)
 
 
 def test_samples_that_find_no_slot_wait() -> None:
-    assert run(pools=(EnginePool(1, Engine(1)),), group_size=2).mean_step == pytest.approx(200 * STEP + 2 * TRAIN)
+    assert run(pools=(ReplicaGroup(1, ReplicaSpeed(1)),), group_size=2).mean_step == pytest.approx(
+        200 * STEP + 2 * TRAIN
+    )
 
 
-def test_a_publication_travels_and_stops_the_engine() -> None:
-    assert run(publication=Publication(transfer=7, pause=5)).mean_step == pytest.approx(100 * STEP + TRAIN + 12)
+def test_a_publication_takes_its_transfer_and_pauses_the_replica() -> None:
+    assert run(publication=PublicationCost(transfer=7, pause=5)).mean_step == pytest.approx(100 * STEP + TRAIN + 12)
 
 
-def test_engines_that_load_one_after_the_other_need_the_sum() -> None:
-    both = run(pools=(EnginePool(2),), publication=Publication(pause=5))
-    rolling = run(pools=(EnginePool(2),), publication=Publication(pause=5, rolling=True))
+def test_replicas_that_load_one_after_the_other_need_the_sum() -> None:
+    both = run(pools=(ReplicaGroup(2),), publication=PublicationCost(pause=5))
+    rolling = run(pools=(ReplicaGroup(2),), publication=PublicationCost(pause=5, rolling=True))
     assert both.mean_step == pytest.approx(100 * STEP + TRAIN + 5)
     assert rolling.mean_step == pytest.approx(100 * STEP + TRAIN + 10)
 
 
 def test_a_prompt_is_computed_first() -> None:
-    assert run(prefill=Prefill(100, 250)).mean_step == pytest.approx(100 * STEP + TRAIN + 2.5)
+    assert run(prefill=PrefillCost(100, 250)).mean_step == pytest.approx(100 * STEP + TRAIN + 2.5)
 
 
 @pytest.mark.parametrize(("recompute", "seconds"), [(False, 0.0), (True, 40 / STEP / 10)])
-def test_a_cache_that_is_computed_again_stops_the_engine(recompute: bool, seconds: float) -> None:
+def test_a_cache_that_is_computed_again_stops_the_replica(recompute: bool, seconds: float) -> None:
     """Two begin together, the third when the first has trained; new weights find it when the second has, 40 units later."""
     result = run(
-        policy=Policy.DEADLINE_FIRST,
+        policy=BatchPolicy.DEADLINE_FIRST,
         staleness_threshold=1.0,
         max_version_lag=1,
-        trainer=Trainer(1, 0.4),
-        publication=Publication(recompute=recompute),
-        prefill=Prefill(10, 0),
+        trainer=TrainSpeed(1, 0.4),
+        publication=PublicationCost(recompute=recompute),
+        prefill=PrefillCost(10, 0),
         batches=3,
         warm_up=0,
         cool_down=0,
@@ -93,7 +95,7 @@ def test_a_cache_that_is_computed_again_stops_the_engine(recompute: bool, second
     assert result.seconds == pytest.approx(100 * 1.008 + 40 + 100 * STEP + seconds + 40)
 
 
-def test_turns_that_are_answered_at_once_take_no_time() -> None:
+def test_turns_that_are_answered_immediately_take_no_time() -> None:
     assert run(turns=Turns(4)).mean_step == pytest.approx(100 * STEP + TRAIN)
 
 
@@ -103,17 +105,17 @@ def test_answers_of_the_environment_add_their_mean() -> None:
     assert result.mean_trained_length == 100
 
 
-def test_an_engine_decodes_others_while_an_environment_thinks() -> None:
-    """Two sequences of two turns: each alone on the engine while the other waits would take 100 steps more."""
+def test_a_replica_decodes_others_while_an_environment_thinks() -> None:
+    """Two sequences of two turns: each alone on the replica while the other waits would take 100 steps more."""
     result = run(group_size=2, turns=Turns(2, 1000), batches=52)
     assert result.mean_step < 1000 + 2 * 500 + 2 * 100 * STEP
 
 
-def test_what_a_lost_engine_had_generated_is_kept_with_partial_rollout() -> None:
+def test_what_a_lost_replica_had_generated_is_kept_with_partial_rollout() -> None:
     lost = Faults(times=((50.5 * STEP, 0),), mttr=10)
     result = run(faults=lost)
     assert result.time_to_first_batch == pytest.approx(50.5 * STEP + 10 + 50 * STEP)
-    assert result.lost_engines == 1
+    assert result.lost_replicas == 1
 
 
 @pytest.mark.parametrize(
@@ -124,41 +126,41 @@ def test_it_is_generated_again_without(fields: dict[str, Any]) -> None:
     assert run(**(lost | fields)).time_to_first_batch == pytest.approx(150.5 * STEP + 10)
 
 
-def test_another_engine_takes_over_at_once() -> None:
-    result = run(pools=(EnginePool(2),), faults=Faults(times=((50.5 * STEP, 0),), mttr=10_000))
+def test_another_replica_takes_over_immediately() -> None:
+    result = run(pools=(ReplicaGroup(2),), faults=Faults(times=((50.5 * STEP, 0),), mttr=10_000))
     assert result.time_to_first_batch == pytest.approx(100.5 * STEP)
 
 
-def test_the_mean_time_between_losses_is_as_asked() -> None:
-    result = run(pools=(EnginePool(4),), faults=Faults(mtbf=1000, mttr=0), batches=1000)
+def test_the_mean_time_between_losses_is_as_configured() -> None:
+    result = run(pools=(ReplicaGroup(4),), faults=Faults(mtbf=1000, mttr=0), batches=1000)
     seconds = 1000 * (100 * STEP + TRAIN)
-    assert result.lost_engines == pytest.approx(4 * seconds / 1000, rel=0.15)
+    assert result.lost_replicas == pytest.approx(4 * seconds / 1000, rel=0.15)
 
 
-def test_a_straggler_pays_its_arrival_and_goes_on_faster() -> None:
-    lane = Lane(1, speed=1.5, arrival_steps=200, after_tokens=40)
+def test_a_straggler_pays_its_arrival_and_continues_faster() -> None:
+    lane = LaneSpeed(1, speed=1.5, arrival_steps=200, after_tokens=40)
     result = run(lane=lane)
     assert result.time_to_first_batch == pytest.approx(40 * STEP + 260 * (1 / 1.5 + 0.003))
     assert result.moves == 7, "six measured batches and one of the cool-down"
 
 
-def test_who_finds_no_slot_in_the_lane_goes_on_where_it_is() -> None:
-    lane = Lane(1, slots=1, speed=2.0, arrival_steps=0, after_tokens=40)
-    result = run(lane=lane, group_size=2, pools=(EnginePool(1, Engine(2)),))
-    # Both cross at once, and one moves. The other has the engine for itself until the first is done, and then moves too.
+def test_a_straggler_without_a_slot_in_the_lane_continues_where_it_is() -> None:
+    lane = LaneSpeed(1, slots=1, speed=2.0, arrival_steps=0, after_tokens=40)
+    result = run(lane=lane, group_size=2, pools=(ReplicaGroup(1, ReplicaSpeed(2)),))
+    # Both cross at the same time, and one moves. The other has the replica for itself until the first is done, and then moves too.
     moved = 60 * 0.503
     left = 60 - moved / STEP
     assert result.time_to_first_batch == pytest.approx(40 * 1.008 + moved + left * 0.503)
 
 
-def test_two_kinds_of_engines_work_side_by_side() -> None:
-    pools = (EnginePool(1, Engine(1)), EnginePool(1, Engine(1, speed=2.0)))
+def test_two_kinds_of_replicas_work_side_by_side() -> None:
+    pools = (ReplicaGroup(1, ReplicaSpeed(1)), ReplicaGroup(1, ReplicaSpeed(1, speed=2.0)))
     assert run(pools=pools, group_size=2).time_to_first_batch == pytest.approx(100 * 1.004)
     assert run(pools=pools).ideal_throughput == pytest.approx(1 / 1.004 + 1 / 0.504)
 
 
 def test_a_pool_that_grows_is_faster_and_one_that_shrinks_finishes_first() -> None:
-    one, two = (EnginePool(1, Engine(1)),), (EnginePool(2, Engine(1)),)
+    one, two = (ReplicaGroup(1, ReplicaSpeed(1)),), (ReplicaGroup(2, ReplicaSpeed(1)),)
     alone, together = 200 * STEP + 2 * TRAIN, 100 * STEP + 2 * TRAIN
     assert run(pools=one, group_size=2).mean_step == pytest.approx(alone)
     grown = run(pools=one, group_size=2, elastic=((150.0, 2),))
@@ -167,24 +169,24 @@ def test_a_pool_that_grows_is_faster_and_one_that_shrinks_finishes_first() -> No
     shrunk = run(pools=two, group_size=2, elastic=((50.0, 1),))
     assert shrunk.mean_step == pytest.approx(alone)
     assert shrunk.time_to_first_batch == pytest.approx(100 * STEP), "what ran was not interrupted"
-    assert shrunk.lost_engines == 0
+    assert shrunk.lost_replicas == 0
 
 
 def test_pools_that_take_turns_have_the_hardware_of_both() -> None:
-    """One engine and one trainer unit: two of each, one after the other."""
-    pools = (EnginePool(1, Engine(1)),)
+    """One replica and one trainer unit: two of each, one after the other."""
+    pools = (ReplicaGroup(1, ReplicaSpeed(1)),)
     apart = run(pools=pools, group_size=2)
-    shared = run(pools=pools, group_size=2, policy=Policy.COLOCATED)
+    shared = run(pools=pools, group_size=2, policy=BatchPolicy.COLOCATED)
     assert apart.mean_step == pytest.approx(200 * STEP + 2 * TRAIN)
     assert shared.mean_step == pytest.approx(100 * STEP + TRAIN)
     assert shared.ideal_throughput == pytest.approx(1 / (STEP / 2 + 0.005 / 2))
 
 
 def test_the_trainer_of_a_saturated_pipeline_is_never_idle() -> None:
-    ahead: dict[str, Any] = {"policy": Policy.DEADLINE_FIRST, "staleness_threshold": 3.0, "max_version_lag": 3}
-    result = run(**ahead, trainer=Trainer(1, 1.0, overhead=10), batches=10, warm_up=4)
+    ahead: dict[str, Any] = {"policy": BatchPolicy.DEADLINE_FIRST, "staleness_threshold": 3.0, "max_version_lag": 3}
+    result = run(**ahead, trainer=TrainSpeed(1, 1.0, overhead=10), batches=10, warm_up=4)
     assert result.mean_step == pytest.approx(110)
-    assert result.idle_trainer == pytest.approx(0)
+    assert result.train_idle == pytest.approx(0)
     assert result.mean_lag == 3, "the window is always full"
 
 
@@ -197,8 +199,8 @@ def test_groups_without_signal_are_replaced_and_counted() -> None:
 
 
 def test_masked_tokens_are_those_beyond_the_bound() -> None:
-    load = Load(staleness_threshold=3, on_missed_deadline=OnMissedDeadline.MASK_TOKENS, batches=30)
-    result = simulate(load)
+    workload = Workload(staleness_threshold=3, on_missed_deadline=MissedDeadlinePolicy.MASK_TOKENS, batches=30)
+    result = simulate(workload)
     assert 0 < result.masked_share < 0.2
     assert result.effective_throughput == pytest.approx(result.throughput * (1 - result.masked_share))
-    assert result.max_token_lag == load.max_version_lag < result.max_lag
+    assert result.max_token_lag == workload.max_version_lag < result.max_lag

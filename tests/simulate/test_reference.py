@@ -1,32 +1,32 @@
-"""The reference load of the design, one seed: order and size of what benchmarks/scheduler.py measures with several."""
+"""The reference workload of the design, one seed: order and size of what benchmarks/scheduler.py measures with several."""
 
 from functools import cache
 from itertools import pairwise
 
 import pytest
 
-from qwen35_trainer.simulate.load import EnginePool, Lane, Load, OnMissedDeadline, Policy
-from qwen35_trainer.simulate.result import Result
-from qwen35_trainer.simulate.run import simulate
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.workload import BatchPolicy, LaneSpeed, MissedDeadlinePolicy, ReplicaGroup, Workload
 
-MASK = OnMissedDeadline.MASK_TOKENS
+MASK = MissedDeadlinePolicy.MASK_TOKENS
 LOADS = {
-    "synchronous": Load(policy=Policy.SYNCHRONOUS),
-    "fifo": Load(policy=Policy.FIFO, staleness_threshold=4),
-    "windowed": Load(policy=Policy.WINDOWED_FIFO, staleness_threshold=4),
-    "completion": Load(policy=Policy.COMPLETION, staleness_threshold=4),
-    "no freedom": Load(staleness_threshold=4),
-    "wait": Load(),
-    "lane": Load(pools=(EnginePool(6),), lane=Lane()),
-    "mask": Load(staleness_threshold=3, on_missed_deadline=MASK),
-    "lane and mask": Load(
-        pools=(EnginePool(6),), lane=Lane(after_tokens=6000), staleness_threshold=3, on_missed_deadline=MASK
+    "synchronous": Workload(policy=BatchPolicy.SYNCHRONOUS),
+    "fifo": Workload(policy=BatchPolicy.FIFO, staleness_threshold=4),
+    "windowed": Workload(policy=BatchPolicy.WINDOWED_FIFO, staleness_threshold=4),
+    "completion": Workload(policy=BatchPolicy.COMPLETION, staleness_threshold=4),
+    "no freedom": Workload(staleness_threshold=4),
+    "wait": Workload(),
+    "lane": Workload(pools=(ReplicaGroup(6),), lane=LaneSpeed()),
+    "mask": Workload(staleness_threshold=3, on_missed_deadline=MASK),
+    "lane and mask": Workload(
+        pools=(ReplicaGroup(6),), lane=LaneSpeed(after_tokens=6000), staleness_threshold=3, on_missed_deadline=MASK
     ),
 }
 
 
 @cache
-def of(name: str) -> Result:
+def of(name: str) -> SimulationResult:
     return simulate(LOADS[name])
 
 
@@ -70,7 +70,7 @@ def test_masking_gives_a_third_more_than_waiting_and_keeps_the_bound() -> None:
 
 
 def test_only_discarding_is_biased_against_long_answers() -> None:
-    discarding = simulate(Load(staleness_threshold=3, on_missed_deadline=OnMissedDeadline.DISCARD))
+    discarding = simulate(Workload(staleness_threshold=3, on_missed_deadline=MissedDeadlinePolicy.DISCARD))
     assert discarding.discarded_share > 0.05
     assert discarding.bias < -0.04
     assert abs(of("wait").bias) < 0.02

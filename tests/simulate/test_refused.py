@@ -4,35 +4,35 @@ from typing import Any
 
 import pytest
 
-from qwen35_trainer.simulate.load import (
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.workload import (
+    BatchPolicy,
     BoundedPareto,
-    Engine,
-    EnginePool,
     Faults,
-    Lane,
-    Load,
+    LaneSpeed,
     Lognormal,
-    OnMissedDeadline,
-    Policy,
-    Prefill,
-    Publication,
+    MissedDeadlinePolicy,
+    PrefillCost,
+    PublicationCost,
     Replayed,
-    Trainer,
+    ReplicaGroup,
+    ReplicaSpeed,
+    TrainSpeed,
     Turns,
+    Workload,
 )
-from qwen35_trainer.simulate.run import simulate
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"staleness_threshold": 5}, "staleness_threshold 5 > max_version_lag 4"),
         ({"prompts_per_batch": 0}, "prompts_per_batch 0 < 1"),
         ({"group_size": 0}, "group_size 0 < 1"),
         ({"batches_per_version": 0}, "batches_per_version 0 < 1"),
         ({"batches": 12}, "batches 12 <= warm_up 12"),
-        ({"pools": ()}, "pools have 0 engines < 1"),
-        ({"pools": (EnginePool(0),)}, "pools have 0 engines < 1"),
+        ({"pools": ()}, "pools have 0 replicas < 1"),
+        ({"pools": (ReplicaGroup(0),)}, "pools have 0 replicas < 1"),
         ({"signal": 0.0, "dynamic_sampling": True}, "every group is filtered"),
         ({"group_size": 1, "dynamic_sampling": True}, "group_size 1 < 2 with dynamic_sampling"),
         ({"signal": 1.5}, "signal 1.5"),
@@ -42,32 +42,32 @@ from qwen35_trainer.simulate.run import simulate
         ({"window_fraction": 0}, "window_fraction 0"),
         ({"elastic": ((10, 2), (5, 3))}, "ascend"),
         ({"elastic": ((10, 0),)}, "the last size 0 < 1"),
-        ({"elastic": ((10, -1), (20, 1))}, "engines < 0"),
-        ({"adaptive": True, "policy": Policy.FIFO}, "adaptive with policy fifo"),
-        ({"on_missed_deadline": OnMissedDeadline.DISCARD, "policy": Policy.COMPLETION}, "only deadline-first"),
-        ({"faults": Faults(mtbf=100, keep=False)}, "it never finishes"),
+        ({"elastic": ((10, -1), (20, 1))}, "replicas < 0"),
+        ({"adaptive": True, "policy": BatchPolicy.FIFO}, "adaptive with policy fifo"),
+        ({"on_missed_deadline": MissedDeadlinePolicy.DISCARD, "policy": BatchPolicy.COMPLETION}, "only deadline-first"),
+        ({"faults": Faults(mtbf=100, keep=False)}, "it would never finish"),
     ],
 )
-def test_a_load_that_cannot_end_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_a_workload_that_cannot_end_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r".+") as refused:
-        Load(**fields)
-    assert said in str(refused.value)
+        Workload(**fields)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "fields", "said"),
+    ("make", "fields", "message"),
     [
-        (Engine, {"slots": 0}, "slots 0 < 1"),
-        (Engine, {"base": -1}, "base -1 < 0"),
-        (Engine, {"base": 0, "per_sequence": 0}, "a step takes no time"),
-        (Engine, {"speed": 0}, "speed 0 <= 0"),
-        (EnginePool, {"count": -1}, "count -1 < 0"),
-        (Lane, {"engines": 0, "after_tokens": 0}, "lane.engines 0 < 1; lane.after_tokens 0 < 1"),
-        (Lane, {"slots": 0}, "slots 0 < 1"),
-        (Trainer, {"units": 0}, "trainer.units 0 < 1"),
-        (Trainer, {"seconds_per_token": 0}, "trainer.seconds_per_token 0 <= 0"),
-        (Publication, {"pause": -1, "transfer": -2}, "publication.transfer -2 < 0; publication.pause -1 < 0"),
-        (Prefill, {"tokens_per_second": 0}, "prefill.tokens_per_second 0 <= 0"),
+        (ReplicaSpeed, {"slots": 0}, "slots 0 < 1"),
+        (ReplicaSpeed, {"base": -1}, "base -1 < 0"),
+        (ReplicaSpeed, {"base": 0, "per_sequence": 0}, "a step takes no time"),
+        (ReplicaSpeed, {"speed": 0}, "speed 0 <= 0"),
+        (ReplicaGroup, {"count": -1}, "count -1 < 0"),
+        (LaneSpeed, {"replicas": 0, "after_tokens": 0}, "lane.replicas 0 < 1; lane.after_tokens 0 < 1"),
+        (LaneSpeed, {"slots": 0}, "slots 0 < 1"),
+        (TrainSpeed, {"units": 0}, "trainer.units 0 < 1"),
+        (TrainSpeed, {"seconds_per_token": 0}, "trainer.seconds_per_token 0 <= 0"),
+        (PublicationCost, {"pause": -1, "transfer": -2}, "publication.transfer -2 < 0; publication.pause -1 < 0"),
+        (PrefillCost, {"tokens_per_second": 0}, "prefill.tokens_per_second 0 <= 0"),
         (Turns, {"count": 0, "latency": -1}, "turns.count 0 < 1; turns.latency -1 < 0"),
         (Lognormal, {"cv": -1, "floor": 5, "cap": 4}, "lengths.cv -1 < 0; lengths.cap 4 < lengths.floor 5"),
         (BoundedPareto, {"alpha": 0}, "lengths.alpha 0 <= 0"),
@@ -77,19 +77,19 @@ def test_a_load_that_cannot_end_is_refused(fields: dict[str, Any], said: str) ->
         (Faults, {"times": ((-1.0, 0),)}, "faults.times -1.0 < 0"),
     ],
 )
-def test_a_part_that_makes_no_sense_is_refused(make: type, fields: dict[str, Any], said: str) -> None:
+def test_a_part_that_makes_no_sense_is_refused(make: type, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r".+") as refused:
         make(**fields)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_all_problems_are_said_at_once() -> None:
+def test_all_problems_are_listed_together() -> None:
     with pytest.raises(ValueError, match=r"staleness_threshold 9 > .*batches 5 <= warm_up 12.*drift -1 <= 0"):
-        Load(staleness_threshold=9, batches=5, drift=-1)
+        Workload(staleness_threshold=9, batches=5, drift=-1)
 
 
 def test_signal_that_is_too_rare_ends_the_run_with_the_reason() -> None:
-    load = Load(
+    workload = Workload(
         lengths=Lognormal(10, 0),
         prompts_per_batch=1,
         group_size=2,
@@ -99,4 +99,4 @@ def test_signal_that_is_too_rare_ends_the_run_with_the_reason() -> None:
         warm_up=0,
     )
     with pytest.raises(ValueError, match="too rare for dynamic_sampling"):
-        simulate(load)
+        simulate(workload)

@@ -1,18 +1,18 @@
-"""A world whose every event is checked."""
+"""A simulation in which every event is checked."""
 
 from collections import Counter
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline.events import Event
-from qwen35_trainer.simulate.load import Load, OnMissedDeadline, Policy
-from qwen35_trainer.simulate.world import World
+from qwen35_trainer.simulate.simulation import Simulation
+from qwen35_trainer.simulate.workload import BatchPolicy, MissedDeadlinePolicy, Workload
 
 
-class Watched(World):
-    """Asserts, as the run goes on, that the nested inequalities hold, and keeps account of every group and token."""
+class Watched(Simulation):
+    """Asserts, during the run, that the nested inequalities hold, and keeps account of every group and token."""
 
-    def __init__(self, load: Load) -> None:
-        super().__init__(load)
+    def __init__(self, workload: Workload) -> None:
+        super().__init__(workload)
         self.dispatched: dict[int, int] = {}
         """Group → prompt."""
         self.exits: Counter[int] = Counter()
@@ -20,24 +20,26 @@ class Watched(World):
         self.trained: dict[int, list[int]] = {}
         """Prompt → batches that it trained in."""
         self.oldest: list[int] = []
-        """Of each batch, the greatest lag of any token."""
-        self.waits = load.on_missed_deadline is OnMissedDeadline.WAIT and load.policy is Policy.DEADLINE_FIRST
+        """The maximum lag of any token, for each batch."""
+        self.waits = (
+            workload.on_missed_deadline is MissedDeadlinePolicy.WAIT and workload.policy is BatchPolicy.DEADLINE_FIRST
+        )
 
-    def tell(self, event: Event) -> None:
-        super().tell(event)
+    def send(self, event: Event) -> None:
+        super().send(event)
         if self.waits:
             assert self.coordinator.buffer.excess() == 0, event
 
-    def _dispatched(self, action: do.Dispatched) -> None:
-        super()._dispatched(action)
+    def _group_dispatched(self, action: do.GroupDispatched) -> None:
+        super()._group_dispatched(action)
         assert action.group not in self.dispatched
         self.dispatched[action.group] = action.position
 
-    def _left(self, action: do.Left) -> None:
-        super()._left(action)
+    def _group_left(self, action: do.GroupLeft) -> None:
+        super()._group_left(action)
         self.exits[action.group] += 1
 
-    def _train(self, action: do.Train) -> None:
+    def _train_batch(self, action: do.TrainGroups) -> None:
         oldest = 0
         for group in action.groups:
             self.exits[group] += 1
@@ -46,4 +48,4 @@ class Watched(World):
                 assert abs(sum(tokens for _, tokens in sequence.spans) - sequence.length) < 1e-3, sequence.name
                 oldest = max(oldest, *(action.version - born for born, _ in sequence.spans))
         self.oldest.append(oldest)
-        super()._train(action)
+        super()._train_batch(action)

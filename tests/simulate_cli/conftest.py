@@ -13,19 +13,19 @@ from typer.testing import CliRunner
 from qwen35_trainer.commands import app
 
 SPEC: dict[str, Any] = {
-    "accelerator": {"profile": "nvidia", "perNode": 2},
+    "accelerator": {"profile": "NVIDIA", "devicesPerNode": 2},
     "model": {"name": "Qwen/Qwen3.5-4B", "source": {"path": "/models/qwen"}},
     "data": {"train": [{"name": "sums", "gym": {"task": "basic_arithmetic", "size": 64}}], "maxResponseTokens": 4000},
     "rewards": [{"type": "Gym"}],
     "algorithm": {"groupSize": 4},
-    "rollout": {"nodes": 2, "maxSequences": 8},
+    "rollout": {"nodes": 2, "maxSequencesPerReplica": 8},
     "train": {"nodes": 4, "updates": 10, "batch": {"promptsPerUpdate": 4}},
     "async": {"stalenessThreshold": 1.0, "maxVersionLag": 3},
 }
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     code: int
     out: str
     err: str
@@ -37,14 +37,14 @@ class Said:
 
 
 @pytest.fixture
-def said() -> Callable[..., Said]:
-    """said("simulate", "--json") is what that command says. It never ends in a traceback."""
+def run_command() -> Callable[..., CommandResult]:
+    """run_command("simulate", "--json") runs the command and returns its result. It never ends in a traceback."""
 
-    def invoke(*arguments: object) -> Said:
+    def invoke(*arguments: object) -> CommandResult:
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
         assert "Traceback" not in result.stderr
-        return Said(result.exit_code, result.stdout, result.stderr)
+        return CommandResult(result.exit_code, result.stdout, result.stderr)
 
     return invoke
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.manifest import load_manifest
 
 NEUTRAL = ("--decode", "1,0.004", "--train-seconds-per-token", "0.0375")
 
@@ -13,12 +13,12 @@ def known():
 
 
 @pytest.fixture
-def planned(said, manifest, known):
+def planned(run_command, manifest, known):
     """planned("--max-lag", 2) is the plan of the small manifest as JSON, made once."""
 
     def plan(*arguments):
         if arguments not in known:
-            known[arguments] = said("plan", manifest(), "--json", *arguments).json
+            known[arguments] = run_command("plan", manifest(), "--json", *arguments).json
         return known[arguments]
 
     return plan
@@ -37,8 +37,8 @@ def test_the_plan_is_at_least_as_good_as_the_manifest_and_a_valid_one(planned, m
     assert spec.async_.stalenessThreshold == fields["async.stalenessThreshold"]
 
 
-def test_equal_manifests_get_equal_plans(planned, said, manifest):
-    assert planned() == said("plan", manifest(), "--json").json
+def test_equal_manifests_get_equal_plans(planned, run_command, manifest):
+    assert planned() == run_command("plan", manifest(), "--json").json
 
 
 def test_nodes_go_to_the_pool_that_is_short(planned):
@@ -78,19 +78,19 @@ def test_a_neighbour_differs_in_one_thing(planned):
 
 def test_a_lane_that_is_no_faster_is_not_recommended(planned):
     plan = planned("--lane-speed", 1.0, *NEUTRAL)
-    assert plan["plan"]["fields"]["rollout.lane"] is None
+    assert plan["plan"]["fields"]["rollout.stragglerLane"] is None
 
 
 def test_the_search_stays_small(planned):
     assert planned()["simulations"] < 300
 
 
-def test_the_table_fits_and_tells_what_is_guessed(said, manifest):
-    shown = said("plan", manifest(), "--cv", 1.5).out
+def test_the_table_fits_and_lists_the_assumptions(run_command, manifest):
+    shown = run_command("plan", manifest(), "--cv", 1.5).out
     assert max(map(len, shown.splitlines())) <= 80
     assert "the plan" in shown
     assert "the manifest as it is" in shown
-    assert shown.index("Given:") < shown.index("response length: lognormal, mean 500, cv 1.5") < shown.index("Guessed")
+    assert shown.index("Given:") < shown.index("response length: lognormal, mean 500, cv 1.5") < shown.index("Assumed")
     assert "decode step: 1 + 0.004 per sequence" in shown
     assert "simulations" in shown
 
@@ -99,20 +99,20 @@ def test_the_table_fits_and_tells_what_is_guessed(said, manifest):
     ("arguments", "text"),
     [
         (("--decode", "1,0.004"), "share a unit of time: give both, or neither"),
-        (("--set", "policy=fifo"), "--set policy: the plan or the manifest says that"),
-        (("--set", "lane.speed=3"), "--set lane.speed: "),
-        (("--set", "publication.paus=3"), "publication.paus: there is no paus in publication. Did you mean pause?"),
+        (("--workload", "policy=fifo"), "--workload policy: the plan or the manifest determines this field"),
+        (("--workload", "lane.speed=3"), "--workload lane.speed: "),
+        (("--workload", "publication.paus=3"), "publication.paus: publication has no field paus. Did you mean pause?"),
         (("--lane-speed", "0"), "--lane-speed 0.0 <= 0"),
         (("--cv", "-2"), "lengths.cv -2.0 < 0"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_with_the_reason(said, manifest, arguments, text):
-    refused = said("plan", manifest(), *arguments)
+def test_what_cannot_be_planned_is_refused_with_the_reason(run_command, manifest, arguments, text):
+    refused = run_command("plan", manifest(), *arguments)
     assert (refused.code, refused.out) == (2, "")
     assert text in refused.err
 
 
-def test_pools_that_share_their_devices_have_no_split(said, manifest):
-    refused = said("plan", manifest(mode="Colocated", rollout={"nodes": 4}, async_=None))
+def test_pools_that_share_their_devices_have_no_split(run_command, manifest):
+    refused = run_command("plan", manifest(mode="Colocated", rollout={"nodes": 4}, async_=None))
     assert refused.code == 2
     assert "Colocated has no two pools" in refused.err

@@ -3,7 +3,7 @@
     python -IS addresses.py FILE
 
 Takes one of eight networks that no other bed of this network namespace has, makes every address of it local, so that
-whoever listens on 0.0.0.0:PORT answers for every pod, writes JSON `{"network": ..., "unreachable": reason or null}` to
+a process that listens on 0.0.0.0:PORT answers for every pod, writes JSON `{"network": ..., "unreachable": reason or null}` to
 FILE, and gives all back on SIGTERM. A process of its own because it has to clean up however the tests end.
 """
 

@@ -58,7 +58,7 @@ class Api:
         return json.loads(text)
 
     def _connection(self) -> http.client.HTTPSConnection:
-        """The thread's own, unless the server has closed it: there is something to read then before anything was asked."""
+        """Return the thread's connection, unless the server has closed it: then it is readable before a request."""
         kept: http.client.HTTPSConnection | None = self.kept.__dict__.pop("connection", None)
         if kept is not None and kept.sock is not None and not select.select([kept.sock], [], [], 0)[0]:
             return kept

@@ -10,7 +10,7 @@ from tests.testbed.certificates import ADMINISTRATORS, Authority
 from tests.testbed.processes import Processes, answers, free_ports
 
 SERVICES = ipaddress.IPv4Network("10.96.0.0/12")
-"""Addresses of Services; the first is the API server's own."""
+"""Addresses of Services; the first is that of the API server."""
 ETCD = "etcd"
 NAME = "kube-apiserver"
 KUBELET_CLIENT = "kubelet-client"
@@ -42,7 +42,7 @@ class ApiServer:
         server._start_etcd(f"http://127.0.0.1:{peer}")
         names = ["localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"]
         addresses = dict.fromkeys(["127.0.0.1", address, str(SERVICES[1])])
-        all_names = [*(f"IP:{one}" for one in addresses), *(f"DNS:{name}" for name in names)]
+        all_names = [*(f"IP:{ip}" for ip in addresses), *(f"DNS:{name}" for name in names)]
         authority.issue(NAME, "kube-apiserver", names=",".join(all_names))
         authority.issue(KUBELET_CLIENT, KUBELET_CLIENT, [ADMINISTRATORS])
         authority.key_pair("service-accounts")
@@ -72,7 +72,7 @@ class ApiServer:
     def start(self) -> None:
         """Returns once it is ready."""
         keys = self.authority.folder
-        # A loopback address is no valid endpoint, and no pod could use it.
+        # A loopback address is not a valid endpoint, and no pod could use it.
         loopback = ipaddress.ip_address(self.address).is_loopback
         command = [
             self.binaries[NAME],

@@ -7,8 +7,8 @@
     …/testbed/<hash of the oldest KubeRay>/
         bin/kuberay-operator and kuberay/, of the oldest version that the docs name; only with QWEN35_TESTBED_KUBERAY=oldest
 
-The hash covers the modules and the build flags: a change of either builds anew, and a finished build needs no Go.
-`python -m tests.testbed.binaries` builds; it needs Go and the standard library, so that it can run beside what installs the rest.
+The hash covers the modules and the build flags: a change of either starts a new build, and a finished build does not need Go.
+`python -m tests.testbed.binaries` builds; it needs Go and the standard library, so that it can run while the other requirements are installed.
 
 kwok is a module of its own because it does not compile against the Kubernetes libraries of the others; CoreDNS is one
 because it is a program of ours, with the few plugins that a cluster needs. The oldest KubeRay is one because a Go module
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODULES = Path(__file__).parent / "go"
-OLDEST_GO = (1, 25)
+MIN_GO_VERSION = (1, 25)
 KUBERNETES = "v1.35.4"
 KUBERAY = "github.com/ray-project/kuberay/ray-operator"
 type Modules = dict[str, dict[str, str]]
@@ -50,7 +50,7 @@ PACKAGES: Modules = {
     "kwok": {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
     "node": {"coredns": "./coredns", "pause": "./pause"},
 }
-OLDEST_KUBERAY: Modules = {"kuberay_oldest": {"kuberay-operator": KUBERAY}}
+MIN_KUBERAY_MODULES: Modules = {"kuberay_oldest": {"kuberay-operator": KUBERAY}}
 ENVIRONMENT = {"CGO_ENABLED": "0", "GOFLAGS": "-trimpath -buildvcs=false", "GOTOOLCHAIN": "local", "GOWORK": "off"}
 # Without a version that parses, kubectl and Helm refuse to talk to the API server.
 VERSION = {
@@ -112,7 +112,7 @@ class Binaries:
 def find() -> Binaries:
     """The build of these modules and flags. Raises NotBuilt when there is none."""
     folder = _find(PACKAGES)
-    return Binaries(folder, _find(OLDEST_KUBERAY)) if _wants_oldest_kuberay() else Binaries(folder)
+    return Binaries(folder, _find(MIN_KUBERAY_MODULES)) if _wants_oldest_kuberay() else Binaries(folder)
 
 
 def build() -> Binaries:
@@ -120,7 +120,7 @@ def build() -> Binaries:
     folder = _build(PACKAGES, "control_plane")
     if not _wants_oldest_kuberay():
         return Binaries(folder)
-    return Binaries(folder, _build(OLDEST_KUBERAY, "kuberay_oldest", kubectl=folder / "bin" / "kubectl"))
+    return Binaries(folder, _build(MIN_KUBERAY_MODULES, "kuberay_oldest", kubectl=folder / "bin" / "kubectl"))
 
 
 def _wants_oldest_kuberay() -> bool:
@@ -178,13 +178,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _go() -> str:
-    wanted = ".".join(map(str, OLDEST_GO))
+    wanted = ".".join(map(str, MIN_GO_VERSION))
     go = shutil.which("go")
     if not go:
         raise NotBuilt(f"building the test bed needs Go {wanted} or newer, and there is no `go` in PATH: install it")
     text = subprocess.run([go, "version"], env=_environment(), check=True, capture_output=True, text=True).stdout
-    found = re.search(r"go(\d+)\.(\d+)", text)
-    if not found or tuple(map(int, found.groups())) < OLDEST_GO:
+    match = re.search(r"go(\d+)\.(\d+)", text)
+    if not match or tuple(map(int, match.groups())) < MIN_GO_VERSION:
         raise NotBuilt(f"building the test bed needs Go {wanted} or newer, but {go} is {text.strip()}: update it")
     return go
 
@@ -199,7 +199,7 @@ def _compile(go: str, module: str, packages: dict[str, str], folder: Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     # -v names each package once it is compiled.
     command = [go, "build", "-v", "-ldflags", LINK.get(module, "-s -w"), "-o", f"{folder}/", *packages.values()]
-    began = said = time.monotonic()
+    began = last_message = time.monotonic()
     lines: list[str] = []
     with subprocess.Popen(
         command, cwd=MODULES / module, env=_environment(), stderr=subprocess.PIPE, text=True
@@ -207,8 +207,8 @@ def _compile(go: str, module: str, packages: dict[str, str], folder: Path) -> No
         assert process.stderr
         for line in process.stderr:
             lines.append(line)
-            if (now := time.monotonic()) - said > 15:
-                said = now
+            if (now := time.monotonic()) - last_message > 15:
+                last_message = now
                 _say(f"  {now - began:4.0f} s, {len(lines)} packages compiled")
     if process.returncode:
         raise NotBuilt(f"`{' '.join(command[:2])}` in {MODULES / module} failed:\n{''.join(lines[-30:])}")
@@ -219,7 +219,7 @@ def _compile(go: str, module: str, packages: dict[str, str], folder: Path) -> No
 
 
 def _copy_kuberay(go: str, module: str, kubectl: Path, folder: Path) -> None:
-    """The operator's manifests lie in its module, beside its code."""
+    """The operator's manifests are in its module, next to its code."""
     command = [go, "list", "-m", "-f", "{{.Dir}}", KUBERAY]
     listed = subprocess.run(
         command, cwd=MODULES / module, env=_environment(), check=True, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""A certificate authority of the bed's own, by the `openssl` command, and the kubeconfigs that use it."""
+"""Creates a certificate authority for the test bed with the `openssl` command, and the kubeconfigs that use it."""
 
 import json
 import subprocess

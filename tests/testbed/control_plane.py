@@ -63,7 +63,7 @@ def _start_on(plane: ControlPlane) -> None:
     """All that needs the API server."""
 
     def definitions_then_kuberay() -> None:
-        # Each is about a megabyte, and the API server works on all at once.
+        # Each is about a megabyte, and the API server processes all of them together.
         list(workers.map(partial(kuberay.define, plane.api), plane.binaries.kuberay_definitions))
         kuberay.grant(plane.api, plane.binaries)
         plane.wait_until_defined(*plane.binaries.kuberay_definitions)

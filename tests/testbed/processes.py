@@ -41,7 +41,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
         grace: float = 0,
     ) -> None:
-        """Starts a command; `grace` seconds lie between SIGTERM and SIGKILL at its end, 0 for SIGKILL at once."""
+        """Starts a command; `grace` seconds lie between SIGTERM and SIGKILL at its end, 0 for SIGKILL immediately."""
         if name in self.running:
             raise ValueError(f"{name} is running already: stop it first")
         with self.log(name).open("ab") as log:

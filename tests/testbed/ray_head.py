@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from os import environ, pathsep
 from pathlib import Path
 
-from qwen35_trainer.runtime.site import STARTS, TIMED_OUT
+from qwen35_trainer.runtime.site import MAX_RAY_STARTS, RAY_TIMEOUT_TEXT
 from tests.patience import PATIENCE
 from tests.testbed.processes import NotReady, Processes, answers, claim, free_ports
 
@@ -56,12 +56,12 @@ def ray_head(folder: Path) -> Iterator[RayHead]:
     # Ray's sockets lie in its folder, and a socket's path has at most 107 characters.
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as own:
         try:
-            for start in range(1, STARTS + 1):
+            for start in range(1, MAX_RAY_STARTS + 1):
                 try:
                     _bring_up(processes, commands, own)
                     break
                 except NotReady as problem:
-                    if TIMED_OUT not in str(problem) or start == STARTS:
+                    if RAY_TIMEOUT_TEXT not in str(problem) or start == MAX_RAY_STARTS:
                         raise
                     processes.stop(NAME)
                     processes.log(NAME).unlink()  # what the next start says is judged alone
@@ -118,7 +118,7 @@ def _start(processes: Processes, commands: Path, folder: str) -> int:
         *("--num-cpus=4", "--num-gpus=0", "--object-store-memory=100000000"),
         f"--temp-dir={folder}",
         "--disable-usage-stats",
-        # Nobody asks for nodes or for the logs of drivers here, and what would serve them polls.
+        # Tests do not use nodes or logs of drivers, and the processes that serve them poll.
         *("--no-monitor", "--include-log-monitor=false"),
     ]
     path = pathsep.join([str(commands), str(Path(sys.executable).parent), environ["PATH"]])

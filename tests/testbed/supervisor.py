@@ -2,7 +2,7 @@
 
     python -IS supervisor.py PARENT GRACE command ...
 
-PARENT is the process id of who asked, GRACE the seconds between SIGTERM and SIGKILL (0: SIGKILL at once).
+PARENT is the process id of the caller, GRACE the seconds between SIGTERM and SIGKILL (0: SIGKILL immediately).
 
     the parent is gone   ─┐
     SIGTERM to us        ─┼─► SIGTERM to the command, GRACE, then SIGKILL to it and all its descendants
@@ -30,7 +30,7 @@ def supervise(parent: int, grace: float, command: list[str]) -> int:
     """Returns the command's exit status, negative for a signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    asked, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    request_pipe, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGTERM, lambda *_: None)
     alive = os.pidfd_open(parent)
@@ -42,7 +42,7 @@ def supervise(parent: int, grace: float, command: list[str]) -> int:
         preexec_fn=lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),  # noqa: PLW1509
     )
     running = os.pidfd_open(child.pid)
-    select.select([alive, asked, running], [], [])
+    select.select([alive, request_pipe, running], [], [])
     if grace:
         child.terminate()
         select.select([running], [], [], grace)
@@ -53,7 +53,7 @@ def supervise(parent: int, grace: float, command: list[str]) -> int:
 
 
 def _kill_descendants() -> None:
-    """Killing a child hands its own children to us: go on until there is none."""
+    """Kill children until there are none: a killed child's children become ours."""
     while children := _children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):

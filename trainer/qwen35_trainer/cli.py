@@ -1,4 +1,4 @@
-"""`qwen35`: the entry point. `run` is under the protection of runtime/signals.py before anything slow is imported."""
+"""The entry point of `qwen35`. `run` is protected by runtime/signals.py before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line."""
     if sys.argv[1:2] == ["run"]:
         _run()
     _commands()
 
 
 def _run() -> NoReturn:
-    # Signals stay blocked until `attended` can receive them; it unblocks them.
+    # Signals stay blocked until `attended` can receive them. It unblocks them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     from qwen35_trainer.runtime.output import survive_readers
     from qwen35_trainer.runtime.signals import attended

@@ -1,4 +1,4 @@
-"""`qwen35 …`: every command. Heavy imports happen inside the command that needs them."""
+"""All commands of `qwen35`. Heavy imports happen inside the command that needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from qwen35_trainer.exits import CANNOT_RUN, FAILED, INTERRUPTED, REFUSED, fail
-from qwen35_trainer.simulate import commands as simulation
+from qwen35_trainer.simulate import simulate_commands
 
 app = typer.Typer(
     name="qwen35",
@@ -25,8 +25,8 @@ app = typer.Typer(
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Manifest: a Qwen35Training as YAML.")]
 
 
-def _version_if(asked: bool) -> None:  # as typer calls it
-    if asked:
+def _print_version_if(requested: bool) -> None:  # typer calls it with the value of the flag
+    if requested:
         print_version()
         raise typer.Exit
 
@@ -34,10 +34,10 @@ def _version_if(asked: bool) -> None:  # as typer calls it
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version_if, is_eager=True, help="Print the version and exit.")
+        bool, typer.Option("--version", callback=_print_version_if, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that come before the command."""
+    """Accept options that come before the command."""
 
 
 @app.command()
@@ -53,34 +53,37 @@ def run(
     ] = None,
     resume: Annotated[
         str | None,
-        typer.Option(metavar="auto|DIR", help="Go on from the newest checkpoint of this run, or from that in DIR."),
+        typer.Option(
+            metavar="auto|DIR", help="Continue from the newest checkpoint of this run, or from the one in DIR."
+        ),
     ] = None,
     link: Annotated[
         str | None,
         typer.Option(
-            metavar="cluster|DIR", help="Report to an operator and obey it: by its ConfigMaps, or files in DIR."
+            metavar="cluster|DIR",
+            help="Report to an operator and follow its orders: through ConfigMaps, or through files in DIR.",
         ),
     ] = None,
 ) -> None:
     """Run a training on this machine."""
     from qwen35_trainer.runtime.environment import set_environment
-    from qwen35_trainer.runtime.link.open import CLUSTER
+    from qwen35_trainer.runtime.link.operator_link import CLUSTER
 
     set_environment(in_cluster=link == CLUSTER)
     from qwen35_trainer.runtime.prepare import started_at
 
     started = started_at()
     console = Console()
-    from qwen35_trainer.data.errors import DataError
-    from qwen35_trainer.runtime.checkpoint import CheckpointError
+    from qwen35_trainer.data.data_errors import DataError
+    from qwen35_trainer.exits import Interrupted
+    from qwen35_trainer.manifest import ManifestError, load_manifest
+    from qwen35_trainer.runtime.checkpoint_store import CheckpointError
     from qwen35_trainer.runtime.ending import NOTHING_SAVED, print_end
     from qwen35_trainer.runtime.folder import FolderRefused
-    from qwen35_trainer.runtime.interrupted import Interrupted
-    from qwen35_trainer.runtime.link.base import LinkRefused
-    from qwen35_trainer.runtime.link.reporter import OperatorNotTold, reporting
-    from qwen35_trainer.runtime.run import ReportFailed
-    from qwen35_trainer.runtime.run import run as run_manifest
-    from qwen35_trainer.spec import ManifestError, load_manifest
+    from qwen35_trainer.runtime.link.operator_link import LinkRefused
+    from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, reporting
+    from qwen35_trainer.runtime.run_command import ReportFailed
+    from qwen35_trainer.runtime.run_command import run as run_manifest
 
     if output == "":
         fail("--output is empty; name a folder, or leave it out for runs/<name>", REFUSED)
@@ -104,7 +107,7 @@ def run(
         fail(str(error), REFUSED)
     except Interrupted as interrupted:
         fail(str(interrupted), INTERRUPTED)
-    except (ReportFailed, OperatorNotTold) as error:
+    except (ReportFailed, OutcomeUndelivered) as error:
         fail(str(error), INTERRUPTED if isinstance(error.__cause__, Interrupted) else FAILED)
     if finished.finish.outcome == "Failed":
         fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
@@ -114,7 +117,7 @@ def run(
 
 
 def _how_to_resume(file: Path, changes: list[str], output: str | None) -> str:
-    """The command that continues the run of these arguments."""
+    """Return the command that continues the run of these arguments."""
     options = [*(word for change in changes for word in ("--set", change)), *(["--output", output] if output else [])]
     return shlex.join(["qwen35", "run", str(file), *options, "--resume", "auto"])
 
@@ -122,7 +125,10 @@ def _how_to_resume(file: Path, changes: list[str], output: str | None) -> str:
 @app.command()
 def export(
     what: Annotated[
-        Path, typer.Argument(metavar="RUN|CHECKPOINT", help="A run's folder, for its newest checkpoint, or one.")
+        Path,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT", help="The folder of a run, for its newest checkpoint, or a checkpoint."
+        ),
     ],
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write. It must not exist, or be empty.")],
     source: Annotated[
@@ -132,17 +138,17 @@ def export(
         ),
     ] = None,
     adapter: Annotated[
-        bool, typer.Option("--adapter", help="Write LoRA's adapters alone, as PEFT loads them.")
+        bool, typer.Option("--adapter", help="Write only the LoRA adapters, in the format of PEFT.")
     ] = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder."""
     from qwen35_trainer.engines.fsdp.saved_weights import WeightsUnreadable
+    from qwen35_trainer.manifest import ManifestError
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
-    from qwen35_trainer.runtime.checkpoint import CheckpointError
-    from qwen35_trainer.runtime.export import ExportRefused
-    from qwen35_trainer.runtime.export import export as export_model
+    from qwen35_trainer.runtime.checkpoint_store import CheckpointError
+    from qwen35_trainer.runtime.export_command import ExportRefused
+    from qwen35_trainer.runtime.export_command import export as export_model
     from qwen35_trainer.runtime.folder import FolderRefused
-    from qwen35_trainer.spec import ManifestError
 
     try:
         done = export_model(what, output, source=source, adapter=adapter)
@@ -166,10 +172,10 @@ def validate(
         list[Path], typer.Argument(metavar="FILE|DIR…", help="Manifests, or folders of them; - is standard input.")
     ],
 ) -> None:
-    """Check manifests and report all problems at once. Exit code 2: one is invalid; 3: this release cannot run one."""
-    from qwen35_trainer.spec import ManifestError, cannot_run, load_manifest
-    from qwen35_trainer.spec.load import manifests_in
-    from qwen35_trainer.spec.problems import beyond_release
+    """Check manifests and report all problems together. Exit code 2: one is invalid; 3: this release cannot run one."""
+    from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest
+    from qwen35_trainer.manifest.load import manifests_in
+    from qwen35_trainer.manifest.problems import beyond_release
 
     code = 0
     for file in (file for place in files for file in manifests_in(place)):
@@ -197,8 +203,8 @@ def render(
 ) -> None:
     """Print the objects that the operator would create, as YAML. Exit code 3 if this release cannot run them."""
     from qwen35_operator.render import objects, text
-    from qwen35_trainer.spec import ManifestError, cannot_run, load_manifest
-    from qwen35_trainer.spec.problems import beyond_release
+    from qwen35_trainer.manifest import ManifestError, cannot_run, load_manifest
+    from qwen35_trainer.manifest.problems import beyond_release
 
     try:
         manifest = load_manifest(file)
@@ -214,29 +220,28 @@ def render(
 def operator(
     namespace: Annotated[
         list[str] | None,
-        typer.Option(metavar="NS", help="Serve this namespace only. May be repeated. [default: all]"),
+        typer.Option(metavar="NS", help="Serve only this namespace. May be repeated. [default: all]"),
     ] = None,
     kubeconfig: Annotated[
-        str | None, typer.Option(metavar="FILE", help="[default: the pod's own, else KUBECONFIG]", show_default=False)
+        str | None, typer.Option(metavar="FILE", help="[default: that of the pod, else KUBECONFIG]", show_default=False)
     ] = None,
-    lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Where the Lease of the leader is.")] = "default",
-    lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of that Lease.")] = "qwen35-operator",
-    metrics_port: Annotated[int, typer.Option(help="Prometheus metrics; 0 for none.")] = 8080,
-    health_port: Annotated[int, typer.Option(help="Probes /healthz and /readyz; 0 for none.")] = 8081,
-    workers: Annotated[int, typer.Option(min=1, help="Reconciles at a time.")] = 8,
+    lease_namespace: Annotated[str, typer.Option(metavar="NS", help="Namespace of the leader's Lease.")] = "default",
+    lease_name: Annotated[str, typer.Option(metavar="NAME", help="Name of the leader's Lease.")] = "qwen35-operator",
+    metrics_port: Annotated[int, typer.Option(help="Port of the Prometheus metrics; 0 for none.")] = 8080,
+    health_port: Annotated[int, typer.Option(help="Port of the probes /healthz and /readyz; 0 for none.")] = 8081,
+    workers: Annotated[int, typer.Option(min=1, help="Number of trainings that are reconciled at the same time.")] = 8,
     image: Annotated[
         list[str] | None,
-        typer.Option(metavar="PROFILE=IMAGE", help="Trainer image of nvidia, ascend or cpu. May be repeated."),
+        typer.Option(metavar="PROFILE=IMAGE", help="Trainer image of NVIDIA, Ascend or CPU. May be repeated."),
     ] = None,
     log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Lines for people, or a JSON object per line.")
+        Literal["text", "json"], typer.Option(help="Text lines, or a JSON object per line.")
     ] = "text",
     verbose: Annotated[bool, typer.Option("--verbose", help="Log every step.")] = False,
 ) -> None:
-    """Run the operator, until SIGTERM."""
+    """Run the operator until SIGTERM."""
     from qwen35_operator.main import run as run_operator
-    from qwen35_operator.settings import Settings as OperatorSettings
-    from qwen35_operator.settings import SettingsRefused, images, own_identity
+    from qwen35_operator.operator_settings import OperatorSettings, SettingsRefused, images, own_identity
 
     try:
         settings = OperatorSettings(
@@ -258,36 +263,38 @@ NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NS", help="[default: the context's]", show_default=False)
 ]
 KubeconfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="[default: KUBECONFIG, or the pod's own]", show_default=False)
+    str | None, typer.Option(metavar="FILE", help="[default: KUBECONFIG, or that of the pod]", show_default=False)
 ]
 ContextOption = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Of the kubeconfig. [default: its current one]")
+    str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig. [default: its current one]")
 ]
 
 
 @app.command()
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="A training; without one, a line for each.")
+        str | None, typer.Argument(metavar="NAME", help="A training. Without NAME, one line per training.")
     ] = None,
     namespace: NamespaceOption = None,
-    everywhere: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Follow it to its end; exit code 1 if it failed.")
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="Show trainings of all namespaces.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON; with --watch an object per change.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Follow the training to its end; exit code 1 if it failed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per change.")] = False,
     kubeconfig: KubeconfigOption = None,
     context: ContextOption = None,
 ) -> None:
     """Show where a training stands, and what it waits for."""
-    from qwen35_operator.console import commands
+    from qwen35_operator.console import cluster_commands
 
-    cluster = commands.Cluster(kubeconfig, context, namespace)
+    cluster = cluster_commands.ClusterAccess(kubeconfig, context, namespace)
     try:
-        code = commands.status(
+        code = cluster_commands.status(
             cluster, name, everywhere=everywhere, watch=watch, as_json=as_json, console=Console(highlight=False)
         )
-    except commands.NotShown as problem:
+    except cluster_commands.NotShown as problem:
         fail(str(problem), REFUSED)
     raise typer.Exit(code)
 
@@ -312,20 +319,20 @@ def report(
     if not in_cluster and ("/" in name or is_run(Path(name))):
         _redraw(Path(name), output)
         return
-    from qwen35_operator.console import commands
+    from qwen35_operator.console import cluster_commands
 
-    cluster = commands.Cluster(kubeconfig, context, namespace)
+    cluster = cluster_commands.ClusterAccess(kubeconfig, context, namespace)
     try:
-        code = commands.report(cluster, name, output, Console(highlight=False))
-    except commands.NotShown as problem:
+        code = cluster_commands.report(cluster, name, output, Console(highlight=False))
+    except cluster_commands.NotShown as problem:
         fail(str(problem), REFUSED)
     raise typer.Exit(code)
 
 
 def _redraw(run: Path, output: Path | None) -> None:
-    from qwen35_trainer.progress.formatting import counted
+    from qwen35_trainer.formatting import counted
+    from qwen35_trainer.manifest import ManifestError
     from qwen35_trainer.runtime.redraw import NotDrawn, redraw
-    from qwen35_trainer.spec import ManifestError
 
     try:
         drawn = redraw(run, output)
@@ -343,8 +350,8 @@ def crd() -> None:
     sys.stdout.write(definition.text())
 
 
-app.command()(simulation.simulate)
-app.command()(simulation.plan)
+app.command()(simulate_commands.simulate)
+app.command()(simulate_commands.plan)
 
 
 @app.command("version")

@@ -1,19 +1,27 @@
-"""How a command ends that does not do what it was asked."""
+"""Exit codes, and the exceptions and messages with which a command ends early."""
 
 from __future__ import annotations
 
 import sys
 from typing import NoReturn
 
+from qwen35_trainer.failure_reasons import FailureReason
+
 FAILED, REFUSED, CANNOT_RUN, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes: the run failed; it was refused before anything was started; the manifest is valid, but this release cannot run it;
+"""Exit codes: the run failed; the command was refused before anything started; the manifest is valid, but this release cannot run it;
 a signal ended the run without a last checkpoint.
 """
 
 
+class Interrupted(Exception):
+    """A signal, or the operator, ended the run without a last checkpoint; says what was kept."""
+
+    failure = FailureReason.INTERRUPTED
+
+
 def fail(text: str, code: int) -> NoReturn:
-    """Say why, and end with the code."""
-    import typer  # 0.1 s, and who needs the codes alone is in a hurry (runtime/signals.py)
+    """Print `text` to stderr, and exit with `code`."""
+    import typer  # takes 0.1 s, too long for runtime/signals.py, which needs only the codes
 
     sys.stderr.write(f"{text}\n")
     raise typer.Exit(code)

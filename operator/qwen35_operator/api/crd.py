@@ -13,11 +13,11 @@ from pydantic import BaseModel
 
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.api.rules import RULES
-from qwen35_trainer.spec.document import dump_document
+from qwen35_trainer.manifest.document import dump_document
 
 type Schema = dict[str, Any]
 
-KEPT = (
+COPIED_KEYWORDS = (
     "type",
     "enum",
     "minimum",
@@ -32,13 +32,15 @@ KEPT = (
 )
 FREE_VALUE = "Text, number, true or false."
 COLUMNS = (
-    ("Mode", "string", ".spec.mode", 0, "How generation and training are arranged."),
-    ("State", "string", ".status.state", 0, "The conditions in one word."),
+    ("Mode", "string", ".spec.mode", 1, "How generation and training are arranged."),
+    ("State", "string", ".status.state", 0, "Summary of the conditions in one word."),
+    ("Ready", "string", '.status.conditions[?(@.type=="Ready")].status', 0, "Whether the cluster matches the spec."),
     ("Update", "integer", ".status.progress.update", 0, "Optimizer steps done."),
-    ("Version", "integer", ".status.progress.version", 0, "Weight version that rollouts use."),
+    ("Weights", "integer", ".status.progress.version", 0, "Weight version that rollouts use."),
     ("Reward", "number", ".status.progress.reward", 0, "Mean reward of the last update."),
     ("Rollout", "integer", ".status.rolloutNodes", 0, "Nodes of the rollout pool."),
-    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since it was created."),
+    ("Age", "date", ".metadata.creationTimestamp", 0, "Time since the creation of the training."),
+    ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', 1, "Why it is ready, or why not."),
     ("Lag", "number", ".status.progress.lagMean", 1, "Mean age of trained tokens, in weight versions."),
     ("Checkpoint", "integer", ".status.lastCheckpoint.update", 1, "Update of the newest checkpoint."),
     ("Queue", "string", r".metadata.labels.kueue\.x-k8s\.io/queue-name", 1, "Kueue queue."),
@@ -46,7 +48,7 @@ COLUMNS = (
 
 
 def render() -> Schema:
-    """The CustomResourceDefinition as plain data."""
+    """Return the CustomResourceDefinition as plain data."""
     names = {"kind": v1alpha1.KIND, "listKind": f"{v1alpha1.KIND}List", "plural": v1alpha1.PLURAL}
     names |= {"singular": v1alpha1.SINGULAR}
     lists = {"shortNames": list(v1alpha1.SHORT_NAMES), "categories": list(v1alpha1.CATEGORIES)}
@@ -64,13 +66,13 @@ def render() -> Schema:
 
 
 def text() -> str:
-    """The CustomResourceDefinition as YAML; the same models always give the same text."""
+    """Return the CustomResourceDefinition as YAML."""
     head = "# Generated from the pydantic models by `python -m qwen35_operator.api.crd`. Do not edit.\n"
     return head + dump_document(render())
 
 
 def schema() -> Schema:
-    """The structural schema of the whole object, with its rules."""
+    """Return the structural schema of the whole object, with its rules."""
     tree: Schema = {
         "type": "object",
         "description": "A reinforcement-learning or supervised training run of a Qwen3.5 model.",
@@ -79,8 +81,8 @@ def schema() -> Schema:
             "apiVersion": {"type": "string", "maxLength": 64, "description": "Version of this format."},
             "kind": {"type": "string", "maxLength": 64, "description": "Kind of object."},
             "metadata": {"type": "object"},
-            "spec": _structural_of(v1alpha1.TrainingSpec, "What the training is."),
-            "status": _structural_of(v1alpha1.TrainingStatus, "What the operator has seen."),
+            "spec": _structural_of(v1alpha1.TrainingSpec, "The training to run."),
+            "status": _structural_of(v1alpha1.TrainingStatus, "The operator's report."),
         },
     }
     for place, rules in RULES.items():
@@ -122,21 +124,21 @@ def _version() -> Schema:
 
 
 def _structural_of(model: type[BaseModel], description: str) -> Schema:
-    found = model.model_json_schema(by_alias=True)
-    return _structural(found, found.get("$defs", {})) | {"description": description}
+    json_schema = model.model_json_schema(by_alias=True)
+    return _structural(json_schema, json_schema.get("$defs", {})) | {"description": description}
 
 
-def _structural(found: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
-    """One node of pydantic's JSON schema as Kubernetes wants it."""
-    node, nullable = _resolved(found, defs)
+def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
+    """Convert one node of pydantic's JSON schema to a structural schema."""
+    node, nullable = _resolved(source, defs)
     if "x-kubernetes-preserve-unknown-fields" in node:
-        kept = {key: node[key] for key in ("description", "maxProperties") if key in node}
-        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **kept}
+        keywords = {key: node[key] for key in ("description", "maxProperties") if key in node}
+        return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **keywords}
     if "anyOf" in node:
-        # A union of scalars has no structural form; the operator's own check refuses other values.
+        # A structural schema cannot express a union of scalars; the operator refuses other values.
         return {"x-kubernetes-preserve-unknown-fields": True, "description": node.get("description", FREE_VALUE)}
     tree: Schema = {key: node[key] for key in ("type", "description") if key in node}
-    tree |= {key: node[key] for key in KEPT if key in node}
+    tree |= {key: node[key] for key in COPIED_KEYWORDS if key in node}
     if "const" in node:
         tree["enum"] = [node["const"]]
     for bound, exclusive in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
@@ -153,26 +155,25 @@ def _structural(found: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
     return tree
 
 
-def _resolved(found: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """The node with its reference and its "or null" put in place, and whether null was allowed."""
+def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Resolve the node's reference and its "or null". Returns the node, and whether null is allowed."""
     nullable = False
     while True:
-        if "$ref" in found:
-            found = {**defs[found["$ref"].rsplit("/", 1)[-1]], **{k: v for k, v in found.items() if k != "$ref"}}
-        elif {"type": "null"} in found.get("anyOf", []):
-            options = [option for option in found["anyOf"] if option != {"type": "null"}]
-            assert len(options) == 1, f"a union with null of more than one type: {found}"
-            found = {**options[0], **{k: v for k, v in found.items() if k != "anyOf"}}
+        if "$ref" in node:
+            node = {**defs[node["$ref"].rsplit("/", 1)[-1]], **{k: v for k, v in node.items() if k != "$ref"}}
+        elif {"type": "null"} in node.get("anyOf", []):
+            options = [option for option in node["anyOf"] if option != {"type": "null"}]
+            assert len(options) == 1, f"a union with null of more than one type: {node}"
+            node = {**options[0], **{k: v for k, v in node.items() if k != "anyOf"}}
             nullable = True
         else:
-            return found, nullable
+            return node, nullable
 
 
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
-    """The default; sections get {} so that their fields' defaults apply.
+    """The default. Sections get {}, so that the defaults of their fields apply.
 
-    Null has to be kept only where absence would mean something else. Elsewhere the API server prunes it, which is
-    what None means.
+    null is allowed only if absence would mean something else. Elsewhere the API server prunes it, which means None.
     """
     if node.get("default") is None or node.get("x-default-by-mode"):
         return {}

@@ -1,10 +1,10 @@
-"""What the API server checks with CEL, by place in the schema.
+"""The CEL rules of the CRD, by place in the schema.
 
-The checks of `qwen35_trainer.spec.checks` that CEL can express, and what may not change in a running training. Fields
-with a default are always there; optional ones are asked for with has(). A null in an optional field is pruned before
-these rules run, so has() is enough. Rules stand at sections without a default only: the API server would try those of
-a defaulted section on its bare {}, before the fields inside have theirs. Messages with values use format(): joining
-texts with + is estimated without a bound, and would exceed the cost limit.
+They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that must not change in a
+running training. Fields with a default always exist; has() tests optional ones. The API server prunes a null in an optional
+field before it evaluates rules, so has() is enough. Rules are attached only to sections without a default: the API server
+would evaluate those of a defaulted section on its bare {}, before the defaults of its fields apply. Messages with values use
+format(), because the cost of joining strings with + is estimated without a bound and would exceed the limit.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of x-kubernetes-validations; `expression` builds a message with values, `field` is relative."""
+    """One entry of x-kubernetes-validations. expression: a message with values, in CEL. field: path below the rule's place."""
 
     rule: str
     message: str
@@ -22,51 +22,51 @@ class Rule:
     reason: str = "FieldValueInvalid"
 
     def render(self) -> dict[str, str]:
-        """The entry as the API has it."""
+        """Return the entry in the API's format."""
         entry = {"rule": self.rule, "message": self.message, "reason": self.reason}
         optional = {"messageExpression": self.expression, "fieldPath": self.field}
         return entry | {key: value for key, value in optional.items() if value is not None}
 
 
-WORLD = "self.train.nodes * self.accelerator.perNode"
+WORLD = "self.train.nodes * self.accelerator.devicesPerNode"
 DENSE = "(self.train.parallelism.tensor * self.train.parallelism.pipeline * self.train.parallelism.context)"
 EXPERT = "(self.train.parallelism.expertTensor * self.train.parallelism.expert * self.train.parallelism.pipeline)"
-COPIES = "(self.train.parallelism.replicas * self.train.parallelism.context)"
+COPIES = "(self.train.parallelism.copies * self.train.parallelism.context)"
 GROUP = "(self.mode == 'SFT' ? 1 : self.algorithm.groupSize)"
-LONGEST = "self.data.maxPromptTokens + self.data.maxResponseTokens"
-SHARE = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
-LAG = "(has(self.async.maxVersionLag) ? self.async.maxVersionLag : 4)"
-SET_ASIDE = "(has(self.rollout.lane) ? self.rollout.lane.nodes : 0)"
+MAX_SEQUENCE_TOKENS = "self.data.maxPromptTokens + self.data.maxResponseTokens"
+STALENESS_THRESHOLD = "(has(self.async.stalenessThreshold) ? self.async.stalenessThreshold : 0.5)"
+MAX_VERSION_LAG = "(has(self.async.maxVersionLag) ? self.async.maxVersionLag : 4)"
+LANE_NODES = "(has(self.rollout.stragglerLane) ? self.rollout.stragglerLane.nodes : 0)"
 REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
 
 
-def _told(message: str, *values: str) -> str:
-    """The expression of a message with integers in it."""
+def _message(message: str, *values: str) -> str:
+    """A CEL expression for a message with integers."""
     return f"'{message}'.format([{', '.join(values)}])"
 
 
 def _cut(axes: tuple[str, ...], product: str, unless: str = "") -> Rule:
     return Rule(
         f"{unless}({WORLD}) % {product} == 0",
-        f"{' × '.join(axes)} must divide train.nodes × accelerator.perNode.",
-        _told(
+        f"{' × '.join(axes)} must divide train.nodes × accelerator.devicesPerNode.",
+        _message(
             f"{' × '.join(f'{axis} %d' for axis in axes)} = %d does not divide %d nodes × %d devices = %d. "
             "Change one of them.",
             *(f"self.train.parallelism.{axis}" for axis in axes),
             product,
-            *("self.train.nodes", "self.accelerator.perNode", WORLD),
+            *("self.train.nodes", "self.accelerator.devicesPerNode", WORLD),
         ),
         ".train.parallelism",
     )
 
 
 def _fits(pool: str, nodes: str) -> Rule:
-    size, devices = f"{pool}.tensorParallel", "self.accelerator.perNode"
+    size, devices = f"{pool}.tensorParallel", "self.accelerator.devicesPerNode"
     return Rule(
         f"!has({pool}) || ({size} <= {devices} ? {devices} % {size} == 0 : "
         f"{size} % {devices} == 0 && ({nodes}) % ({size} / {devices}) == 0)",
-        "tensorParallel must divide accelerator.perNode, or be whole nodes that divide the pool.",
-        _told(
+        "tensorParallel must divide accelerator.devicesPerNode, or be whole nodes that divide the pool.",
+        _message(
             "tensorParallel %d does not fit %d nodes × %d devices: a replica is a whole part of a node, or whole nodes "
             "that divide the pool.",
             *(size, nodes, devices),
@@ -76,8 +76,8 @@ def _fits(pool: str, nodes: str) -> Rule:
 
 
 def _one_of(*options: str) -> Rule:
-    given = ", ".join(f"has(self.{option})" for option in options)
-    return Rule(f"[{given}].exists_one(given, given)", f"Write exactly one of {', '.join(options)}.")
+    tests = ", ".join(f"has(self.{option})" for option in options)
+    return Rule(f"[{tests}].exists_one(given, given)", f"Write exactly one of {', '.join(options)}.")
 
 
 def _fixed(what: str) -> Rule:
@@ -86,7 +86,7 @@ def _fixed(what: str) -> Rule:
 
 
 def _suspended(section: str, *fields: str) -> Rule:
-    """What a running attempt cannot take over; `fields` of an optional section, or all of one that is always there."""
+    """Fields that can change only while the training is suspended: `fields` of an optional section, or all of a required one."""
     pairs = [f"self.{section}.{field} == oldSelf.{section}.{field}" for field in fields]
     same = f"self.{section} == oldSelf.{section}"
     if fields:
@@ -137,15 +137,15 @@ MODES = (
         field=".algorithm.dynamicSampling",
     ),
     Rule(
-        f"self.mode != 'FullyAsync' || {SHARE} <= double({LAG})",
+        f"self.mode != 'FullyAsync' || {STALENESS_THRESHOLD} <= double({MAX_VERSION_LAG})",
         "stalenessThreshold must be at most maxVersionLag.",
-        "'stalenessThreshold %s is above maxVersionLag %s: groups would be born past their deadline. Lower it, or "
-        f"raise maxVersionLag.'.format([string({SHARE}), string({LAG})])",
+        "'stalenessThreshold %s is above maxVersionLag %s: groups would start after their deadline. Lower it, or "
+        f"raise maxVersionLag.'.format([string({STALENESS_THRESHOLD}), string({MAX_VERSION_LAG})])",
         ".async.stalenessThreshold",
     ),
     Rule(
-        f"self.mode != 'FullyAsync' || {SHARE} > 0.0 || !has(self.async.partialRollout) || !self.async.partialRollout",
-        "partialRollout means nothing with stalenessThreshold 0. Remove it, or raise stalenessThreshold.",
+        f"self.mode != 'FullyAsync' || {STALENESS_THRESHOLD} > 0.0 || !has(self.async.partialRollout) || !self.async.partialRollout",
+        "partialRollout has no effect with stalenessThreshold 0. Remove it, or raise stalenessThreshold.",
         field=".async.partialRollout",
     ),
     _needs_window("stalenessThreshold", "0.0"),
@@ -169,14 +169,14 @@ LAYOUT = (
     _cut(("tensor", "pipeline", "context"), DENSE),
     _cut(("expertTensor", "expert", "pipeline"), EXPERT, unless="self.train.parallelism.expert == 1 || "),
     _cut(
-        ("replicas", "context"),
+        ("copies", "context"),
         COPIES,
-        unless="self.train.engine != 'FSDP' || self.train.parallelism.replicas == 1 || ",
+        unless="self.train.engine != 'FSDP' || self.train.parallelism.copies == 1 || ",
     ),
     Rule(
-        "self.train.engine == 'FSDP' || self.train.parallelism.replicas == 1",
-        "replicas means nothing to this engine, whose copies follow from the other degrees. Remove it, or use engine FSDP.",
-        field=".train.parallelism.replicas",
+        "self.train.engine == 'FSDP' || self.train.parallelism.copies == 1",
+        "copies has no effect with this engine, whose copies follow from the other degrees. Remove it, or use engine FSDP.",
+        field=".train.parallelism.copies",
     ),
     Rule(
         "!has(self.model.source.random) || ["
@@ -191,28 +191,28 @@ LAYOUT = (
         field=".train.offload.gradients",
     ),
     Rule(
-        f"self.train.batch.dynamic || ({WORLD}) % {DENSE} != 0 || "
-        f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchPerDevice)"
+        f"self.train.batch.dynamicMicroBatches || ({WORLD}) % {DENSE} != 0 || "
+        f"(self.train.batch.promptsPerUpdate * {GROUP}) % (({WORLD}) / {DENSE} * self.train.batch.microBatchSequences)"
         " == 0",
-        "promptsPerUpdate × groupSize must divide over data-parallel ranks × microBatchPerDevice.",
-        _told(
-            "promptsPerUpdate %d × groupSize %d does not divide over %d data-parallel ranks × microBatchPerDevice %d. "
+        "promptsPerUpdate × groupSize must divide over data-parallel ranks × microBatchSequences.",
+        _message(
+            "promptsPerUpdate %d × groupSize %d does not divide over %d data-parallel ranks × microBatchSequences %d. "
             "Change one of them.",
             *("self.train.batch.promptsPerUpdate", GROUP, f"({WORLD}) / {DENSE}"),
-            "self.train.batch.microBatchPerDevice",
+            "self.train.batch.microBatchSequences",
         ),
         ".train.batch",
     ),
     Rule(
-        f"!self.train.batch.dynamic || {LONGEST} <= "
+        f"!self.train.batch.dynamicMicroBatches || {MAX_SEQUENCE_TOKENS} <= "
         "self.train.batch.maxTokensPerDevice * self.train.parallelism.context",
         "maxTokensPerDevice × context must hold maxPromptTokens + maxResponseTokens.",
         field=".train.batch.maxTokensPerDevice",
     ),
-    _fits("self.rollout", f"self.rollout.nodes - {SET_ASIDE}"),
+    _fits("self.rollout", f"self.rollout.nodes - {LANE_NODES}"),
 )
-# The lane's own rule needs the lane's path; has() of a nested field needs its parent asked for first.
-_lane = _fits("self.rollout.lane", "self.rollout.lane.nodes")
+# A rule of the lane needs its own path; has() of a nested field requires a test of its parent first.
+_lane = _fits("self.rollout.stragglerLane", "self.rollout.stragglerLane.nodes")
 LANE = (Rule(f"!has(self.rollout) || {_lane.rule}", _lane.message, _lane.expression, _lane.field),)
 
 VALUES = (
@@ -235,18 +235,20 @@ VALUES = (
     ),
 )
 
-# What stands in no rule below is live: suspend, checkpoint but for its storage, evaluation, failurePolicy, the two
-# deadlines, and of rollout its sizes and autoscale.
+# Fields without a rule below are live: suspend, checkpoint except its storage, evaluation, failurePolicy, the two
+# deadlines, and the sizes and autoscale of rollout.
 WHILE_SUSPENDED = (
-    *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "weights", "tracking", "pods")),
-    _suspended("rollout", "engine", "tensorParallel", "memoryFraction", "maxSequences", "temperature", "topP", "topK"),
+    *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "publication", "tracking", "pods")),
+    _suspended(
+        "rollout", "engine", "tensorParallel", "memoryFraction", "maxSequencesPerReplica", "temperature", "topP", "topK"
+    ),
     Rule(
         "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
-        "(has(self.rollout.lane) == has(oldSelf.rollout.lane) && "
-        "(!has(self.rollout.lane) || self.rollout.lane == oldSelf.rollout.lane))",
-        "rollout.lane can change only while the training is suspended. Set suspend: true, change it, then set suspend: "
+        "(has(self.rollout.stragglerLane) == has(oldSelf.rollout.stragglerLane) && "
+        "(!has(self.rollout.stragglerLane) || self.rollout.stragglerLane == oldSelf.rollout.stragglerLane))",
+        "rollout.stragglerLane can change only while the training is suspended. Set suspend: true, change it, then set suspend: "
         "false.",
-        field=".rollout.lane",
+        field=".rollout.stragglerLane",
         reason="FieldValueForbidden",
     ),
     Rule(
@@ -324,11 +326,11 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         ),
     ),
     "spec.algorithm.groupSize": (_fixed("algorithm.groupSize"),),
-    "spec.pods.environment[]": (
-        _one_of("value", "secret"),
+    "spec.pods.env[]": (
+        _one_of("value", "valueFrom"),
         Rule(
             "!self.name.startsWith('QWEN35_')",
-            "Variables that start with QWEN35_ are the operator's to set. Remove it.",
+            "Variables that start with QWEN35_ are set by the operator. Remove it.",
             field=".name",
         ),
     ),
@@ -336,19 +338,19 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
         Rule(
             "!has(self.minNodes) || self.minNodes <= self.nodes",
             "minNodes must be at most nodes.",
-            _told("minNodes %d is above nodes %d.", "self.minNodes", "self.nodes"),
+            _message("minNodes %d is above nodes %d.", "self.minNodes", "self.nodes"),
             ".minNodes",
         ),
         Rule(
             "!has(self.maxNodes) || self.maxNodes >= self.nodes",
             "maxNodes must be at least nodes.",
-            _told("maxNodes %d is below nodes %d.", "self.maxNodes", "self.nodes"),
+            _message("maxNodes %d is below nodes %d.", "self.maxNodes", "self.nodes"),
             ".maxNodes",
         ),
         Rule(
-            "!has(self.lane) || self.lane.nodes < self.nodes",
-            "lane.nodes must be fewer than nodes: the lane is a part of the pool.",
-            field=".lane.nodes",
+            "!has(self.stragglerLane) || self.stragglerLane.nodes < self.nodes",
+            "stragglerLane.nodes must be less than nodes: the lane is a part of the pool.",
+            field=".stragglerLane.nodes",
         ),
     ),
     "spec.train.engine": (_fixed("train.engine"),),

@@ -1,7 +1,7 @@
-"""What people see of trainings from a terminal: `qwen35 status` and `qwen35 report`.
+"""`qwen35 status` and `qwen35 report`: trainings of a cluster in a terminal.
 
-    API server ─► lookup · follow ─► Seen ─► screen · line · table      pure from Seen on
+    API server ─► lookup · follow ─► TrainingView ─► screen · status_line · training_table     pure from TrainingView on
                └► lookup ─► history ─► report
 
-Nothing here writes to the cluster, and nothing of it runs in the operator.
+This package writes nothing to the cluster, and the operator does not use it.
 """

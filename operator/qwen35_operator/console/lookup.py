@@ -1,4 +1,4 @@
-"""What is read from the cluster, and what a refusal means to who asked."""
+"""Reads trainings from the cluster, and explains refusals to the user of the command."""
 
 import base64
 import binascii
@@ -7,52 +7,52 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from kubernetes.aio import config as settings
+from kubernetes.aio import config as kube_config
 
 from qwen35_operator.api.v1alpha1 import KIND
-from qwen35_operator.console.seen import Warned, warned
-from qwen35_operator.kube.client import IN_POD, Json, RestClient
-from qwen35_operator.kube.errors import ApiError, Forbidden, NotFound
-from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, TRAINING, Kind
+from qwen35_operator.console.training_view import WarningEvent, latest_warnings
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, NotFound
+from qwen35_operator.kube.client import IN_POD_VARIABLE, JsonObject, RestClient
+from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, TRAINING, ObjectKind
 from qwen35_operator.kube.kubeconfig import files, problem
-from qwen35_trainer.contract.names import HISTORY_KEY, history_name
+from qwen35_trainer.contract.shared_names import HISTORY_KEY, history_name
 
-WARNINGS: Final = 3
-NEAR: Final = 3
-POD_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+SHOWN_WARNINGS: Final = 3
+SHOWN_NAMES: Final = 3
+POD_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 class NotShown(Exception):
-    """What was asked for cannot be shown; one line that says why and what to do."""
+    """The command cannot show the training. The message is one line with the reason and the fix."""
 
 
-def configured(kubeconfig: str | None, context: str | None) -> None:
-    """Whether there is anything to read credentials from. Raises NotShown."""
-    if kubeconfig is None and context is None and IN_POD in os.environ:
+def check_credentials(kubeconfig: str | None, context: str | None) -> None:
+    """Check that there are credentials to read. Raises NotShown."""
+    if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
         return
-    found = files(kubeconfig)
-    if not any(file.is_file() for file in found):
-        shown = ", ".join(map(str, found)) or "KUBECONFIG"
+    paths = files(kubeconfig)
+    if not any(path.is_file() for path in paths):
+        shown = ", ".join(map(str, paths)) or "KUBECONFIG"
         raise NotShown(f"no kubeconfig: the file {shown} does not exist. Name one with --kubeconfig, or set KUBECONFIG")
-    if (wrong := problem(kubeconfig)) is not None:
-        raise NotShown(wrong)
+    if (fault := problem(kubeconfig)) is not None:
+        raise NotShown(fault)
 
 
-def home(kubeconfig: str | None, context: str | None) -> str:
-    """The namespace that is meant when none is named: the context's, or the pod's own. Raises NotShown."""
-    if kubeconfig is None and context is None and IN_POD in os.environ:
-        return POD_NAMESPACE.read_text().strip() if POD_NAMESPACE.is_file() else "default"
-    configured(kubeconfig, context)
+def default_namespace(kubeconfig: str | None, context: str | None) -> str:
+    """Return the namespace of the kubeconfig's context, or of this pod. Raises NotShown."""
+    if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
+        return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.is_file() else "default"
+    check_credentials(kubeconfig, context)
     try:
-        contexts, active = settings.list_kube_config_contexts(kubeconfig)
-    except settings.ConfigException as error:  # it has no current context
-        raise NotShown(f"the kubeconfig does not say which namespace is meant: {error}. Name it by -n") from error
-    chosen: dict[str, Any] = next((one for one in contexts if one["name"] == context), active)
+        contexts, active = kube_config.list_kube_config_contexts(kubeconfig)
+    except kube_config.ConfigException as error:  # it has no current context
+        raise NotShown(f"the kubeconfig does not name a namespace: {error}. Name one with -n") from error
+    chosen: dict[str, Any] = next((entry for entry in contexts if entry["name"] == context), active)
     return str(chosen["context"].get("namespace") or "default")
 
 
-async def listed(client: RestClient, namespace: str | None) -> list[Json]:
-    """The trainings of a namespace, or of all. Raises NotShown."""
+async def list_trainings(client: RestClient, namespace: str | None) -> list[JsonObject]:
+    """Return the trainings of a namespace, or of all. Raises NotShown."""
     try:
         page = await client.get(TRAINING.path(namespace))
     except ApiError as error:
@@ -60,81 +60,86 @@ async def listed(client: RestClient, namespace: str | None) -> list[Json]:
     return list(page["items"] or ())
 
 
-async def named(client: RestClient, namespace: str, name: str) -> tuple[Json | None, str]:
-    """The training of that name, if there is one, and a version to watch from. Raises ApiError."""
+async def find(client: RestClient, namespace: str, name: str) -> tuple[JsonObject | None, str]:
+    """The training if it exists, and a resourceVersion to watch from. Raises ApiError."""
     page = await client.get(TRAINING.path(namespace), {"fieldSelector": f"metadata.name={name}"})
     return next(iter(page["items"] or ()), None), str(page["metadata"]["resourceVersion"])
 
 
-async def training(client: RestClient, namespace: str, name: str) -> tuple[Json, str]:
-    """The training, and a version to watch from. Raises NotShown, naming those of a similar name."""
+async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonObject, str]:
+    """The training, and a resourceVersion to watch from. Raises NotShown, with similar names if it does not exist."""
     try:
-        found, version = await named(client, namespace, name)
+        raw, version = await find(client, namespace, name)
     except ApiError as error:
         raise refused(error, "list", TRAINING, namespace) from error
-    if found is None:
-        others = [one["metadata"]["name"] for one in await listed(client, namespace)]
-        raise NotShown(missing(namespace, name, others))
-    return found, version
+    if raw is None:
+        others = [other["metadata"]["name"] for other in await list_trainings(client, namespace)]
+        raise NotShown(not_found(namespace, name, others))
+    return raw, version
 
 
-async def warnings_of(client: RestClient, raw: Json) -> tuple[Warned, ...] | None:
-    """The latest Warning events of a training, newest first; None when they may not be read. Raises NotShown."""
-    about = raw["metadata"]
-    selector = f"involvedObject.kind={KIND},involvedObject.name={about['name']},type=Warning"
+async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent, ...] | None:
+    """The latest Warning events of a training, newest first; None if they may not be read. Raises NotShown."""
+    metadata = raw["metadata"]
+    selector = f"involvedObject.kind={KIND},involvedObject.name={metadata['name']},type=Warning"
     try:
-        page = await client.get(EVENT.path(about["namespace"]), {"fieldSelector": selector})
+        page = await client.get(EVENT.path(metadata["namespace"]), {"fieldSelector": selector})
     except Forbidden:
         return None
     except ApiError as error:
-        raise refused(error, "list", EVENT, about["namespace"]) from error
-    return warned(page["items"] or (), about["uid"], WARNINGS)
+        raise refused(error, "list", EVENT, metadata["namespace"]) from error
+    return latest_warnings(page["items"] or (), metadata["uid"], SHOWN_WARNINGS)
 
 
 async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
-    """What the trainer has left for a report. Raises NotShown."""
-    held = history_name(name)
+    """The packed history that the trainer wrote for reports. Raises NotShown."""
+    config_map = history_name(name)
     try:
-        found = await client.get(CONFIG_MAP.path(namespace, held))
+        raw = await client.get(CONFIG_MAP.path(namespace, config_map))
     except NotFound:
         await training(client, namespace, name)
         raise NotShown(
-            f"training {name} has no ConfigMap {held}: no attempt has started yet, or what the training left was cleaned "
-            "up, ttlSecondsAfterFinished after its end"
+            f"training {name} has no ConfigMap {config_map}: no attempt has started yet, or its children were deleted "
+            "cleanupSecondsAfterFinished after its end"
         ) from None
     except ApiError as error:
         raise refused(error, "get", CONFIG_MAP, namespace) from error
-    text = (found.get("binaryData") or {}).get(HISTORY_KEY)
+    text = (raw.get("binaryData") or {}).get(HISTORY_KEY)
     if text is None:
-        raise NotShown(f"training {name} has left no history yet: that comes with its first evaluation or checkpoint")
+        raise NotShown(
+            f"training {name} has no history yet: the trainer writes it with the first evaluation or checkpoint"
+        )
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
-        raise NotShown(f"ConfigMap {held}, {HISTORY_KEY}: {error}") from error
+        raise NotShown(f"ConfigMap {config_map}, {HISTORY_KEY}: {error}") from error
 
 
-def missing(namespace: str, name: str, others: list[str]) -> str:
-    """That there is no such training, and which one may be meant."""
-    near = difflib.get_close_matches(name, others, NEAR)
-    if near:
-        fix = f"Did you mean {' or '.join(near)}?"
+def not_found(namespace: str, name: str, others: list[str]) -> str:
+    """The message that the training does not exist, with names that may be meant."""
+    similar = difflib.get_close_matches(name, others, SHOWN_NAMES)
+    if similar:
+        fix = f"Did you mean {' or '.join(similar)}?"
     elif others:
-        shown = ", ".join(sorted(others)[:NEAR])
-        fix = f"There are {len(others)}: {shown}{', …' if len(others) > NEAR else ''}. Name another namespace by -n"
+        shown = ", ".join(sorted(others)[:SHOWN_NAMES])
+        more = ", …" if len(others) > SHOWN_NAMES else ""
+        fix = f"There are {len(others)}: {shown}{more}. Name another namespace with -n"
     else:
-        fix = "There are none in it; name another by -n, or list all by: qwen35 status -A"
+        fix = "The namespace has no trainings; name another with -n, or list all with: qwen35 status -A"
     return f"no training {name} in namespace {namespace}. {fix}"
 
 
-def refused(error: ApiError, verb: str, kind: Kind, namespace: str | None) -> NotShown:
-    """What the API server's answer means, and the fix."""
+def refused(error: ApiError, verb: str, kind: ObjectKind, namespace: str | None) -> NotShown:
+    """Explain the API server's answer, with the fix."""
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     if isinstance(error, NotFound) and kind is TRAINING:
         return NotShown(
             f"the cluster has no kind {TRAINING.resource}. Install the operator's chart, or apply what `qwen35 crd` prints"
         )
     if isinstance(error, Forbidden) and error.status == 401:
-        return NotShown(f"the API server does not know who asks: {error.message}. Log in again, or name a --context")
+        return NotShown(
+            f"the API server does not accept your credentials: {error.message}. Log in again, or name a --context"
+        )
     if isinstance(error, Forbidden):
         return NotShown(
             f"no permission to {verb} {kind.resource} in {where}: {error.message}. Ask for a role that has it"

@@ -1,4 +1,4 @@
-"""One training on one screen of 80 columns: pure, from what is seen to what rich draws."""
+"""One training on one screen of 80 columns, drawn with rich. Pure."""
 
 from datetime import datetime
 from typing import Final
@@ -8,79 +8,91 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from qwen35_operator.api.v1alpha1 import Attempt, Progress
-from qwen35_operator.console.seen import Seen
-from qwen35_operator.console.words import FRESH, ago, left, report_age, waits, why
-from qwen35_trainer.progress import formatting
+from qwen35_operator.api.v1alpha1 import Attempt, ProgressStatus
+from qwen35_operator.console.status_text import (
+    FRESH_SECONDS,
+    ago,
+    explanation,
+    remaining_seconds,
+    report_age_seconds,
+    unmet_conditions,
+)
+from qwen35_operator.console.training_view import TrainingView
+from qwen35_trainer import formatting
 
-STYLES: Final = {"Running": "green", "Succeeded": "green", "Failed": "red"}
-LABEL: Final = 10
-LINES: Final = 2
-"""Of a message: the whole one is in `kubectl describe`."""
+STATE_STYLES: Final = {"Running": "green", "Succeeded": "green", "Failed": "red"}
+SCREEN_COLUMNS: Final = 80
+LABEL_COLUMNS: Final = 10
+MAX_LINES: Final = 2
+"""Lines of a message; `kubectl describe` shows all of it."""
 
 
-def view(seen: Seen, now: datetime, trouble: str = "") -> Group:
-    """The screen. now: the API server's time. trouble: why what is shown may be old."""
+def draw(view: TrainingView, now: datetime, trouble: str = "") -> Group:
+    """Return the screen. now: the API server's time. trouble: why the shown state may be outdated."""
     rows = Table.grid(padding=(0, 2), expand=True)
-    rows.add_column(style="dim", no_wrap=True, width=LABEL)
+    rows.add_column(style="dim", no_wrap=True, width=LABEL_COLUMNS)
     rows.add_column(ratio=1, overflow="fold")
-    for label, value in [*_state_rows(seen), *_progress_rows(seen, now), *_record_rows(seen, now)]:
+    for label, value in [*_state_rows(view), *_progress_rows(view, now), *_record_rows(view, now)]:
         rows.add_row(label, value)
-    parts: list[RenderableType] = [_head(seen, now), Text(), rows]
+    parts: list[RenderableType] = [_head(view, now), Text(), rows]
     if trouble:
         parts.append(Text(f"\n{trouble}", style="yellow"))
     return Group(*parts)
 
 
-def _head(seen: Seen, now: datetime) -> Table:
+def _head(view: TrainingView, now: datetime) -> Table:
     head = Table.grid(padding=(0, 2), expand=True)
     head.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     head.add_column(no_wrap=True, justify="right")
-    facts = " · ".join(fact for fact in (seen.namespace, seen.mode, seen.profile) if fact)
-    created = Text(f"created {ago(seen.created, now)}", style="dim")
-    head.add_row(Text.assemble((seen.name, "bold"), (f" · {facts}", "dim")), created)
+    facts = " · ".join(fact for fact in (view.namespace, view.mode, view.profile) if fact)
+    created = Text(f"created {ago(view.created, now)}", style="dim")
+    head.add_row(Text.assemble((view.name, "bold"), (f" · {facts}", "dim")), created)
     return head
 
 
-def _state_rows(seen: Seen) -> list[tuple[str, RenderableType]]:
-    """The state and why; what is missing; what is not as it should be."""
-    said = why(seen)
-    state = Text.assemble((seen.state, f"bold {STYLES.get(seen.state, 'yellow')}"), f": {said}" if said else "")
+def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
+    """The state and its reason, the unmet conditions, and whether the training is degraded."""
+    reason = explanation(view)
+    state = Text.assemble(
+        (view.state, f"bold {STATE_STYLES.get(view.state, 'yellow')}"), f": {reason}" if reason else ""
+    )
     rows: list[tuple[str, RenderableType]] = [("state", state)]
-    for place, (kind, meaning) in enumerate(waits(seen)):
+    for place, (kind, meaning) in enumerate(unmet_conditions(view)):
         rows.append(("waits for" if place == 0 else "", Text.assemble((f"{kind}: ", "yellow"), meaning)))
-    degraded = seen.condition("Degraded")
-    if degraded is not None and degraded.status == "True" and not seen.over:
+    degraded = view.condition("Degraded")
+    if degraded is not None and degraded.status == "True" and not view.ended:
         rows.append(("degraded", Text.assemble((f"{degraded.reason}: ", "yellow"), degraded.message)))
-    if (seen.status.observedGeneration or 0) < seen.generation and seen.status.conditions:
-        rows.append(("", Text("the operator has not seen the latest change of the spec yet", style="yellow")))
+    if (view.status.observedGeneration or 0) < view.generation and view.status.conditions:
+        rows.append(("", Text("the operator has not handled the latest change of the spec yet", style="yellow")))
     return rows
 
 
-def _progress_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]]:
-    progress = seen.status.progress
+def _progress_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
+    progress = view.status.progress
     if progress is None:
         return []
-    rows: list[tuple[str, RenderableType]] = [("", ""), ("update", _bar(seen, progress, now))]
+    rows: list[tuple[str, RenderableType]] = [("", ""), ("update", _bar(view, progress, now))]
     reward, held_out = "" if progress.reward is None else f"{progress.reward:.3f}", _held_out(progress)
     if reward or held_out:
-        rows.append(("reward" if reward else "", _words(reward, held_out)))
+        rows.append(("reward" if reward else "", _joined(reward, held_out)))
     if progress.lagMean is not None:
-        lag = f"lag {formatting.number(progress.lagMean)} mean, {formatting.count(progress.lagMax)} greatest"
-        rows.append(("version", _words(formatting.count(progress.version), f"{lag}, in versions")))
+        lag = f"lag {formatting.number(progress.lagMean)} mean, {formatting.count(progress.lagMax)} max"
+        rows.append(("version", _joined(formatting.count(progress.version), f"{lag}, in versions")))
     pace, speed = progress.secondsPerUpdate, progress.tokensPerSecond
-    if seen.state == "Running" and (pace is not None or speed is not None):
+    if view.state == "Running" and (pace is not None or speed is not None):
         tokens = "" if speed is None else f"{formatting.number(speed)} tokens/s"
-        rows.append(("speed", _words(tokens, "" if pace is None else f"{formatting.duration(pace)} per update")))
+        rows.append(("speed", _joined(tokens, "" if pace is None else f"{formatting.duration(pace)} per update")))
     if (totals := progress.totals) is not None:
         trained = {"prompts": totals.prompts, "samples": totals.samples, "tokens": totals.tokens}
-        rows.append(("trained", Text(", ".join(f"{formatting.count(many)} {what}" for what, many in trained.items()))))
-    if seen.state == "Running" and (old := report_age(seen, now)) is not None and old > FRESH:
-        rows.append(("", Text(f"numbers of {ago(progress.time or '', now)}", style="yellow")))
+        rows.append(
+            ("trained", Text(", ".join(f"{formatting.count(total)} {name}" for name, total in trained.items())))
+        )
+    if view.state == "Running" and (age := report_age_seconds(view, now)) is not None and age > FRESH_SECONDS:
+        rows.append(("", Text(f"numbers from {ago(progress.time or '', now)}", style="yellow")))
     return rows
 
 
-def _held_out(progress: Progress) -> str:
+def _held_out(progress: ProgressStatus) -> str:
     measures = []
     if progress.accuracy is not None:
         measures.append(f"accuracy {formatting.percent(progress.accuracy)}")
@@ -89,15 +101,15 @@ def _held_out(progress: Progress) -> str:
     return f"held-out {', '.join(measures)}" if measures else ""
 
 
-def _bar(seen: Seen, progress: Progress, now: datetime) -> RenderableType:
-    total = progress.updates
+def _bar(view: TrainingView, progress: ProgressStatus, now: datetime) -> RenderableType:
+    total = progress.totalUpdates
     if not total:
         return Text(formatting.count(progress.update))
     row = Table.grid(padding=(0, 2), expand=True)
     row.add_column(no_wrap=True)
     row.add_column(ratio=1)
     row.add_column(no_wrap=True, justify="right")
-    seconds = left(seen, now)
+    seconds = remaining_seconds(view, now)
     rest = formatting.percent(progress.update / total)
     rest += "" if seconds is None else f", about {formatting.duration(seconds)} left"
     done = f"{formatting.count(progress.update)} of {formatting.count(total)}"
@@ -105,72 +117,72 @@ def _bar(seen: Seen, progress: Progress, now: datetime) -> RenderableType:
     return row
 
 
-def _record_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]]:
-    """Pools, the checkpoint, attempts, warnings."""
+def _record_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
+    """Pools, the last checkpoint and export, attempts, and warnings."""
     rows: list[tuple[str, RenderableType]] = []
-    if seen.status.pools:
-        rows += [("", ""), ("pools", _pools(seen))]
+    if view.status.pools:
+        rows += [("", ""), ("pools", _pools(view))]
     rows.append(("", ""))
-    if (saved := seen.status.lastCheckpoint) is not None:
+    if (saved := view.status.lastCheckpoint) is not None:
         when = f"update {formatting.count(saved.update)}, {ago(saved.time, now)}"
         rows.append(("checkpoint", Text.assemble(when, "\n", (saved.uri, "dim"))))
-    if (export := seen.status.lastExport) is not None:
+    if (export := view.status.lastExport) is not None:
         when = f"update {formatting.count(export.update)}, {ago(export.time, now)}"
         rows.append(("model", Text.assemble(when, "\n", (export.uri, "dim"))))
-    rows += _attempt_rows(seen, now)
-    if seen.warnings is None:
+    rows += _attempt_rows(view, now)
+    if view.warnings is None:
         rows.append(("warnings", Text("not shown: no permission to list events here", style="dim")))
-    news = [one for one in seen.warnings or () if not why(seen).startswith(one.message)]
-    for place, one in enumerate(news):
-        text = _short(f"{ago(one.time, now)}  {one.reason}: {one.message}")
+    warnings = [event for event in view.warnings or () if not explanation(view).startswith(event.message)]
+    for place, event in enumerate(warnings):
+        text = _short(f"{ago(event.time, now)}  {event.reason}: {event.message}")
         rows.append(("warnings" if place == 0 else "", text))
     return rows[:-1] if rows[-1] == ("", "") else rows
 
 
-def _pools(seen: Seen) -> Table:
+def _pools(view: TrainingView) -> Table:
     table = Table.grid(padding=(0, 3))
     table.add_column(no_wrap=True)
     names = ("desired", "ready", "unhealthy", "idle")
     for _ in names:
         table.add_column(justify="right", no_wrap=True)
     table.add_row("", *(Text(name, style="dim") for name in names))
-    for pool in seen.status.pools:
+    for pool in view.status.pools:
         ready = Text(str(pool.ready), style="" if pool.ready >= pool.desired else "yellow")
         bad = Text(str(pool.unhealthy), style="red" if pool.unhealthy else "dim")
-        table.add_row(pool.name, str(pool.desired), ready, bad, formatting.percent(seen.idle(pool.name)))
+        table.add_row(pool.name, str(pool.desired), ready, bad, formatting.percent(view.idle(pool.name)))
     return table
 
 
-def _attempt_rows(seen: Seen, now: datetime) -> list[tuple[str, RenderableType]]:
-    """The present one, and how the last ended."""
-    attempts = seen.status.attempts
+def _attempt_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
+    """The open attempt, and how the last ended attempt ended."""
+    attempts = view.status.attempts
     if not attempts:
         return []
     newest = attempts[-1]
-    counted = f"restarts counted: {seen.status.restarts}"
-    counted += "" if seen.most_restarts is None else f" of at most {seen.most_restarts}"
+    counted = f"restarts counted: {view.status.restarts}"
+    counted += "" if view.max_restarts is None else f" of at most {view.max_restarts}"
     ended = [attempt for attempt in attempts if attempt.outcome != "Running"][-1:]
     rows: list[tuple[str, RenderableType]] = []
     if newest.outcome == "Running":
         started = f" started {ago(newest.startTime, now)}" if newest.startTime else ""
         rows.append(("attempt", Text(f"{newest.number}{started}; {counted}")))
-    rows += [("attempt" if not rows else "", _short(_ended(seen, attempt, now))) for attempt in ended]
+    rows += [("attempt" if not rows else "", _short(_ended(view, attempt, now))) for attempt in ended]
     return rows
 
 
-def _ended(seen: Seen, attempt: Attempt, now: datetime) -> str:
+def _ended(view: TrainingView, attempt: Attempt, now: datetime) -> str:
     when = f" {ago(attempt.endTime, now)}" if attempt.endTime else ""
     reason = f", {attempt.reason}" if attempt.reason and attempt.reason != attempt.outcome else ""
-    said = f": {attempt.message}" if attempt.message and attempt.message not in why(seen) else ""
-    return f"{attempt.number} {attempt.outcome.lower()}{when}{reason}{said}"
+    message = f": {attempt.message}" if attempt.message and attempt.message not in explanation(view) else ""
+    return f"{attempt.number} {attempt.outcome.lower()}{when}{reason}{message}"
 
 
 def _short(text: str) -> Text:
-    """At most LINES lines of it."""
-    words = " ".join(text.split())
-    most = (80 - LABEL - 4) * LINES
-    return Text(words if len(words) <= most else f"{words[: most - 2]} …")
+    """The text, cut to MAX_LINES lines."""
+    flat = " ".join(text.split())
+    limit = (SCREEN_COLUMNS - LABEL_COLUMNS - 4) * MAX_LINES
+    return Text(flat if len(flat) <= limit else f"{flat[: limit - 2]} …")
 
 
-def _words(*parts: str) -> Text:
+def _joined(*parts: str) -> Text:
     return Text("   ".join(part for part in parts if part))

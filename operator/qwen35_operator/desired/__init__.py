@@ -1,8 +1,8 @@
-"""The objects of a training as they should be: pure functions, one file per object, golden-tested.
+"""The desired child objects of a training: pure functions, one file per object, with golden tests.
 
-    Training ──► objects_of.always ──► -config, ServiceAccount, Role, RoleBinding, NetworkPolicy
-             ──► progress, control ──► what operator and trainer say to each other
-             ──► ray_job ◄── pods ◄── profile, volumes, overrides
+    TrainingResource ──► all_objects.always ──► -config, ServiceAccount, Role, RoleBinding, NetworkPolicy
+                     ──► message_config_maps ──► -control, -progress, -history
+                     ──► ray_job ◄── pod_templates ◄── device profile, volumes, pod_overrides
 
-What is there already, and what should happen, is not known here.
+These functions know neither the existing objects nor what should happen next.
 """

@@ -1,39 +1,39 @@
-"""Who may talk to the pods of a training, and whom they may talk to.
+"""The NetworkPolicy: which connections to and from the pods of a training are allowed.
 
-    pods of the training ◄──► each other                   everything: Ray, NCCL, HCCL and Gloo pick their ports
-    KubeRay, this operator ──► 8265                        the dashboard: submits and follows the job
+    pods of the training ◄──► each other                   all ports: Ray, NCCL, HCCL and Gloo choose theirs
+    KubeRay, this operator ──► 8265                        the dashboard: KubeRay submits and follows the job
     any pod of the cluster ──► 8080                        metrics
     pods of the training ──► 53, 5353, 443, 6443           anywhere: DNS; metric services and object stores; the API server
 
-Ray runs whatever reaches its ports, so this is what keeps other pods from running code here. The nodes' kubelets are let
-in by every network plugin. Policies add up: what else is needed (a tracking server on another port, an API server that
-proxies to the dashboard) is another policy that selects the training's label.
+Ray executes any code that reaches its ports, so this policy keeps other pods from running code here. Every network
+plugin admits the nodes' kubelets. Policies add up: to allow more (a tracking server on another port, an API server that
+proxies to the dashboard), add a policy that selects the training's label.
 """
 
 from typing import Any, Final
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.desired import names
-from qwen35_operator.desired.objects import Manifest, metadata, sealed
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import object_names
+from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 
-DASHBOARD: Final = 8265
-METRICS: Final = 8080
-DNS: Final = (53, 5353)
+DASHBOARD_PORT: Final = 8265
+METRICS_PORT: Final = 8080
+DNS_PORTS: Final = (53, 5353)
 """OpenShift's resolver listens on the second, behind a Service on the first."""
-HTTPS: Final = 443
-API_SERVER: Final = 6443
-"""Beside 443: a policy sees the port behind the Service `kubernetes`."""
+HTTPS_PORT: Final = 443
+API_SERVER_PORT: Final = 6443
+"""In addition to 443: a policy sees the port behind the Service `kubernetes`."""
 
 
-def build(training: Training) -> Manifest:
-    """The NetworkPolicy."""
-    own = {"podSelector": {"matchLabels": {names.TRAINING: training.name}}}
+def build(training: TrainingResource) -> KubeObject:
+    """Return the NetworkPolicy."""
+    own = {"podSelector": {"matchLabels": {object_names.TRAINING: training.name}}}
     operators: dict[str, Any] = {
         "matchExpressions": [
             {"key": "app.kubernetes.io/name", "operator": "In", "values": ["kuberay-operator", "qwen35-operator"]}
         ]
     }
-    # The name that KubeRay's manifests give it; its chart may be told another.
+    # The label in KubeRay's manifests; its chart can set another name.
     component = {"matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}}
     anywhere: dict[str, Any] = {"namespaceSelector": {}}
     return sealed(
@@ -48,14 +48,14 @@ def build(training: Training) -> Manifest:
                     {"from": [own]},
                     {
                         "from": [anywhere | {"podSelector": operators}, anywhere | {"podSelector": component}],
-                        "ports": [_port(DASHBOARD)],
+                        "ports": [_port(DASHBOARD_PORT)],
                     },
-                    {"from": [anywhere], "ports": [_port(METRICS)]},
+                    {"from": [anywhere], "ports": [_port(METRICS_PORT)]},
                 ],
                 "egress": [
                     {"to": [own]},
-                    {"ports": [_port(port, protocol) for port in DNS for protocol in ("UDP", "TCP")]},
-                    {"ports": [_port(HTTPS), _port(API_SERVER)]},
+                    {"ports": [_port(port, protocol) for port in DNS_PORTS for protocol in ("UDP", "TCP")]},
+                    {"ports": [_port(HTTPS_PORT), _port(API_SERVER_PORT)]},
                 ],
             },
         }

@@ -1,29 +1,29 @@
-"""What every object that we create has: whose it is, and what it said when we wrote it."""
+"""Metadata of every object that the operator creates: its owner, and a hash of its content."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import GROUP, KIND, VERSION
-from qwen35_operator.desired import names
+from qwen35_operator.desired import object_names
 
-type Manifest = Mapping[str, Any]
+type KubeObject = Mapping[str, Any]
 """A Kubernetes object as plain data."""
 
 
 def metadata(
-    training: Training,
+    training: TrainingResource,
     name: str,
     component: str,
     *,
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Metadata of a child: it goes when its training goes."""
+    """Return the metadata of a child. Kubernetes deletes it together with its training."""
     written: dict[str, Any] = {
         "name": name,
         "namespace": training.namespace,
-        "labels": dict(labels or {}) | names.labels(training.name, component),
+        "labels": dict(labels or {}) | object_names.labels(training.name, component),
     }
     if annotations:
         written["annotations"] = dict(annotations)
@@ -38,18 +38,19 @@ def metadata(
     return written | {"ownerReferences": [owner]}
 
 
-def sealed(manifest: Manifest) -> dict[str, Any]:
-    """The object with its hash in an annotation.
+def sealed(manifest: KubeObject) -> dict[str, Any]:
+    """Return the object with its hash in an annotation.
 
-    By it one sees whether it must be written again, without comparing it to what the API server has made of it.
+    The hash shows whether the object must be written again, without a comparison to the stored object, to which the API
+    server adds defaults.
     """
     written = manifest["metadata"]
-    annotations = dict(written.get("annotations", {})) | {names.HASH: hash_of(manifest)}
+    annotations = dict(written.get("annotations", {})) | {object_names.HASH: hash_of(manifest)}
     return dict(manifest) | {"metadata": dict(written) | {"annotations": annotations}}
 
 
-def hash_of(manifest: Manifest) -> str:
-    """16 hexadecimal digits of all that the object says, but for the hash itself."""
+def hash_of(manifest: KubeObject) -> str:
+    """Hash of the whole object except the hash annotation: 16 hexadecimal digits."""
     written = dict(manifest["metadata"])
-    annotations = {key: value for key, value in written.pop("annotations", {}).items() if key != names.HASH}
-    return names.digest(dict(manifest) | {"metadata": written | {"annotations": annotations}})
+    annotations = {key: value for key, value in written.pop("annotations", {}).items() if key != object_names.HASH}
+    return object_names.digest(dict(manifest) | {"metadata": written | {"annotations": annotations}})

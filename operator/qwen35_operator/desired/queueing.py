@@ -1,4 +1,7 @@
-"""What a training hands on to its job for queues and gang schedulers: they know the RayJob, not the training."""
+"""The labels and annotations that a RayJob copies from its training, for queues and gang schedulers.
+
+Schedulers know the RayJob, not the training.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,9 +17,9 @@ PREFIXES: Final = (
     "huawei.com/",
 )
 KEYS: Final = ("ray.io/priority-class-name", "ray.io/gang-scheduling-enabled")
-"""KubeRay's own keys for schedulers; the rest of ray.io/ changes how it works."""
+"""KubeRay's keys for schedulers. Other keys below ray.io/ change how KubeRay works."""
 
 
-def handed_on(given: Mapping[str, str]) -> dict[str, str]:
-    """The labels, or annotations, of a training that its RayJob gets as well. KubeRay copies them to the RayCluster."""
-    return {key: value for key, value in sorted(given.items()) if key.startswith(PREFIXES) or key in KEYS}
+def copied_to_job(entries: Mapping[str, str]) -> dict[str, str]:
+    """The labels, or annotations, that the RayJob gets too. KubeRay copies them to the RayCluster."""
+    return {key: value for key, value in sorted(entries.items()) if key.startswith(PREFIXES) or key in KEYS}

@@ -1,37 +1,38 @@
 """The RayJob of an attempt: one Ray cluster with a head without devices and a worker group per pool.
 
-`suspend` is never written: it is Kueue's. No retries: the operator starts the next attempt itself, by its rules.
-Checked against KubeRay 1.6.1 (controllers/ray/utils/validation.go) and later.
+The operator never writes `suspend`, which belongs to Kueue. KubeRay does not retry: the operator starts the next
+attempt by its own rules. Checked against KubeRay 1.6.1 (controllers/ray/utils/validation.go) and later.
 """
 
 import re
 from importlib.metadata import requires
 from typing import Any, Final
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.desired import names, pods
-from qwen35_operator.desired.objects import Manifest, metadata, sealed
-from qwen35_operator.desired.pools import Pool, WorkerPool, worker_pools
-from qwen35_operator.desired.queueing import handed_on
-from qwen35_operator.profiles import PROFILES
-from qwen35_operator.settings import Settings
-from qwen35_trainer.contract.names import CONFIG_FOLDER, CONFIG_KEY, RUN_FOLDER
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import PodPool
+from qwen35_operator.desired import object_names, pod_templates
+from qwen35_operator.desired.objects import KubeObject, metadata, sealed
+from qwen35_operator.desired.pools import WorkerPool, worker_pools
+from qwen35_operator.desired.queueing import copied_to_job
+from qwen35_operator.device_profiles import PROFILES
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.contract.shared_names import CONFIG_FOLDER, CONFIG_KEY, RUN_FOLDER
 
 
-def _pinned() -> str:
-    """Ray's version in this distribution's own requirements: what the trainer images are built with."""
+def _pinned_ray_version() -> str:
+    """Ray's version in the requirements of this package, with which the trainer images are built."""
     pins = (re.match(r"ray\[default\]==([\d.]+)", requirement) for requirement in requires("qwen35") or ())
     return next(pin[1] for pin in pins if pin)
 
 
-RAY_VERSION: Final = _pinned()
+RAY_VERSION: Final = _pinned_ray_version()
 ENTRYPOINT: Final = f"qwen35 run {CONFIG_FOLDER}/{CONFIG_KEY} --output {RUN_FOLDER} --resume auto --link cluster"
 
 
-def build(training: Training, settings: Settings, *, attempt: int, rollout_nodes: int) -> Manifest:
-    """The RayJob. rollout_nodes: nodes that the rollout pool starts with; of no meaning where there is none."""
-    name = names.job_name(training.name, attempt)
-    identity = {names.ATTEMPT: str(attempt)}
+def build(training: TrainingResource, settings: OperatorSettings, *, attempt: int, rollout_nodes: int) -> KubeObject:
+    """Return the RayJob. rollout_nodes: nodes that the rollout pool starts with; ignored if the mode has no such pool."""
+    name = object_names.job_name(training.name, attempt)
+    identity = {object_names.ATTEMPT: str(attempt)}
     groups = [_group(training, settings, attempt, pool, rollout_nodes) for pool in worker_pools(training.spec)]
     return sealed(
         {
@@ -41,13 +42,14 @@ def build(training: Training, settings: Settings, *, attempt: int, rollout_nodes
                 training,
                 name,
                 "job",
-                labels=handed_on(training.labels) | identity,
-                annotations=handed_on(training.annotations) | {names.SPEC_HASH: names.spec_hash(training)},
+                labels=copied_to_job(training.labels) | identity,
+                annotations=copied_to_job(training.annotations)
+                | {object_names.SPEC_HASH: object_names.spec_hash(training)},
             ),
             "spec": {
                 "submissionMode": "HTTPMode",
                 "entrypoint": ENTRYPOINT,
-                # The same however often KubeRay asks, and another for a training of this name that came before.
+                # Constant for this training, but different from an earlier training of the same name.
                 "jobId": f"{name}-{training.uid[:8]}",
                 "backoffLimit": 0,
                 "shutdownAfterJobFinishes": True,
@@ -62,34 +64,35 @@ def build(training: Training, settings: Settings, *, attempt: int, rollout_nodes
     )
 
 
-def _common(training: Training, settings: Settings, attempt: int, pool: Pool) -> dict[str, Any]:
+def _common(training: TrainingResource, settings: OperatorSettings, attempt: int, pool: PodPool) -> dict[str, Any]:
     return {
-        # KubeRay makes a pod label and a Ray node label of it: actors are placed by the latter.
-        "labels": {names.POOL: pool},
+        # KubeRay turns this into a pod label and a Ray node label; the latter places actors.
+        "labels": {object_names.POOL: pool},
         "resources": _ray_resources(training, pool),
         "rayStartParams": {},
-        "template": pods.template(training, settings, pool, attempt),
+        "template": pod_templates.template(training, settings, pool, attempt),
     }
 
 
 def _group(
-    training: Training, settings: Settings, attempt: int, pool: WorkerPool, rollout_nodes: int
+    training: TrainingResource, settings: OperatorSettings, attempt: int, pool: WorkerPool, rollout_nodes: int
 ) -> dict[str, Any]:
-    replicas = least = most = training.spec.train.nodes
+    replicas = min_replicas = max_replicas = training.spec.train.nodes
     if pool == "rollout":
         assert training.spec.rollout is not None, "the spec's own checks require it"
         bounds = training.spec.rollout
         replicas = rollout_nodes
-        least, most = min(bounds.minNodes or replicas, replicas), max(bounds.maxNodes or replicas, replicas)
-    counts = {"groupName": pool, "replicas": replicas, "minReplicas": least, "maxReplicas": most}
+        min_replicas = min(bounds.minNodes or replicas, replicas)
+        max_replicas = max(bounds.maxNodes or replicas, replicas)
+    counts = {"groupName": pool, "replicas": replicas, "minReplicas": min_replicas, "maxReplicas": max_replicas}
     return counts | _common(training, settings, attempt, pool)
 
 
-def _ray_resources(training: Training, pool: Pool) -> dict[str, str]:
-    """What Ray hands out, in its own names. The head has none, so that only the driver runs there."""
+def _ray_resources(training: TrainingResource, pool: PodPool) -> dict[str, str]:
+    """The resources that Ray schedules by. The head has none, so that only the driver runs there."""
     if pool == "head":
         return {"CPU": "0"}
-    profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.perNode
-    # At least one for each worker process.
-    cpus = {"CPU": str(max(devices, int(pods.size_of(training, pool).cpu)))}
+    profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
+    # At least one CPU for each worker process.
+    cpus = {"CPU": str(max(devices, int(pod_templates.size_of(training, pool).cpu)))}
     return cpus if profile.ray_resource is None else cpus | {profile.ray_resource: str(devices)}

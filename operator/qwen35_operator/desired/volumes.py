@@ -1,23 +1,23 @@
-"""Where a training's files are inside its pods.
+"""The volumes of a training's pods, and where they are mounted.
 
     claim of model.source        ──► MODEL_FOLDER          read-only
     claim of a data source       ──► DATA_FOLDER/<claim>   read-only
     claim of checkpoint.storage  ──► CHECKPOINT_FOLDER     its folder checkpoints/<training>
-                                 └─► RUN_FOLDER            its folder runs/<training>; without a claim, the pod's own
+                                 └─► RUN_FOLDER            its folder runs/<training>; without a claim, an emptyDir
     ConfigMap -config            ──► CONFIG_FOLDER         on the head
     relative paths, no claim     ──► EXAMPLES_FOLDER       in the image
 
-A claim is one volume of a pod even when it has several uses: some storage cannot be mounted twice by one pod.
+A claim with several uses is still one volume of a pod, because some storage cannot be mounted twice by one pod.
 """
 
 import posixpath
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.desired import names
-from qwen35_operator.profiles import Profile
-from qwen35_trainer.contract.names import (
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import object_names
+from qwen35_operator.device_profiles import DeviceProfile
+from qwen35_trainer.contract.shared_names import (
     CHECKPOINT_FOLDER,
     CONFIG_FOLDER,
     DATA_FOLDER,
@@ -26,58 +26,60 @@ from qwen35_trainer.contract.names import (
     RUN_FOLDER,
     config_name,
 )
-from qwen35_trainer.spec import CheckpointStorage, Files, ModelSource, Problem, Source, TrainingSpec
-from qwen35_trainer.spec.base import LONGEST_PATH, PersistentVolumeClaim
+from qwen35_trainer.manifest import CheckpointStorageSpec, FilesSpec, ModelSourceSpec, Problem, SourceSpec, TrainingSpec
+from qwen35_trainer.manifest.base import MAX_PATH_CHARACTERS, PersistentVolumeClaimSpec
 
 SHM_FOLDER: Final = "/dev/shm"  # noqa: S108, where NCCL and Ray look for shared memory
 OWN_FOLDERS: Final = (posixpath.dirname(RUN_FOLDER), CONFIG_FOLDER, SHM_FOLDER)
-"""Nothing else is mounted in, below or above these."""
+"""Users cannot mount anything at, below or above these."""
 OWN_VOLUMES: Final = ("shm", "run", "config")
-"""Names that stay ours where a pool, or a spec, has no such volume."""
+"""Names that are reserved even in pools and specs without such a volume."""
 
 
-def volumes(training: Training, profile: Profile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
-    """The volumes of a pod of the pool."""
+def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
+    """Return the volumes of a pod of the pool."""
     spec = training.spec
-    found: list[dict[str, Any]] = [
+    result: list[dict[str, Any]] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_gib}Gi"}},
     ]
     for index, (claim, written) in enumerate(_claims(spec).items()):
         source = {"claimName": claim} if written else {"claimName": claim, "readOnly": True}
-        found.append({"name": f"claim-{index}", "persistentVolumeClaim": source})
+        result.append({"name": f"claim-{index}", "persistentVolumeClaim": source})
     if _checkpoint_claim(spec) is None:
-        found.append({"name": "run", "emptyDir": {}})
-    if pool == names.HEAD:
-        found.append({"name": "config", "configMap": {"name": config_name(training.name)}})
+        result.append({"name": "run", "emptyDir": {}})
+    if pool == object_names.HEAD:
+        result.append({"name": "config", "configMap": {"name": config_name(training.name)}})
     else:
-        found += [{"name": on.name, "hostPath": {"path": on.path, "type": on.type}} for on in profile.host_paths]
-    return found
+        result += [
+            {"name": host.name, "hostPath": {"path": host.path, "type": host.type}} for host in profile.host_paths
+        ]
+    return result
 
 
-def mounts(training: Training, profile: Profile, pool: str) -> list[dict[str, Any]]:
-    """Where the container `ray` has them."""
+def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> list[dict[str, Any]]:
+    """The volume mounts of the container `ray`."""
     spec, name = training.spec, training.name
     volume = {claim: f"claim-{index}" for index, claim in enumerate(_claims(spec))}
-    found: list[dict[str, Any]] = [{"name": "shm", "mountPath": SHM_FOLDER}]
+    result: list[dict[str, Any]] = [{"name": "shm", "mountPath": SHM_FOLDER}]
     if (model := spec.model.source.persistentVolumeClaim) is not None:
-        found.append(_read_only(volume[model.claimName], MODEL_FOLDER))
+        result.append(_read_only(volume[model.claimName], MODEL_FOLDER))
     data = dict.fromkeys(claim.claimName for claim in _data_claims(spec))
-    found += [_read_only(volume[claim], f"{DATA_FOLDER}/{claim}") for claim in data]
+    result += [_read_only(volume[claim], f"{DATA_FOLDER}/{claim}") for claim in data]
     if (storage := _checkpoint_claim(spec)) is None:
-        found.append({"name": "run", "mountPath": RUN_FOLDER})
+        result.append({"name": "run", "mountPath": RUN_FOLDER})
     else:
         for folder, path in (("checkpoints", CHECKPOINT_FOLDER), ("runs", RUN_FOLDER)):
             inside = posixpath.normpath(posixpath.join(storage.path, folder, name))
-            found.append({"name": volume[storage.claimName], "mountPath": path, "subPath": inside})
-    if pool == names.HEAD:
-        found.append(_read_only("config", CONFIG_FOLDER))
+            result.append({"name": volume[storage.claimName], "mountPath": path, "subPath": inside})
+    if pool == object_names.HEAD:
+        result.append(_read_only("config", CONFIG_FOLDER))
     else:
-        found += [_read_only(on.name, on.path) for on in profile.host_paths]
-    return found
+        result += [_read_only(host.name, host.path) for host in profile.host_paths]
+    return result
 
 
 def mounted(spec: TrainingSpec) -> TrainingSpec:
-    """The spec as the trainer inside a pod has it: every claim is the path that it is mounted at."""
+    """The spec for the trainer inside a pod: each claim is replaced by the path of its mount."""
     data = spec.data
     changes: dict[str, Any] = {
         "data": data.model_copy(
@@ -85,16 +87,18 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
         )
     }
     if (model := spec.model.source.persistentVolumeClaim) is not None:
-        changes["model"] = spec.model.model_copy(update={"source": ModelSource(path=_joined(MODEL_FOLDER, model.path))})
+        changes["model"] = spec.model.model_copy(
+            update={"source": ModelSourceSpec(path=_joined(MODEL_FOLDER, model.path))}
+        )
     if _checkpoint_claim(spec) is not None:
         changes["checkpoint"] = spec.checkpoint.model_copy(
-            update={"storage": CheckpointStorage(path=CHECKPOINT_FOLDER)}
+            update={"storage": CheckpointStorageSpec(path=CHECKPOINT_FOLDER)}
         )
     return spec.model_copy(update=changes)
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Paths that lead out of the claim that they are in, or are too long where that is mounted; exports without storage."""
+    """Paths that lead out of their claim or are too long after mounting, and exports without storage."""
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),
@@ -115,49 +119,49 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
     if (model := spec.model.source.persistentVolumeClaim) is not None:
         yield from _too_long("spec.model.source.persistentVolumeClaim.path", _joined(MODEL_FOLDER, model.path))
     if spec.checkpoint.export != "None" and spec.checkpoint.storage is None:
-        message = f"{spec.checkpoint.export} exports checkpoints, and pods keep none without checkpoint.storage."
+        message = f"{spec.checkpoint.export} exports checkpoints, but pods keep none without checkpoint.storage."
         yield Problem("spec.checkpoint.export", message, "Set checkpoint.storage, or set export to None.")
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:
-    """Each claim once, in the order of its first use, and whether it is written to."""
+    """Each claim once, in the order of first use, with whether the pods write to it."""
     model, storage = spec.model.source.persistentVolumeClaim, _checkpoint_claim(spec)
     reading = [] if model is None else [model]
-    found = dict.fromkeys([claim.claimName for claim in (*reading, *_data_claims(spec))], False)
-    return found if storage is None else found | {storage.claimName: True}
+    claims = dict.fromkeys([claim.claimName for claim in (*reading, *_data_claims(spec))], False)
+    return claims if storage is None else claims | {storage.claimName: True}
 
 
-def _data_claims(spec: TrainingSpec) -> Iterator[PersistentVolumeClaim]:
+def _data_claims(spec: TrainingSpec) -> Iterator[PersistentVolumeClaimSpec]:
     for source in (*spec.data.train, *spec.data.validation):
         if source.files is not None and source.files.volume is not None:
             yield source.files.volume.persistentVolumeClaim
 
 
-def _checkpoint_claim(spec: TrainingSpec) -> PersistentVolumeClaim | None:
+def _checkpoint_claim(spec: TrainingSpec) -> PersistentVolumeClaimSpec | None:
     return None if spec.checkpoint.storage is None else spec.checkpoint.storage.persistentVolumeClaim
 
 
-def _sources_mounted(sources: Iterable[Source]) -> tuple[Source, ...]:
+def _sources_mounted(sources: Iterable[SourceSpec]) -> tuple[SourceSpec, ...]:
     return tuple(
         source if source.files is None else source.model_copy(update={"files": _files_mounted(source.files)})
         for source in sources
     )
 
 
-def _files_mounted(files: Files) -> Files:
+def _files_mounted(files: FilesSpec) -> FilesSpec:
     if files.volume is None:
         return files.model_copy(update={"paths": tuple(_joined(EXAMPLES_FOLDER, path) for path in files.paths)})
     folder = _data_folder(files.volume.persistentVolumeClaim)
     return files.model_copy(update={"paths": tuple(_joined(folder, path) for path in files.paths), "volume": None})
 
 
-def _data_folder(claim: PersistentVolumeClaim) -> str:
+def _data_folder(claim: PersistentVolumeClaimSpec) -> str:
     return _joined(f"{DATA_FOLDER}/{claim.claimName}", claim.path)
 
 
 def _too_long(place: str, path: str) -> Iterator[Problem]:
-    if (excess := len(path) - LONGEST_PATH) > 0:
-        yield Problem(place, f"{len(path)} characters where it is mounted, {path[:60]}….", f"Shorten it by {excess}.")
+    if (excess := len(path) - MAX_PATH_CHARACTERS) > 0:
+        yield Problem(place, f"{len(path)} characters after mounting: {path[:60]}….", f"Shorten it by {excess}.")
 
 
 def _outside(place: str, path: str) -> Iterator[Problem]:

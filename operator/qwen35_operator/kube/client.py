@@ -1,9 +1,9 @@
-"""Requests to the API server: JSON in, JSON out, a deadline on each, typed errors.
+"""Requests to the API server: JSON in, JSON out, with a deadline and typed errors.
 
-kubernetes.aio brings credentials, TLS and transport. Its models stay out: building them costs more than everything else
-that the operator does with an object.
+kubernetes.aio provides credentials, TLS and transport. Its models are not used: building them costs more than
+everything else that the operator does with an object.
 
-The answers' Date header keeps `now()` at the API server's time, so that no decision depends on this machine's clock.
+The Date header of the answers keeps `now()` at the API server's time, so no decision depends on this machine's clock.
 """
 
 import asyncio
@@ -23,84 +23,88 @@ from kubernetes.aio import config as settings
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject
 
-from qwen35_operator.kube.errors import ApiError, Unavailable, error
+from qwen35_operator.kube.api_errors import ApiError, Unavailable, api_error
 from qwen35_operator.kube.kubeconfig import problem
-from qwen35_operator.settings import SettingsRefused
+from qwen35_operator.operator_settings import SettingsRefused
 
 logger = logging.getLogger(__name__)
 
-DEADLINE = 15.0
-"""Seconds that a request may take, waits and repetitions included."""
-READ_IDLE = 75.0
-"""Seconds without a byte after which a watch is begun anew: its connection may be dead."""
-IN_POD = "KUBERNETES_SERVICE_HOST"
-CONNECTIONS = 0
-"""No limit: every watch holds one for good, and the workers bound what comes on top."""
+REQUEST_TIMEOUT_SECONDS = 15.0
+"""Limit for a request, including waits and retries."""
+READ_IDLE_SECONDS = 75.0
+"""A watch without a byte for this time is started again, because its connection may be dead."""
+GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
+IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
+"""Kubernetes sets this variable in every container."""
+NO_CONNECTION_LIMIT = 0
+"""Every watch holds a connection permanently, and the number of workers limits the others."""
 PLAIN = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""Accept header: only an object's metadata."""
+"""Accept header for objects without anything but their metadata."""
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 
-type Json = dict[str, Any]
+type JsonObject = dict[str, Any]
 type Query = Mapping[str, str | int]
-type Seen = Callable[[str, str, int], None]
+type RequestObserver = Callable[[str, str, int], None]
 """Called with verb, resource and status code of every answer."""
 
 
 class Client(Protocol):
-    """What reconciling needs of the API server."""
+    """The requests that reconciling makes."""
 
     def now(self) -> datetime: ...
 
-    async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> Json: ...
+    async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject: ...
 
-    async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Json: ...
+    async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject: ...
 
-    async def patch(self, path: str, body: Any, kind: str) -> Json: ...  # noqa: ANN401  # a mapping or a list
+    async def patch(self, path: str, body: Any, kind: str) -> JsonObject: ...  # noqa: ANN401  # a mapping or a list
 
-    async def put(self, path: str, body: Mapping[str, Any]) -> Json: ...
+    async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject: ...
 
-    async def delete(self, path: str, body: Mapping[str, Any]) -> Json: ...
+    async def delete(self, path: str, body: Mapping[str, Any]) -> JsonObject: ...
 
 
 class RestClient:
     """The API server, over HTTP."""
 
-    def __init__(self, configuration: Configuration, seen: Seen = lambda verb, resource, code: None) -> None:
-        configuration.connection_pool_maxsize = CONNECTIONS
-        configuration.retries = None  # False counts as a number there, and its repetitions are of writes too
-        # Once, here: aiohttp would look for it, and into ~/.netrc, by two trips to a thread before each request.
+    def __init__(
+        self, configuration: Configuration, observer: RequestObserver = lambda verb, resource, code: None
+    ) -> None:
+        configuration.connection_pool_maxsize = NO_CONNECTION_LIMIT
+        configuration.retries = None  # False would count as a number, and the library also retries writes
+        # The proxy is read once, here: aiohttp would read it, and ~/.netrc, in two thread calls before each request.
         configuration.client_session_kwargs = {"trust_env": False}
         configuration.proxy = configuration.proxy or _proxy(configuration.host)
         self._configuration = configuration
         self._rest = RESTClientObject(configuration)
         self._offset = timedelta(0)
-        self._seen = seen
+        self._observer = observer
 
     def now(self) -> datetime:
-        """The API server's time, as well as its latest answer told it."""
+        """Return the API server's time, according to its latest answer."""
         return datetime.now(UTC) + self._offset
 
-    async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> Json:
+    async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
         return await self._json("GET", path, query=query, accept=accept)
 
-    async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> Json:
+    async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
         return await self._json("POST", path, body, query)
 
-    async def patch(self, path: str, body: Any, kind: str) -> Json:  # noqa: ANN401  # a mapping or a list
+    async def patch(self, path: str, body: Any, kind: str) -> JsonObject:  # noqa: ANN401  # a mapping or a list
         return await self._json("PATCH", path, body, content=kind)
 
-    async def put(self, path: str, body: Mapping[str, Any]) -> Json:
+    async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         return await self._json("PUT", path, body)
 
-    async def delete(self, path: str, body: Mapping[str, Any]) -> Json:
+    async def delete(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         return await self._json("DELETE", path, body)
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, until it ends or nothing has come for READ_IDLE seconds. Raises ApiError."""
-        limit = aiohttp.ClientTimeout(total=None, sock_connect=DEADLINE, sock_read=READ_IDLE)
+        """The lines of a watch, until it ends or nothing has arrived for READ_IDLE_SECONDS. Raises ApiError."""
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=READ_IDLE_SECONDS)
         try:
             response = await self._send("GET", path, None, query, PLAIN, accept, limit)
             try:
@@ -123,12 +127,12 @@ class RestClient:
         query: Query | None = None,
         content: str = PLAIN,
         accept: str = PLAIN,
-    ) -> Json:
-        """One request. Reads are repeated within the deadline; a write is the caller's to repeat, after a new look."""
-        limit = aiohttp.ClientTimeout()  # none of its own: two that end at once hide each other
+    ) -> JsonObject:
+        """Send a request. Reads are retried within the time limit; a write must be decided again by the caller."""
+        limit = aiohttp.ClientTimeout()  # no limit by aiohttp: two limits that expire together would hide each other
         try:
-            async with asyncio.timeout(DEADLINE):
-                for wait in (0.1, 0.5, 2.0, None):
+            async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
+                for wait in (*GET_RETRY_WAITS_SECONDS, None):
                     try:
                         return await self._once(verb, path, body, query or {}, content, accept, limit)
                     except Unavailable:
@@ -136,8 +140,8 @@ class RestClient:
                             raise
                     await asyncio.sleep(wait)
         except TimeoutError as problem:
-            raise Unavailable(0, f"{verb} {path}: no answer within {DEADLINE:g} s") from problem
-        raise AssertionError("the last repetition raises")
+            raise Unavailable(0, f"{verb} {path}: no answer within {REQUEST_TIMEOUT_SECONDS:g} s") from problem
+        raise AssertionError("the last try raises")
 
     async def _once(
         self,
@@ -148,7 +152,7 @@ class RestClient:
         content: str,
         accept: str,
         limit: aiohttp.ClientTimeout,
-    ) -> Json:
+    ) -> JsonObject:
         try:
             response = await self._send(verb, path, body, query, content, accept, limit)
             raw = await response.read()
@@ -157,7 +161,7 @@ class RestClient:
         if response.status >= 300:
             raise _refused(response.status, raw)
         try:
-            answer: Json = json.loads(raw)
+            answer: JsonObject = json.loads(raw)
         except ValueError as problem:
             raise Unavailable(response.status, f"{verb} {path}: the answer is not JSON") from problem
         return answer
@@ -175,35 +179,37 @@ class RestClient:
         url = f"{self._configuration.host}{path}{f'?{urlencode(query)}' if query else ''}"
         headers = {"Accept": accept, "Content-Type": content, "User-Agent": "qwen35-operator"}
         for auth in (await self._configuration.auth_settings()).values():
-            headers[auth["key"]] = auth["value"]  # type: ignore[index]  # declared as a mapping of objects
+            headers[auth["key"]] = auth["value"]  # type: ignore[index]  # the library declares a mapping of objects
         answer = await self._rest.request(verb, url, headers=headers, body=body, _request_timeout=limit)
         response: aiohttp.ClientResponse = answer.response
-        self._seen(verb, _resource(path), response.status)
+        self._observer(verb, _resource(path), response.status)
         if (date := response.headers.get("Date")) is not None:
             self._offset = _offset(date, self._offset)
         return response
 
 
-async def connect(kubeconfig: str | None, seen: Seen, context: str | None = None) -> RestClient:
-    """A client with the credentials of the kubeconfig's context, or of the pod that this runs in. Raises SettingsRefused."""
+async def connect(kubeconfig: str | None, observer: RequestObserver, context: str | None = None) -> RestClient:
+    """Make a client with the credentials of the kubeconfig's context, or of this pod. Raises SettingsRefused."""
     configuration = Configuration()
     try:
-        if kubeconfig is None and context is None and IN_POD in os.environ:
+        if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
             settings.load_incluster_config(client_configuration=configuration)
-        elif (wrong := problem(kubeconfig)) is not None:
-            raise SettingsRefused(f"no credentials for the API server: {wrong}")
+        elif (fault := problem(kubeconfig)) is not None:
+            raise SettingsRefused(f"no credentials for the API server: {fault}")
         else:
             await settings.load_kube_config(config_file=kubeconfig, context=context, client_configuration=configuration)
     except settings.ConfigException as error:
-        fix = "Name a kubeconfig by --kubeconfig, or run in a pod with a ServiceAccount"
+        fix = "Name a kubeconfig with --kubeconfig, or run in a pod with a ServiceAccount"
         raise SettingsRefused(f"no credentials for the API server: {error}. {fix}") from error
-    return RestClient(configuration, seen)
+    return RestClient(configuration, observer)
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines, however long: a ConfigMap of 1 MiB can take six times as much as JSON, and aiohttp's own end earlier."""
+    """Whole lines of any length: a ConfigMap of 1 MiB can take six times as much as JSON, and aiohttp limits lines."""
     parts: list[bytes] = []
-    with suppress(aiohttp.ServerTimeoutError):  # silence is no fault: where nothing happens, not even bookmarks come
+    with suppress(
+        aiohttp.ServerTimeoutError
+    ):  # silence is not an error: without changes there may be no bookmarks either
         async for chunk in content.iter_any():
             *ends, rest = chunk.split(b"\n")
             for end in ends:
@@ -213,16 +219,18 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _proxy(url: str) -> str | None:
-    """What the environment names for the API server, as other clients go by it."""
+    """The proxy for the API server that the environment names, as other clients read it."""
     server = urlsplit(url)
     return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
 
 
 def _offset(date: str, before: timedelta) -> timedelta:
-    """What is to be added to this machine's clock. Whole seconds: the header has no more, and small steps are noise."""
+    """The difference between the API server's clock and this machine's, in whole seconds like the header. Small ones
+    are noise.
+    """
     try:
         shift = parsedate_to_datetime(date) - datetime.now(UTC)
-    except (ValueError, TypeError):  # no date, or one without a zone
+    except (ValueError, TypeError):  # not a date, or one without a time zone
         return before
     return timedelta(0) if abs(shift) < timedelta(seconds=2) else timedelta(seconds=round(shift.total_seconds()))
 
@@ -230,13 +238,13 @@ def _offset(date: str, before: timedelta) -> timedelta:
 def _refused(status: int, raw: bytes) -> ApiError:
     try:
         answer = json.loads(raw)
-        return error(status, str(answer.get("message", "")), answer.get("details"))
+        return api_error(status, str(answer.get("message", "")), answer.get("details"))
     except (ValueError, AttributeError):
-        return error(status, raw[:200].decode(errors="replace"))
+        return api_error(status, raw[:200].decode(errors="replace"))
 
 
 def _resource(path: str) -> str:
-    """The plural in a path, for metrics: names would be without end."""
+    """The plural in a path, for metrics. Object names would make unlimited label values."""
     parts = path.strip("/").split("/")
     rest = parts[3:] if parts[0] == "apis" else parts[2:]
     if rest[:1] == ["namespaces"] and len(rest) > 2:

@@ -1,4 +1,4 @@
-"""The kinds that the operator reads and writes, and their paths."""
+"""The kinds of objects that the operator reads and writes, and their paths."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,56 +6,68 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from qwen35_operator.api import v1alpha1
-from qwen35_operator.desired import names
+from qwen35_operator.desired import object_names
 
 
 @dataclass(frozen=True)
-class Kind:
+class ObjectKind:
     """One kind of object."""
 
     name: str
     group: str
     version: str
     plural: str
-    selector: str = names.TRAINING
-    """Labels of those that are watched."""
+    selector: str = object_names.TRAINING
+    """Label selector of the objects that are watched."""
 
     @property
     def resource(self) -> str:
-        """As kubectl and RBAC name it: rayjobs.ray.io."""
+        """The name that kubectl and RBAC use: rayjobs.ray.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
-        """Of all objects, those of a namespace, one of them, or a part such as its status."""
+        """Return the URL path of all objects, of those in a namespace, of one object, or of a subresource such as its status."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         where = f"/namespaces/{quote(namespace)}" if namespace else ""
         return "/".join([f"{root}{where}/{self.plural}", *(quote(piece) for piece in (name, part) if piece)])
 
 
-TRAINING: Final = Kind(v1alpha1.KIND, v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL)
-RAY_JOB: Final = Kind("RayJob", "ray.io", "v1", "rayjobs")
-RAY_CLUSTER: Final = Kind("RayCluster", "ray.io", "v1", "rayclusters")
-POD: Final = Kind("Pod", "", "v1", "pods")
-CONFIG_MAP: Final = Kind("ConfigMap", "", "v1", "configmaps", f"{names.TRAINING},{names.COMPONENT}!={names.HISTORY}")
-HISTORY: Final = Kind("ConfigMap", "", "v1", "configmaps", f"{names.TRAINING},{names.COMPONENT}={names.HISTORY}")
-"""Watched apart: hundreds of kilobytes each, of which only their being there matters."""
-SERVICE_ACCOUNT: Final = Kind("ServiceAccount", "", "v1", "serviceaccounts")
-ROLE: Final = Kind("Role", "rbac.authorization.k8s.io", "v1", "roles")
-ROLE_BINDING: Final = Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
-NETWORK_POLICY: Final = Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
-EVENT: Final = Kind("Event", "", "v1", "events")
-LEASE: Final = Kind("Lease", "coordination.k8s.io", "v1", "leases")
+TRAINING: Final = ObjectKind(v1alpha1.KIND, v1alpha1.GROUP, v1alpha1.VERSION, v1alpha1.PLURAL)
+RAY_JOB: Final = ObjectKind("RayJob", "ray.io", "v1", "rayjobs")
+RAY_CLUSTER: Final = ObjectKind("RayCluster", "ray.io", "v1", "rayclusters")
+POD: Final = ObjectKind("Pod", "", "v1", "pods")
+CONFIG_MAP: Final = ObjectKind(
+    "ConfigMap",
+    "",
+    "v1",
+    "configmaps",
+    f"{object_names.TRAINING},{object_names.COMPONENT}!={object_names.HISTORY}",
+)
+HISTORY: Final = ObjectKind(
+    "ConfigMap",
+    "",
+    "v1",
+    "configmaps",
+    f"{object_names.TRAINING},{object_names.COMPONENT}={object_names.HISTORY}",
+)
+"""Watched separately, by metadata: a history takes hundreds of kilobytes, and the operator needs only its existence."""
+SERVICE_ACCOUNT: Final = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts")
+ROLE: Final = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
+ROLE_BINDING: Final = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
+NETWORK_POLICY: Final = ObjectKind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies")
+EVENT: Final = ObjectKind("Event", "", "v1", "events")
+LEASE: Final = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 
 WRITTEN: Final = {
     kind.name: kind for kind in (RAY_JOB, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY)
 }
-"""Kinds of which the operator creates objects."""
+"""Kinds of the objects that the operator creates."""
 WATCHED: Final = (*WRITTEN.values(), HISTORY, RAY_CLUSTER, POD)
 METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HISTORY)
-"""Kinds of which only whose they are and what we last wrote matters."""
+"""Kinds of which the operator reads only the owner and the hash of its last write."""
 
 
-def watched_as(kind: Kind, raw: Mapping[str, Any]) -> Kind:
-    """Whose watch sees this object of a kind that is written."""
-    component = raw["metadata"].get("labels", {}).get(names.COMPONENT)
-    return HISTORY if kind == CONFIG_MAP and component == names.HISTORY else kind
+def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
+    """The watched kind that an object of a written kind belongs to."""
+    component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
+    return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

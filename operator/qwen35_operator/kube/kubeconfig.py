@@ -1,4 +1,4 @@
-"""Checks kubeconfig files before the client library reads them, whose errors do not say what is wrong with an invalid one."""
+"""Checks kubeconfig files before the client library reads them: its errors do not explain what is invalid."""
 
 import os
 from pathlib import Path
@@ -9,20 +9,20 @@ LISTS = ("clusters", "contexts", "users")
 
 
 def files(kubeconfig: str | None) -> list[Path]:
-    """Where kubectl would look: the file named, else those of KUBECONFIG, else ~/.kube/config."""
-    given = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    return [Path(one).expanduser() for one in given.split(os.pathsep) if one]
+    """The files that kubectl would read: `kubeconfig`, otherwise those of KUBECONFIG, otherwise ~/.kube/config."""
+    paths = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    return [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
 
 
 def problem(kubeconfig: str | None) -> str | None:
-    """What is wrong with the first file that is not a valid kubeconfig. None if every file that exists is valid."""
+    """Return what is wrong with the first file that is not a valid kubeconfig. None if every file that exists is valid."""
     for file in files(kubeconfig):
-        if file.is_file() and (wrong := _wrong(file)) is not None:
-            return f"{file} is not a valid kubeconfig: {wrong}. Name another one with --kubeconfig, or set KUBECONFIG"
+        if file.is_file() and (fault := _fault(file)) is not None:
+            return f"{file} is not a valid kubeconfig: {fault}. Name another one with --kubeconfig, or set KUBECONFIG"
     return None
 
 
-def _wrong(file: Path) -> str | None:
+def _fault(file: Path) -> str | None:
     try:
         content = yaml.safe_load(file.read_text())
     except OSError as error:
@@ -33,9 +33,9 @@ def _wrong(file: Path) -> str | None:
         return "it is empty" if content is None else "it holds no fields"
     for name in LISTS:
         entries = content.get(name) or []
-        if not isinstance(entries, list) or not all(isinstance(one, dict) and "name" in one for one in entries):
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) and "name" in entry for entry in entries):
             return f"{name} is not a list of entries with names"
         kind = name.removesuffix("s")
-        if nameless := [one["name"] for one in entries if not isinstance(one.get(kind), dict)]:
+        if nameless := [entry["name"] for entry in entries if not isinstance(entry.get(kind), dict)]:
             return f"{nameless[0]!r} of {name} has no field {kind}"
     return None

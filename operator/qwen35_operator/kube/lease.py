@@ -1,122 +1,142 @@
-"""Leader election by a coordination.k8s.io Lease: of several operators, one works.
+"""Leader election with a coordination.k8s.io Lease: one of several operators works.
 
-    standby ── its holder released it ──────────────────────────────────────► leader ── renewed every RENEW ──┐
-       ▲   ├── held, and not renewed for DURATION as this process saw it ────►  │ └──────────────────────────┘
-       │   └── none there, or never held: makes it its own, waits DURATION ──►  │
-       │                                                                        │
-       ├── finds it gone or another's: stops at once ◄──────────────────────────┤
-       └── not renewed for GIVE_UP: stops before anybody else may start ◄───────┘ · stopped: releases the Lease
+    standby ── holder released it ──────────────────────────────────────────────► leader ── renewed every RENEW ──┐
+       ▲   ├── held, but not renewed for LEASE seconds, as seen by this process ─►  │ └──────────────────────────┘
+       │   └── absent, or never held: acquires it, then waits LEASE seconds ─────►  │
+       │                                                                            │
+       ├── finds it deleted or held by another: stops immediately ◄─────────────────┤
+       └── not renewed for GIVE_UP seconds: stops before another may start ◄────────┘ · after stopping: releases the Lease
 
-A leader works until DURATION after its last renewal at most: GIVE_UP until it stops, the rest for what it has in hand. So
-the next one may start when it knows of no renewal for DURATION, or reads that the work has ended, which is what a released
-Lease says: no holder, but a renewTime.
+(LEASE, RENEW and GIVE_UP stand for the constants of these names below.)
 
-A Lease that is not there says nothing. It may be the first start of all, or somebody has deleted it a moment ago, and its
-holder works until it looks again, or to the end of its time if it cannot look. Nothing in the cluster tells the one from the
-other. So who makes the Lease its own then is its holder, keeps others off, and waits DURATION before it works: the last
-renewal came before the deletion, and that before the Lease was made anew. The time runs from when the answer was read, for
-the request may have been on its way for long. A holder that did not work yet does not release: that would say too much.
-leaseTransitions is 0 in such a Lease, so that it is known for one also when the answer to its making was lost.
+A leader works at most until LEASE seconds after its last renewal: it stops after GIVE_UP seconds, and reconciles in
+progress have the remaining time to end. The next leader may therefore start if it has seen no renewal for LEASE
+seconds, or if the Lease is released: no holder, but a renewTime. A released Lease means that the previous leader's work
+has ended.
 
-Only intervals of this process's own monotonic clock count: what the holder dates, and how clocks differ, does not matter.
-kubernetes.aio has an election too; it reads wall clocks, and neither waits for the work to end nor releases.
+An absent Lease proves nothing. It may be the first start, or somebody may have deleted it a moment ago; the previous
+holder then works until it notices, or until its time is over. Nothing in the cluster distinguishes the two cases. The
+process that creates the Lease is therefore its holder, which keeps others from leading, but waits LEASE seconds before
+it leads: the last renewal came before the deletion, and the deletion before the creation. The wait begins when the
+answer arrives, because the request may have taken long. A holder that has not led yet must not release the Lease, which
+would claim that all work has ended. leaseTransitions is 0 in such a Lease, so that its creator recognizes it even if
+the answer to the creation was lost.
+
+Only intervals of this process's monotonic clock count; dates in the Lease and differences between clocks do not matter.
+kubernetes.aio also has an election, but it reads wall clocks, does not wait for the work to end, and does not release.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from qwen35_operator.kube.client import Client, Json
-from qwen35_operator.kube.errors import ApiError, Conflict, NotFound
+from qwen35_operator.kube.api_errors import ApiError, Conflict, NotFound
+from qwen35_operator.kube.client import Client, JsonObject
 from qwen35_operator.kube.kinds import LEASE
 
 logger = logging.getLogger(__name__)
 
-DURATION: Final = 10.0
-RENEW: Final = 2.0
-RETRY: Final = 0.25
-"""Seconds after a renewal that failed: an API server that is slow once costs no term."""
-GIVE_UP: Final = 7.0
-"""Seconds without a renewal: leaves DURATION - GIVE_UP for work in hand to end."""
-CALL: Final = 3.0
+LEASE_SECONDS: Final = 10.0
+RENEW_SECONDS: Final = 2.0
+RETRY_SECONDS: Final = 0.25
+"""Time until the retry of a failed renewal, so that one slow answer does not cost the leadership."""
+GIVE_UP_SECONDS: Final = 7.0
+"""Time without a renewal after which a leader stops. LEASE_SECONDS - GIVE_UP_SECONDS remain for its work to end."""
+REQUEST_SECONDS: Final = 3.0
 
 
-class Lost(Exception):
-    """The Lease is no longer this process's."""
+class LeaseLost(Exception):
+    """Raised when this process no longer holds the Lease."""
+
+
+class _ObservedLease(NamedTuple):
+    """Another process's Lease."""
+
+    version: str
+    since: float
+    """When this process first saw the version."""
+
+
+class _OwnLease(NamedTuple):
+    """The Lease that this process held last."""
+
+    uid: str
+    may_lead_from: float
 
 
 @dataclass
 class Election:
-    """One candidate. `lead` is run while this is the leader, and cancelled, and waited for, when it is no longer."""
+    """A candidate for leadership, which holds the Lease while it leads."""
 
     client: Client
     namespace: str
     name: str
     identity: str
     lead: Callable[[], Awaitable[None]]
+    """Runs while this process leads. When it stops leading, this is cancelled and awaited."""
     clock: Callable[[], float]
     leading: bool = False
-    """Whether it works."""
-    _holds: bool = False
-    """Whether it has the Lease; it may have to wait before it works."""
-    _seen: tuple[str, float] = ("", 0.0)  # another's Lease: its resourceVersion, and when that was first seen
-    _own: tuple[str, float] = ("", 0.0)  # uid of the Lease that it held last, and from when on it may work by it
+    """Whether `lead` runs."""
+    _holds: bool = False  # whether it holds the Lease; it may have to wait before it leads
+    _observed: _ObservedLease = field(default=_ObservedLease("", 0.0))
+    _own: _OwnLease = field(default=_OwnLease("", 0.0))
 
     async def run(self) -> None:
-        """Until cancelled; then the Lease is released."""
+        """Take part until cancelled; then release the Lease."""
         while True:
-            if (asked := await self._acquired()) is not None:
-                await self._term(asked)
-            await asyncio.sleep(RENEW)
+            if (requested := await self._acquire()) is not None:
+                await self._hold(requested)
+            await asyncio.sleep(RENEW_SECONDS)
 
-    async def _term(self, renewed: float) -> None:
-        """From winning the Lease to losing it."""
+    async def _hold(self, renewed: float) -> None:
+        """Lead from acquiring the Lease until losing it."""
         self._holds = True
         work = asyncio.ensure_future(self._work())
         try:
-            await self._keep(work, renewed)
-        except Lost as loss:
+            await self._renew(work, renewed)
+        except LeaseLost as loss:
             logger.warning("Lease %s/%s: %s", self.namespace, self.name, loss)
         finally:
             work.cancel()
-            await asyncio.wait({work}, timeout=DURATION - GIVE_UP)
+            await asyncio.wait({work}, timeout=LEASE_SECONDS - GIVE_UP_SECONDS)
             led, self.leading, self._holds = self.leading, False, False
             if led:
-                logger.info("%s leads no longer", self.identity)
+                logger.info("%s no longer leads", self.identity)
             if led and work.done():
                 await self._release()
         if work.done() and not work.cancelled() and (error := work.exception()) is not None:
             raise error
 
     async def _work(self) -> None:
-        if (wait := self._own[1] - self.clock()) > 0:
+        if (wait := self._own.may_lead_from - self.clock()) > 0:
             logger.info(
-                "%s has made the Lease, and leads in %g s: who had it before may not know yet", self.identity, wait
+                "%s has created the Lease and leads in %g s, when any previous leader has stopped", self.identity, wait
             )
             await asyncio.sleep(wait)
         logger.info("%s leads", self.identity)
         self.leading = True
         await self.lead()
 
-    async def _keep(self, work: asyncio.Future[None], renewed: float) -> None:
-        """Renew until that fails for GIVE_UP seconds, or the work ends by itself. Raises Lost."""
-        pause = RENEW
-        while (left := renewed + GIVE_UP - self.clock()) > 0 and not work.done():
-            await asyncio.wait({work}, timeout=min(pause, left))
-            asked = await self._acquired(renewed + GIVE_UP - self.clock())
-            renewed, pause = (renewed, RETRY) if asked is None else (asked, RENEW)
+    async def _renew(self, work: asyncio.Future[None], renewed: float) -> None:
+        """Renew until this has failed for GIVE_UP_SECONDS, or the work ends. Raises LeaseLost."""
+        pause = RENEW_SECONDS
+        while (remaining := renewed + GIVE_UP_SECONDS - self.clock()) > 0 and not work.done():
+            await asyncio.wait({work}, timeout=min(pause, remaining))
+            requested = await self._acquire(renewed + GIVE_UP_SECONDS - self.clock())
+            renewed, pause = (renewed, RETRY_SECONDS) if requested is None else (requested, RENEW_SECONDS)
 
-    async def _acquired(self, seconds: float = CALL) -> float | None:
-        """Try to become, or to stay, the holder, for at most so many seconds.
+    async def _acquire(self, timeout_seconds: float = REQUEST_SECONDS) -> float | None:
+        """Try to become or to stay the holder. Returns the time of the request, or None if another process is the
+        holder.
 
-        Returns when it was asked for, not when it was answered: the Lease may date from then. None: not the holder.
-        Raises Lost when it was the holder, and is no longer.
+        The time of the request counts, not that of its answer, because the Lease may have been renewed then. Raises
+        LeaseLost if this process was the holder and no longer is.
         """
         try:
-            async with asyncio.timeout(min(CALL, seconds)):
+            async with asyncio.timeout(min(REQUEST_SECONDS, timeout_seconds)):
                 return await self._try()
         except (ApiError, TimeoutError) as error:
             logger.warning("Lease %s/%s: %s", self.namespace, self.name, str(error) or "no answer")
@@ -127,58 +147,59 @@ class Election:
             lease = await self.client.get(LEASE.path(self.namespace, self.name))
         except NotFound:
             if self._holds:
-                raise Lost("somebody has deleted it") from None
+                raise LeaseLost("the Lease was deleted") from None
             return await self._write(None)
         spec, version = lease.get("spec") or {}, str(lease["metadata"]["resourceVersion"])
         holder = spec.get("holderIdentity") or ""
         if self._holds and holder != self.identity:
-            raise Lost(f"{holder or 'nobody'} holds it")
-        if self._holds and lease["metadata"]["uid"] != self._own[0]:
-            raise Lost("somebody has deleted it, and it was made anew")
+            raise LeaseLost(f"{holder or 'nobody'} holds it")
+        if self._holds and lease["metadata"]["uid"] != self._own.uid:
+            raise LeaseLost("the Lease was deleted and created again")
         if holder == self.identity:
             return await self._write(lease)
-        if version != self._seen[0]:
-            self._seen = version, self.clock()
-        if holder and self.clock() - self._seen[1] < DURATION:
+        if version != self._observed.version:
+            self._observed = _ObservedLease(version, self.clock())
+        if holder and self.clock() - self._observed.since < LEASE_SECONDS:
             return None
         return await self._write(lease)
 
-    async def _write(self, lease: Json | None) -> float | None:
-        asked = self.clock()
-        now = _micro(self.client.now())
+    async def _write(self, lease: JsonObject | None) -> float | None:
+        """Write this process into the Lease; None creates it. Returns like `_acquire`."""
+        requested = self.clock()
+        now = _micro_time(self.client.now())
         before: dict[str, Any] = {} if lease is None else lease.get("spec") or {}
-        mine, count = before.get("holderIdentity") == self.identity, before.get("leaseTransitions", 0)
-        if not mine:
-            count = count + 1 if before.get("holderIdentity") or before.get("renewTime") else 0
+        is_holder, transitions = before.get("holderIdentity") == self.identity, before.get("leaseTransitions", 0)
+        if not is_holder:
+            transitions = transitions + 1 if before.get("holderIdentity") or before.get("renewTime") else 0
         spec = {
             "holderIdentity": self.identity,
-            "leaseDurationSeconds": int(DURATION),
-            "acquireTime": before.get("acquireTime", now) if mine else now,
+            "leaseDurationSeconds": int(LEASE_SECONDS),
+            "acquireTime": before.get("acquireTime", now) if is_holder else now,
             "renewTime": now,
-            "leaseTransitions": count,
+            "leaseTransitions": transitions,
         }
         if (written := await self._put(lease, spec)) is None:
             return None
         uid = written["metadata"]["uid"]
-        if not mine or uid != self._own[0]:
-            self._own = uid, self.clock() + (0.0 if count else DURATION)
-        return asked
+        if not is_holder or uid != self._own.uid:
+            self._own = _OwnLease(uid, self.clock() + (0.0 if transitions else LEASE_SECONDS))
+        return requested
 
-    async def _put(self, lease: Json | None, spec: dict[str, Any]) -> Json | None:
-        """None when somebody else was faster."""
+    async def _put(self, lease: JsonObject | None, spec: dict[str, Any]) -> JsonObject | None:
+        """Create or update the Lease. Returns None if another process was faster."""
         try:
             if lease is None:
-                about = {"name": self.name, "namespace": self.namespace}
-                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": about, "spec": spec}
+                metadata = {"name": self.name, "namespace": self.namespace}
+                body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
                 return await self.client.post(LEASE.path(self.namespace), body)
             return await self.client.put(LEASE.path(self.namespace, self.name), {**lease, "spec": spec})
         except Conflict:
             return None
 
     async def _release(self) -> None:
-        """Best effort: who cannot say goodbye is waited for."""
+        """Release the Lease, best effort. If this fails, the next leader waits for the Lease to expire."""
         try:
-            async with asyncio.timeout(CALL):
+            async with asyncio.timeout(REQUEST_SECONDS):
                 lease = await self.client.get(LEASE.path(self.namespace, self.name))
                 if (lease.get("spec") or {}).get("holderIdentity") == self.identity:
                     await self._put(lease, {**lease["spec"], "holderIdentity": ""})
@@ -188,5 +209,6 @@ class Election:
             logger.warning("Lease %s/%s was not released: %s", self.namespace, self.name, str(error) or "no answer")
 
 
-def _micro(time: datetime) -> str:
+def _micro_time(time: datetime) -> str:
+    """Format a time as Kubernetes' MicroTime."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -1,7 +1,7 @@
-"""Work to do: keys, each at most once in the queue and never in two hands.
+"""The work queue: each key is queued at most once and processed by at most one worker.
 
-add(key) ──► ready ──► take() ──► done(key)
-add(key, after) ──► later ──┘        └── added meanwhile: ready again
+add(key) ────────► ready ──► take() ──► done(key)
+add_later(key) ──► later ──┘             └── added meanwhile: ready again
 """
 
 import asyncio
@@ -10,84 +10,86 @@ import itertools
 from collections import deque
 from collections.abc import Callable
 
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.store import TrainingKey
+from qwen35_trainer.contract.retry import backoff_seconds
 
-FIRST_WAIT, LONGEST_WAIT = 0.1, 60.0
-"""Seconds after the first failure of a key, doubled up to the second."""
+FIRST_BACKOFF_SECONDS = 0.1
+MAX_BACKOFF_SECONDS = 60.0
 
 
-class Queue:
-    """For one event loop. `clock` gives seconds that only go forward."""
+class WorkQueue:
+    """Keys of trainings to reconcile, for one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
+        """clock: monotonic seconds."""
         self._clock = clock
-        self._ready: deque[Key] = deque()
-        self._waiting: set[Key] = set()  # in _ready
-        self._working: set[Key] = set()
-        self._again: set[Key] = set()  # added while in work
-        self._later: list[tuple[float, int, Key]] = []
-        self._due: dict[Key, float] = {}  # the entry of _later that counts
-        self._failures: dict[Key, int] = {}
+        self._ready: deque[TrainingKey] = deque()
+        self._queued: set[TrainingKey] = set()  # the keys in _ready
+        self._processing: set[TrainingKey] = set()
+        self._requeue: set[TrainingKey] = set()  # added while being processed
+        self._later: list[tuple[float, int, TrainingKey]] = []
+        self._due: dict[TrainingKey, float] = {}  # the entry of _later that counts
+        self._failures: dict[TrainingKey, int] = {}
         self._number = itertools.count()
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._ready)
 
-    def add(self, key: Key) -> None:
-        """As soon as there is a hand."""
+    def add(self, key: TrainingKey) -> None:
+        """Enqueue the key for the next free worker."""
         self._due.pop(key, None)
-        if key in self._working:
-            self._again.add(key)
-        elif key not in self._waiting:
-            self._waiting.add(key)
+        if key in self._processing:
+            self._requeue.add(key)
+        elif key not in self._queued:
+            self._queued.add(key)
             self._ready.append(key)
             self._changed.set()
 
-    def add_later(self, key: Key, seconds: float) -> None:
-        """In so many seconds, unless it comes earlier anyway."""
+    def add_later(self, key: TrainingKey, seconds: float) -> None:
+        """Enqueue the key after a delay, unless it is already due earlier."""
         due = self._clock() + seconds
-        if key in self._waiting or key in self._again or self._due.get(key, due + 1) <= due:
+        if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
         heapq.heappush(self._later, (due, next(self._number), key))
         self._changed.set()
 
-    def add_failed(self, key: Key) -> float:
-        """After a wait that doubles with each failure in a row. Returns it."""
+    def add_failed(self, key: TrainingKey) -> float:
+        """Enqueue the key after a backoff that grows with its failures in a row. Returns the seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        wait = float(min(FIRST_WAIT * 2.0 ** min(count - 1, 32), LONGEST_WAIT))
+        wait = backoff_seconds(count, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
         self.add_later(key, wait)
         return wait
 
-    def succeeded(self, key: Key) -> None:
-        """The next failure is a first one."""
+    def succeeded(self, key: TrainingKey) -> None:
+        """Reset the key's backoff."""
         self._failures.pop(key, None)
 
-    async def take(self) -> Key:
-        """The next key; it is the caller's until `done`."""
+    async def take(self) -> TrainingKey:
+        """Wait for the next key. No other worker gets it until `done`."""
         while True:
             self._changed.clear()
             wait = self._move_due()
             if self._ready:
                 key = self._ready.popleft()
-                self._waiting.discard(key)
-                self._working.add(key)
+                self._queued.discard(key)
+                self._processing.add(key)
                 return key
             try:
                 await asyncio.wait_for(self._changed.wait(), wait)
             except TimeoutError:
-                continue  # something is due
+                continue  # a delayed key is due
 
-    def done(self, key: Key) -> None:
-        """The caller is through with the key."""
-        self._working.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+    def done(self, key: TrainingKey) -> None:
+        """Finish processing the key."""
+        self._processing.discard(key)
+        if key in self._requeue:
+            self._requeue.discard(key)
             self.add(key)
 
     def _move_due(self) -> float | None:
-        """Make ready what is due. Returns the seconds until the next one."""
+        """Enqueue the delayed keys that are due. Returns the seconds until the next one."""
         now = self._clock()
         while self._later:
             due, _, key = self._later[0]

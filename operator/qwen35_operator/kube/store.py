@@ -1,17 +1,18 @@
-"""What the watches have seen of one kind, by namespace and training. A cache: it may be behind, and is never ahead.
+"""The cached records of one kind, by training. The cache may lag behind the API server but never goes back.
 
-An event that is older than what is known of the same object is ignored, so that a watch that replays does no harm.
-Every change names the trainings for which it is news: two of them when an object's label was moved to another.
-Answers to our own writes are put in at once: the next decision sees what the last one did. An answer may come after the
-watch has told of the object's end; it must not bring the object back, since nothing would end it again.
+An event older than the stored record of the same object is ignored, so a watch may repeat events. Every change returns
+the trainings that it affects: two of them if an object's label was moved to another training.
+Answers to the operator's own writes are stored immediately, so that the next decision sees them. Such an answer may
+arrive after the watch has reported the object's deletion; it must not restore the record, because no event would
+remove it again.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable
 
-from qwen35_operator.kube.parse import Record
+from qwen35_operator.kube.object_records import ObjectRecord
 
-type Key = tuple[str, str]
+type TrainingKey = tuple[str, str]
 """Namespace and name of a training."""
 
 
@@ -19,72 +20,75 @@ class Store:
     """Records of one kind."""
 
     def __init__(self) -> None:
-        self._records: dict[Key, dict[str, Record]] = defaultdict(dict)
-        self._owner: dict[Key, Key] = {}  # namespace and name of the object → its training
-        self._ended: dict[str | None, int] = {}  # by namespace, or all: newest version as of which ends are known
+        self._records: dict[TrainingKey, dict[str, ObjectRecord]] = defaultdict(dict)
+        self._training_of: dict[tuple[str, str], TrainingKey] = {}  # by namespace and name of the object
+        # By namespace, None for all: all deletions up to this resourceVersion are known.
+        self._deletions_known: dict[str | None, int] = {}
 
-    def of(self, training: Key) -> Iterable[Record]:
-        """The objects of a training."""
+    def of(self, training: TrainingKey) -> Iterable[ObjectRecord]:
+        """The records of a training."""
         return self._records.get(training, {}).values()
 
-    def put(self, training: str, record: Record) -> set[Key]:
-        """Take a record in."""
-        known = self._known(record.namespace, record.name)
-        if known is not None and known.uid == record.uid and int(record.version) <= int(known.version):
+    def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
+        """Store a record, unless a newer one is stored."""
+        stored = self._stored(record.namespace, record.name)
+        if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):
             return set()
-        if known is not None and int(record.version) < int(known.version):
-            return set()  # of an object that was deleted since
+        if stored is not None and int(record.version) < int(stored.version):
+            return set()  # of an object that has been deleted and created again since
         key = record.namespace, training
         changed = {key} | self._drop(record.namespace, record.name)
         self._records[key][record.name] = record
-        self._owner[record.namespace, record.name] = key
+        self._training_of[record.namespace, record.name] = key
         return changed
 
-    def put_own(self, training: str, record: Record) -> set[Key]:
-        """Take in the answer to a write of ours."""
-        known = self._known(record.namespace, record.name)
-        told = max(self._ended.get(record.namespace, 0), self._ended.get(None, 0))
-        if (known is None or known.uid != record.uid) and int(record.version) <= told:
-            return set()  # the watch is past it
+    def put_own(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
+        """Store the answer to a write of the operator, unless the object has been deleted since."""
+        stored = self._stored(record.namespace, record.name)
+        deletions_known = max(self._deletions_known.get(record.namespace, 0), self._deletions_known.get(None, 0))
+        if (stored is None or stored.uid != record.uid) and int(record.version) <= deletions_known:
+            return set()  # the watch has already reported its deletion
         return self.put(training, record)
 
-    def remove(self, namespace: str, name: str, uid: str, version: str) -> set[Key]:
-        """Forget a deleted object, unless something newer has its name."""
-        self._end(namespace, version)
-        known = self._known(namespace, name)
-        if known is None or (known.uid != uid and int(version) < int(known.version)):
+    def remove(self, namespace: str, name: str, uid: str, version: str) -> set[TrainingKey]:
+        """Remove the record of a deleted object, unless a newer object has its name."""
+        self._advance(namespace, version)
+        stored = self._stored(namespace, name)
+        if stored is None or (stored.uid != uid and int(version) < int(stored.version)):
             return set()
         return self._drop(namespace, name)
 
-    def replace(self, namespace: str | None, records: Iterable[tuple[str, Record]], version: str) -> set[Key]:
-        """A complete list as of `version`, of a namespace or of all."""
-        self._end(namespace, version)
-        changed: set[Key] = set()
-        listed: set[Key] = set()
+    def replace(
+        self, namespace: str | None, records: Iterable[tuple[str, ObjectRecord]], version: str
+    ) -> set[TrainingKey]:
+        """Replace the records of a namespace, or all, by a complete list of resourceVersion `version`."""
+        self._advance(namespace, version)
+        changed: set[TrainingKey] = set()
+        listed: set[tuple[str, str]] = set()
         for training, record in records:
             listed.add((record.namespace, record.name))
             changed |= self.put(training, record)
-        for where, name in list(self._owner):
-            if (where, name) in listed or namespace not in (None, where):
+        for object_namespace, name in list(self._training_of):
+            if (object_namespace, name) in listed or namespace not in (None, object_namespace):
                 continue
-            known = self._known(where, name)
-            if known is not None and int(known.version) <= int(version):  # newer ones were created since
-                changed |= self._drop(where, name)
+            stored = self._stored(object_namespace, name)
+            if stored is not None and int(stored.version) <= int(version):  # newer objects were created after the list
+                changed |= self._drop(object_namespace, name)
         return changed
 
-    def _end(self, namespace: str | None, version: str) -> None:
-        self._ended[namespace] = max(self._ended.get(namespace, 0), int(version))
+    def _advance(self, namespace: str | None, version: str) -> None:
+        self._deletions_known[namespace] = max(self._deletions_known.get(namespace, 0), int(version))
 
-    def _known(self, namespace: str, name: str) -> Record | None:
-        owner = self._owner.get((namespace, name))
-        return None if owner is None else self._records[owner].get(name)
+    def _stored(self, namespace: str, name: str) -> ObjectRecord | None:
+        training = self._training_of.get((namespace, name))
+        return None if training is None else self._records[training].get(name)
 
-    def _drop(self, namespace: str, name: str) -> set[Key]:
-        """The training that had it."""
-        owner = self._owner.pop((namespace, name), None)
-        if owner is None:
+    def _drop(self, namespace: str, name: str) -> set[TrainingKey]:
+        """Drop an object's record. Returns its training."""
+        training = self._training_of.pop((namespace, name), None)
+        if training is None:
             return set()
-        self._records[owner].pop(name, None)
-        if not self._records[owner]:
-            del self._records[owner]
-        return {owner}
+        self._records[training].pop(name, None)
+        if not self._records[training]:
+            del self._records[training]
+        return {training}

@@ -1,61 +1,71 @@
-"""The trainings themselves, as kopf's events have them. Kept as compact JSON: a parsed object takes ten times as much."""
+"""The trainings from kopf's events, stored as compact JSON: a parsed object takes ten times as much memory."""
 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from qwen35_operator.desired.objects import KubeObject
 from qwen35_operator.kube.kinds import TRAINING
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.watch import not_listed
-from qwen35_trainer.spec import Problem
+from qwen35_trainer.manifest import Problem
 
-type Raw = Mapping[str, Any]
+
+class _Body(NamedTuple):
+    version: int
+    uid: str
+    state: str
+    text: bytes
+    """The object without managedFields, as JSON."""
 
 
 class Trainings:
-    """The newest known body of each training. `problem` says why they cannot be seen, while they cannot."""
+    """The newest known body of each training."""
 
     def __init__(self) -> None:
         self.problem: Problem | None = not_listed(TRAINING)
-        self._bodies: dict[Key, tuple[int, str, str, bytes]] = {}  # version, uid, state, JSON
+        """Why trainings cannot be watched; None while they can."""
+        self._bodies: dict[TrainingKey, _Body] = {}
 
     def __len__(self) -> int:
         return len(self._bodies)
 
-    def __iter__(self) -> Iterator[Key]:
+    def __iter__(self) -> Iterator[TrainingKey]:
         return iter(tuple(self._bodies))
 
-    def put(self, raw: Raw) -> bool:
-        """Take a body in. False when it is no news."""
-        about = raw["metadata"]
-        key, version = (about["namespace"], about["name"]), int(about["resourceVersion"])
-        known = self._bodies.get(key)
-        if known is not None and version <= known[0]:
+    def put(self, raw: KubeObject) -> bool:
+        """Store a body. Returns False if a newer one, or the same, is stored."""
+        metadata = raw["metadata"]
+        key, version = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
+        stored = self._bodies.get(key)
+        if stored is not None and version <= stored.version:
             return False
-        slim = {**raw, "metadata": {name: value for name, value in about.items() if name != "managedFields"}}
+        slim = {**raw, "metadata": {name: value for name, value in metadata.items() if name != "managedFields"}}
         state = sys.intern((raw.get("status") or {}).get("state", "Pending"))
-        self._bodies[key] = version, about["uid"], state, json.dumps(slim, separators=(",", ":")).encode()
+        text = json.dumps(slim, separators=(",", ":")).encode()
+        self._bodies[key] = _Body(version, metadata["uid"], state, text)
         return True
 
-    def put_own(self, raw: Raw) -> None:
-        """Take in the answer to a write of ours, unless the training was deleted meanwhile."""
-        about = raw["metadata"]
-        known = self._bodies.get((about["namespace"], about["name"]))
-        if known is not None and known[1] == about["uid"]:
+    def put_own(self, raw: KubeObject) -> None:
+        """Store the answer to a write of the operator, unless the training was deleted meanwhile."""
+        metadata = raw["metadata"]
+        stored = self._bodies.get((metadata["namespace"], metadata["name"]))
+        if stored is not None and stored.uid == metadata["uid"]:
             self.put(raw)
 
-    def remove(self, key: Key, uid: str) -> None:
-        """Forget a deleted one, unless a later one has its name."""
-        known = self._bodies.get(key)
-        if known is not None and known[1] == uid:
+    def remove(self, key: TrainingKey, uid: str) -> None:
+        """Remove a deleted training, unless a later one has its name."""
+        stored = self._bodies.get(key)
+        if stored is not None and stored.uid == uid:
             del self._bodies[key]
 
-    def get(self, key: Key) -> dict[str, Any] | None:
-        known = self._bodies.get(key)
-        return None if known is None else json.loads(known[3])
+    def get(self, key: TrainingKey) -> dict[str, Any] | None:
+        """Return a copy of the training's body."""
+        stored = self._bodies.get(key)
+        return None if stored is None else json.loads(stored.text)
 
     def states(self) -> Counter[str]:
-        """How many are in each state; Pending is also that of those which have no status yet."""
-        return Counter(state for _, _, state, _ in self._bodies.values())
+        """Return the number of trainings in each state. Trainings without a status count as Pending."""
+        return Counter(body.state for body in self._bodies.values())

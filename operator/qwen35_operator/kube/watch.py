@@ -1,61 +1,62 @@
-"""List, then watch, for ever: one kind, everywhere or in one namespace, by our label.
+"""Lists and watches the objects of one kind that have our label, everywhere or in one namespace, without end.
 
     list in pages ─► store.replace ─► watch from there ─► store.put / remove …
-      ▲                                    │ 410 Gone: the place is lost
-      └────────────────────────────────────┘ cut, silent, refused: wait, watch on; list again where that is not possible
+      ▲                                    │ 410 Gone: the version is too old
+      └────────────────────────────────────┘ connection cut, silent or refused: back off, continue the watch, or list again
 
 waits on               unblocked by                     deadline
-an event or bookmark   the API server                   READ_IDLE seconds, then again
-the next try           time                             LONGEST_WAIT seconds
+an event or bookmark   the API server                   READ_IDLE_SECONDS, then a new watch
+the next try           time                             MAX_BACKOFF_SECONDS
 """
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from qwen35_operator.desired import names
-from qwen35_operator.kube.client import METADATA, PLAIN, Json, Query, RestClient
-from qwen35_operator.kube.errors import ApiError, Forbidden, Gone, NotFound
-from qwen35_operator.kube.kinds import METADATA_ONLY, Kind
-from qwen35_operator.kube.parse import Record, record, training_of
-from qwen35_operator.kube.store import Key, Store
-from qwen35_trainer.spec import Problem
+from qwen35_operator.desired import object_names
+from qwen35_operator.kube.api_errors import ApiError, Forbidden, Gone, NotFound
+from qwen35_operator.kube.client import METADATA, PLAIN, JsonObject, Query, RestClient
+from qwen35_operator.kube.kinds import METADATA_ONLY, ObjectKind
+from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.kube.object_records import ObjectRecord
+from qwen35_operator.kube.store import Store, TrainingKey
+from qwen35_operator.kube.watch_stream import watch_events
+from qwen35_trainer.contract.retry import backoff_seconds
+from qwen35_trainer.manifest import Problem
 
 logger = logging.getLogger(__name__)
 
-PAGE = 200
-SERVER_SECONDS = 290
-"""The API server ends a watch after so long: connections move on to replicas that came later."""
-FIRST_WAIT, LONGEST_WAIT = 0.2, 10.0
+PAGE_SIZE = 200
+FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.2, 10.0
 METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 @dataclass
 class Watch:
-    """One stream. `problem` says why it cannot see, while it cannot."""
+    """The watch of one kind, in one namespace or in all of them."""
 
-    kind: Kind
+    kind: ObjectKind
     namespace: str | None
     store: Store
-    changed: Callable[[Key], None]
-    """Told of every training for which there is news."""
+    changed: Callable[[TrainingKey], None]
+    """Called with each training whose objects have changed."""
     restarted: Callable[[str], None] = lambda kind: None
+    """Called with the kind's name whenever the watch starts again."""
     recovered: Callable[[], None] = lambda: None
-    """Told when it can see again what it could not: trainings that waited for that have no event to wake them."""
+    """Called when `problem` is solved: trainings that waited for this get no event of their own."""
     problem: Problem | None = None
+    """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once there has been a complete list."""
+    """Set while the store contains a complete list."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is known whether it can see."""
-    _version: str = ""
-    """From where to watch on; empty when there has to be a list first."""
-    _wait: float = FIRST_WAIT
+    """Set once it is known whether the kind can be watched."""
+    _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
+    _failures: int = 0  # in a row
 
     async def run(self, client: RestClient) -> None:
-        """Until cancelled."""
+        """Keep the store up to date, until cancelled."""
         while True:
             try:
                 self._version = self._version or await self._list(client)
@@ -63,106 +64,91 @@ class Watch:
             except Gone:
                 self._version = ""
             except ApiError as error:
-                self._cannot(error)
+                self._mark_unavailable(error)
                 logger.warning("watching %s: %s", self.kind.resource, error)
                 if isinstance(error, (Forbidden, NotFound)):
                     self._version = ""
-                self._wait = min(self._wait * 2, LONGEST_WAIT)
+                self._failures += 1
             self.restarted(self.kind.name)
-            # Also after a stream that just ended: one that always ends at once must not be asked for without a pause.
-            await asyncio.sleep(self._wait * random.uniform(0.25, 0.5))  # noqa: S311, no secret: replicas spread
+            # Wait after a stream without errors too: a server that always ends it immediately must not be flooded.
+            wait = backoff_seconds(self._failures + 1, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
+            await asyncio.sleep(wait * random.uniform(0.25, 0.5))  # noqa: S311, not a secret: spreads the requests
 
     async def _list(self, client: RestClient) -> str:
-        """Everything there is, in pages. Returns the version to watch from."""
-        pages: list[tuple[str, Record]] = []
+        """List all objects, in pages. Returns the resourceVersion to watch from."""
+        records: list[tuple[str, ObjectRecord]] = []
         token = ""
         accept = METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
         while True:
             query: Query = {
                 "labelSelector": self.kind.selector,
-                "limit": PAGE,
+                "limit": PAGE_SIZE,
                 **({"continue": token} if token else {}),
             }
             page = await client.get(self.kind.path(self.namespace), query, accept=accept)
-            found = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
-            pages += [(training, one) for training, one in found if one is not None]
+            listed = ((training_of(raw), self._record(raw)) for raw in page["items"] or ())
+            records += [(training, parsed) for training, parsed in listed if parsed is not None]
             token = page["metadata"].get("continue", "")
             if not token:
                 break
         version = str(page["metadata"]["resourceVersion"])
-        for key in self.store.replace(self.namespace, pages, version):
+        for key in self.store.replace(self.namespace, records, version):
             self.changed(key)
-        if self.problem is None:  # else it is not said yet that it may watch too
-            self._can()
+        if self.problem is None:  # otherwise only the watch shows whether the problem is solved
+            self._mark_synced()
         return version
 
     async def _follow(self, client: RestClient) -> None:
-        """Events until the stream ends."""
-        query: Query = {
-            "watch": "true",
-            "labelSelector": self.kind.selector,
-            "resourceVersion": self._version,
-            "allowWatchBookmarks": "true",
-            "timeoutSeconds": SERVER_SECONDS,
-        }
+        """Apply events until the stream ends."""
+        path, selector = self.kind.path(self.namespace), {"labelSelector": self.kind.selector}
         accept = METADATA if self.kind in METADATA_ONLY else PLAIN
-        async with client.lines(self.kind.path(self.namespace), query, accept=accept) as lines:
-            self._can()
-            self._wait = FIRST_WAIT
-            async for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:
-                    break  # cut in the middle of an event: it comes again
-                # Kept event by event: after a cut, what was seen before must not be seen again.
-                self._version = self._take(event)
+        async with watch_events(client, path, selector, self._version, accept=accept) as events:
+            self._mark_synced()
+            self._failures = 0
+            async for event in events:
+                # Updated with each event, so that no event is repeated after a cut.
+                self._version = self._apply(event)
 
-    def _take(self, event: Json) -> str:
-        """One event. Returns its version."""
+    def _apply(self, event: JsonObject) -> str:
+        """Apply one event to the store. Returns its resourceVersion."""
         raw = event["object"]
-        if event["type"] == "ERROR":
-            raise (
-                Gone(raw.get("code", 410), raw.get("message", ""))
-                if raw.get("code") == 410
-                else ApiError(raw.get("code", 0), raw.get("message", ""))
-            )
-        version = str(raw["metadata"]["resourceVersion"])
+        metadata = raw["metadata"]
+        version = str(metadata["resourceVersion"])
         if event["type"] == "BOOKMARK":
             return version
-        about = raw["metadata"]
         if event["type"] == "DELETED":
-            changed = self.store.remove(about["namespace"], about["name"], about["uid"], version)
+            changed = self.store.remove(metadata["namespace"], metadata["name"], metadata["uid"], version)
         else:
-            one = self._record(raw)
-            changed = set() if one is None else self.store.put(training_of(raw), one)
+            changed_record = self._record(raw)
+            changed = set() if changed_record is None else self.store.put(training_of(raw), changed_record)
         for key in changed:
             self.changed(key)
         return version
 
-    def _record(self, raw: Json) -> Record | None:
-        """None for an object that bears our label and was not made by us."""
+    def _record(self, raw: JsonObject) -> ObjectRecord | None:
+        """The record of an object; None if it has our label but the operator did not create it."""
         try:
             return record(self.kind, raw)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            about = raw.get("metadata", {})
+            metadata = raw.get("metadata", {})
             logger.warning(
-                "%s %s/%s is passed over: it has the label %s, and not what ours have: %r",
-                *(self.kind.name, about.get("namespace"), about.get("name"), names.TRAINING, error),
+                "%s %s/%s is ignored: it has the label %s but lacks a field of the operator's objects: %r",
+                *(self.kind.name, metadata.get("namespace"), metadata.get("name"), object_names.TRAINING, error),
             )
             return None
 
-    def _can(self) -> None:
-        blind, self.problem = self.problem is not None, None
+    def _mark_synced(self) -> None:
+        solved, self.problem = self.problem is not None, None
         self.synced.set()
         self.settled.set()
-        if blind:
+        if solved:
             self.recovered()
 
-    def _cannot(self, error: ApiError) -> None:
-        """Remember what only people can mend; all else passes."""
+    def _mark_unavailable(self, error: ApiError) -> None:
+        """Remember a problem that only people can solve. Other errors pass."""
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
-            fix = "Install KubeRay 1.5.1 or newer; nothing here needs to be restarted."
-            self.problem = Problem(self.kind.resource, "there is no such kind: KubeRay is not installed.", fix)
+            fix = "Install KubeRay 1.5.1 or newer; the operator does not need a restart."
+            self.problem = Problem(self.kind.resource, "the cluster has no such kind: KubeRay is not installed.", fix)
         elif isinstance(error, Forbidden):
             self.problem = not_allowed(self.kind, self.namespace, error)
         else:
@@ -171,13 +157,13 @@ class Watch:
         self.settled.set()
 
 
-def not_listed(kind: Kind) -> Problem:
-    """At first, of any kind."""
-    return Problem(kind.resource, "not listed yet.", "Wait; the log says what is in the way.")
+def not_listed(kind: ObjectKind) -> Problem:
+    """Return the problem of a kind before its first list."""
+    return Problem(kind.resource, "not listed yet.", "Wait; the log shows errors.")
 
 
-def not_allowed(kind: Kind, namespace: str | None, error: Forbidden) -> Problem:
-    """Who must grant what."""
+def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Problem:
+    """The problem of a kind that the operator may not watch; names the permission to grant."""
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."
     return Problem(kind.resource, f"the operator may not watch it: {error.message}.", fix)

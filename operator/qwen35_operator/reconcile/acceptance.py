@@ -1,35 +1,32 @@
-"""Whether there is anything to do with this object: it can be read, can be run, and its kinds can be watched."""
+"""Whether a training can be worked on: its spec can be read and run, and its objects can be watched."""
 
-from datetime import datetime
-
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import State
-from qwen35_operator.desired import objects_of
+from qwen35_operator.desired import all_objects
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile import attempts
+from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.verdict import Verdict
-from qwen35_operator.settings import Settings
 from qwen35_operator.status.conditions import no
-from qwen35_trainer.spec import Problem, cannot_run
+from qwen35_trainer.manifest import Problem, cannot_run
 
 
-def refusals(training: Training, settings: Settings) -> list[Problem]:
-    """Why a training whose spec has no problems of its own is not accepted."""
-    return [*cannot_run(training.spec), *objects_of.problems(training, settings)]
+def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
+    """Explain why a training is refused although its spec has no problems of its own."""
+    return [*cannot_run(training.spec), *all_objects.problems(training, settings)]
 
 
-def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
-    """Nothing when all is well. An attempt under way is left alone: what it runs was accepted."""
-    state: State = "Pending" if attempts.opened(seen) is None else "Running"
-    if seen.unavailable:
-        message = "; ".join(f"{problem.message} {problem.fix}" for problem in seen.unavailable)
+def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:
+    """The training if it can be worked on; otherwise why not. An open attempt continues: its spec was accepted."""
+    state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
+    if observed.unavailable:
+        message = "; ".join(f"{problem.message} {problem.fix}" for problem in observed.unavailable)
         return Verdict(state, "Unavailable", message)
-    problems = list(seen.problems)
-    if seen.training is not None:
-        problems += refusals(seen.training, settings)
-    elif not problems:
-        raise AssertionError(f"{seen.namespace}/{seen.name}: no spec, and no problem with it")
-    if not problems:
-        return None
+    training, problems = observed.training, list(observed.problems)
+    if training is not None:
+        problems += refusals(training, settings)
+    if training is not None and not problems:
+        return training
+    assert problems, f"{observed.namespace}/{observed.name}: the spec was not read, and no problem was reported"
     message = "; ".join(f"{problem.path}: {problem.message} {problem.fix}" for problem in problems)
     return Verdict(state, "Invalid", message, accepted=no("Invalid", message))

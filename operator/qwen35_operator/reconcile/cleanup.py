@@ -1,58 +1,60 @@
-"""What is left of attempts that are over, and of trainings that are."""
+"""Deletes the RayJobs of ended attempts, and the children of ended trainings."""
 
 from datetime import datetime
 from typing import Literal
 
 from qwen35_operator.api.v1alpha1 import Attempt
 from qwen35_operator.reconcile import attempts
-from qwen35_operator.reconcile.actions import Action, Announce, Delete
+from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.verdict import Verdict
-from qwen35_operator.settings import Settings
-from qwen35_operator.status.conditions import holds, since
+from qwen35_operator.reconcile.writes import ClusterWrite, Delete, PostEvent
+from qwen35_operator.status.conditions import true_condition
 from qwen35_operator.status.times import seconds_since
 
-type Final = Literal["Succeeded", "Failed"]
+type FinalCondition = Literal["Succeeded", "Failed"]
 
-SETTLE = 60.0
-"""Seconds that a RayJob has to end by itself once its attempt is over: KubeRay then keeps its record."""
+JOB_SHUTDOWN_SECONDS = 60.0
+"""Time that a RayJob has to end on its own after its attempt has ended; the finished RayJob is kept as a record. It is
+deleted if it still runs then."""
 
 
-def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
-    """A training that is over stays so; its children go once ttlSecondsAfterFinished are over."""
-    finals: tuple[Final, ...] = ("Succeeded", "Failed")
-    over = next((kind for kind in finals if holds(seen.status, kind)), None)
-    if over is None:
+def decide(observed: Observed, now: datetime) -> Verdict | None:
+    """Keep the state of a training that has ended, and delete its children when cleanupSecondsAfterFinished is over."""
+    finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
+    conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
+    final, ending = next(((kind, held) for kind, held in conditions if held is not None), (None, None))
+    if final is None or ending is None:
         return None
-    condition = next(one for one in seen.status.conditions if one.type == over)
-    ttl = None if seen.training is None else seen.training.spec.ttlSecondsAfterFinished
+    ttl = None if observed.training is None else observed.training.spec.cleanupSecondsAfterFinished
     if ttl is None:
-        return Verdict(over, condition.reason, condition.message)
-    left = ttl - seconds_since(since(seen.status, over) or "", now)
-    if left > 0:
-        return Verdict(over, condition.reason, condition.message, after=left)
-    doomed = [Delete("RayJob", job.name, job.uid) for job in seen.jobs if job.deleting is None]
-    doomed += [Delete(child.kind, child.name, child.uid) for child in seen.children.values() if child.deleting is None]
-    events = (Announce("Normal", "Cleaned", f"ttlSecondsAfterFinished {ttl} are over"),) if doomed else ()
-    return Verdict(over, condition.reason, condition.message, (*events, *doomed))
+        return Verdict(final, ending.reason, ending.message)
+    remaining = ttl - seconds_since(ending.lastTransitionTime, now)
+    if remaining > 0:
+        return Verdict(final, ending.reason, ending.message, after=remaining)
+    deletions = [Delete("RayJob", job.name, job.uid) for job in observed.jobs if job.deleting is None]
+    deletions += [
+        Delete(child.kind, child.name, child.uid) for child in observed.children.values() if child.deleting is None
+    ]
+    events = (PostEvent("Normal", "Cleaned", f"cleanupSecondsAfterFinished {ttl} are over"),) if deletions else ()
+    return Verdict(final, ending.reason, ending.message, (*events, *deletions))
 
 
-def leftovers(seen: Observed, now: datetime) -> tuple[tuple[Action, ...], float | None]:
-    """Deletions of RayJobs whose attempts are over, and when to look again."""
-    closed = {attempt.number: attempt for attempt in seen.status.attempts if attempt.outcome != "Running"}
+def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
+    """Deletions of RayJobs whose attempts have ended, and the seconds until the next one is due."""
+    closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [
-        (job, _wait(closed[job.attempt], over=job.deployment in attempts.OVER, now=now))
-        for job in seen.jobs
+        (job, _wait(closed[job.attempt], job_ended=job.deployment in attempts.FINAL_JOB_STATES, now=now))
+        for job in observed.jobs
         if job.attempt in closed and job.deleting is None
     ]
-    doomed = tuple(Delete("RayJob", job.name, job.uid) for job, wait in waits if wait is not None and wait <= 0)
-    return doomed, min((wait for _, wait in waits if wait is not None and wait > 0), default=None)
+    deletions = tuple(Delete("RayJob", job.name, job.uid) for job, wait in waits if wait is not None and wait <= 0)
+    return deletions, min((wait for _, wait in waits if wait is not None and wait > 0), default=None)
 
 
-def _wait(attempt: Attempt, *, over: bool, now: datetime) -> float | None:
-    """Seconds until the RayJob goes; None when it may stay, as the record of its attempt."""
+def _wait(attempt: Attempt, *, job_ended: bool, now: datetime) -> float | None:
+    """Seconds until the RayJob is deleted; None if it is kept as the record of its attempt."""
     if attempt.outcome == "Suspended":
         return 0.0
-    if over:
+    if job_ended:
         return None
-    return SETTLE - seconds_since(attempt.endTime or attempt.startTime or "", now)
+    return JOB_SHUTDOWN_SECONDS - seconds_since(attempt.endTime or attempt.startTime or "", now)

@@ -1,115 +1,104 @@
-"""The open attempt has ended: how, and what follows. Recorded in the status before anything is done about it.
+"""Detects that the open attempt has ended, and decides what follows. The status records it before anything is done.
 
-report Succeeded ───────────────► Succeeded
-report Stopped, as ordered ─────► the order's consequence: suspended, or out of time
-report Failed, or Stopped alone ─┐
-RayJob ended without such words ─┤
-head pod lost, or replaced ──────┼► failure rules ─► next attempt after a backoff, or Failed
-RayJob gone · no new version ────┘
+report: Succeeded ──────────────────────► Succeeded
+report: Stopped, after an order ────────► the order's consequence: suspended, or past the deadline
+report: Failed, or Stopped on its own ──┐
+RayJob ended without a final report ────┤
+head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
+RayJob deleted · no new version ────────┘
 """
 
-from datetime import datetime
-
-from qwen35_operator.api.v1alpha1 import Attempt
-from qwen35_operator.reconcile import attempts, failure, stall, stopping
-from qwen35_operator.reconcile.actions import Announce
-from qwen35_operator.reconcile.failure import Evidence
-from qwen35_operator.reconcile.observed import Observed, Pod
-from qwen35_operator.reconcile.verdict import Verdict
-from qwen35_operator.settings import Settings
-from qwen35_trainer.contract import Progress
+from qwen35_operator.kube.object_records import Pod
+from qwen35_operator.reconcile import attempts, failure_rules, stall, stop
+from qwen35_operator.reconcile.decision import Verdict
+from qwen35_operator.reconcile.failure_rules import Evidence
+from qwen35_operator.reconcile.situation import AttemptSituation
+from qwen35_operator.reconcile.writes import PostEvent
 
 
-def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
-    """Nothing while the attempt goes on."""
-    attempt = attempts.opened(seen)
-    if attempt is None:
-        return None
-    report = attempts.report_of(seen, attempt)
+def decide(situation: AttemptSituation) -> Verdict | None:
+    """Record the end of the attempt; None while it continues."""
+    attempt, report, order = situation.attempt, situation.report, situation.stop
     if report is not None and report.state == "Succeeded":
         message = f"attempt {attempt.number}: {report.message or f'{report.update} updates'}"
-        changes = attempts.ended(seen, attempt, now, outcome="Succeeded", reason="Succeeded", message=message)
-        return Verdict("Succeeded", "Succeeded", message, (Announce("Normal", "Succeeded", message),), changes)
-    order = stopping.ordered(seen, attempt)
-    if report is not None and report.state == "Stopped" and order is not None and report.stopAcknowledged == order.id:
-        return stopping.stopped(seen, attempt, order, now, "saved and stopped as asked")
-    found = _failure(seen, attempt, now)
-    if not found:
-        return None
-    if order is not None:  # it was on its way out; why it did not save changes nothing
-        return stopping.stopped(seen, attempt, order, now, f"{found[0].reason} while stopping: {found[0].message}")
-    return _failed(seen, attempt, found, now)
-
-
-def _failure(seen: Observed, attempt: Attempt, now: datetime) -> list[Evidence]:
-    """What shows that the attempt has failed; empty while it has not."""
-    report = attempts.report_of(seen, attempt)
-    if report is not None and report.state in ("Failed", "Stopped"):
-        return failure.evidence(seen, attempt, now)
-    job = attempts.job_of(seen, attempt.number)
-    if job is None or job.deleting is not None:
-        gone = Evidence("JobDeleted", f"RayJob {attempt.job} was deleted by somebody else")
-        return failure.evidence(seen, attempt, now, gone)
-    if job.deployment in attempts.OVER:
-        said = Evidence(
-            "NoFinalState",
-            f"RayJob {job.name} is {job.deployment} {job.status}, and the trainer reported no final state",
+        changes = attempts.ended(
+            situation.observed, attempt, situation.now, outcome="Succeeded", reason="Succeeded", message=message
         )
-        found = failure.evidence(seen, attempt, now)
+        return Verdict("Succeeded", "Succeeded", message, (PostEvent("Normal", "Succeeded", message),), changes)
+    if report is not None and report.state == "Stopped" and order is not None and report.stopAcknowledged == order.id:
+        return stop.stopped(situation, order, "saved and stopped as asked")
+    evidence = _evidence_of_failure(situation)
+    if not evidence:
+        return None
+    if order is not None:  # the attempt was stopping; a failure to save changes nothing about that
+        return stop.stopped(situation, order, f"{evidence[0].reason} while stopping: {evidence[0].message}")
+    return _failed(situation, evidence)
+
+
+def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
+    """What shows that the attempt has failed; empty while it has not."""
+    report, job = situation.report, situation.job
+    if report is not None and report.state in ("Failed", "Stopped"):
+        return failure_rules.evidence(situation)
+    if job is None or job.deleting is not None:
+        deleted = Evidence("JobDeleted", f"RayJob {situation.attempt.job} was deleted, and not by the operator")
+        return failure_rules.evidence(situation, deleted)
+    if job.deployment in attempts.FINAL_JOB_STATES:
+        message = f"RayJob {job.name} is {job.deployment} {job.status}, and the trainer reported no final state"
+        unreported = Evidence("NoFinalState", message)
+        evidence = failure_rules.evidence(situation)
         if job.deployment == "ValidationFailed":
-            return [Evidence("ValidationFailed", job.message), *found]
-        return [said, *found] if job.status == "SUCCEEDED" or not found else found
-    # Without a cluster of its own its pods are those of the one that its queue has taken away.
-    return [] if job.held or not job.cluster else _lost_or_stalled(seen, attempt, report, now)
+            return [Evidence("ValidationFailed", job.message), *evidence]
+        return [unreported, *evidence] if job.status == "SUCCEEDED" or not evidence else evidence
+    # If the job names no cluster, the remaining pods belong to the one that its queue has evicted.
+    return [] if job.held or not job.cluster else _lost_or_stalled(situation)
 
 
-def _lost_or_stalled(seen: Observed, attempt: Attempt, report: Progress | None, now: datetime) -> list[Evidence]:
-    """Why an attempt whose cluster runs does not: its head has failed or was replaced, or its driver is silent."""
-    if any(pod.pool == "head" and pod.reason in failure.FAULTS for pod in failure.faulty(seen, attempt)):
-        return failure.evidence(seen, attempt, now)
-    if report is None:
+def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
+    """Evidence of failure while the cluster runs: its head failed or was replaced, or its driver makes no progress."""
+    failing = failure_rules.failing_pods(situation)
+    if any(pod.pool == "head" and pod.reason in failure_rules.FAULTS for pod in failing):
+        return failure_rules.evidence(situation)
+    if situation.report is None:
         return []
-    if (head := _another_head(seen, attempt, report)) is not None:
-        lost = Evidence("HeadLost", f"pod {head.name} has come in the place of the one that reported", "head")
-        return failure.evidence(seen, attempt, now, lost)
-    if (pace := stall.pace(seen, report, now)) is not None and pace.stalled:
+    if (head := _replacement_head(situation)) is not None:
+        lost = Evidence("HeadLost", f"pod {head.name} has replaced the head pod that reported", "head")
+        return failure_rules.evidence(situation, lost)
+    if (pace := stall.pace(situation)) is not None and pace.stalled:
         message = f"no new version for {pace.age:.0f} s; more than {pace.limit:.0f} s is a stall"
-        return failure.evidence(seen, attempt, now, Evidence("Stalled", message))
+        return failure_rules.evidence(situation, Evidence("Stalled", message))
     return []
 
 
-def _another_head(seen: Observed, attempt: Attempt, report: Progress) -> Pod | None:
-    """A head that is not the one that the attempt reports from, in the same cluster.
+def _replacement_head(situation: AttemptSituation) -> Pod | None:
+    """A head pod other than the one that the attempt reports from, in the same cluster.
 
-    KubeRay starts another for one that is gone, however it went, and submits to it again, without end and without counting.
-    An attempt that its queue evicted comes back with another cluster, younger than its last report: that is no failure.
+    KubeRay replaces a lost head pod and submits the job to it again, without limit and without counting. An attempt
+    that its queue evicted returns with a new cluster, which is younger than the last report: that is not a failure.
     """
-    written = None if seen.reported is None else seen.reported.written
-    cluster = attempts.cluster_of(seen, attempt.number)
-    if report.head is None or written is None or cluster is None or cluster.created > written:
+    report, written, cluster = situation.report, situation.report_written, situation.cluster
+    if report is None or report.head is None or written is None or cluster is None or cluster.created > written:
         return None
-    pods = attempts.pods_of(seen, attempt.number)
-    return next((pod for pod in pods if pod.pool == "head" and pod.name != report.head), None)
+    return next((pod for pod in situation.pods if pod.pool == "head" and pod.name != report.head), None)
 
 
-def _failed(seen: Observed, attempt: Attempt, found: list[Evidence], now: datetime) -> Verdict:
-    training = seen.training
-    assert training is not None, "acceptance comes first"
-    policy = training.spec.failurePolicy
-    judged = failure.judge(policy.rules, found)
-    counted = judged.action == "Restart"
-    said = judged.evidence
-    message = f"attempt {attempt.number} failed: {said.reason}: {said.message} (rule {judged.rule})"
+def _failed(situation: AttemptSituation, evidence: list[Evidence]) -> Verdict:
+    attempt, observed, now = situation.attempt, situation.observed, situation.now
+    policy, restarts = situation.spec.failurePolicy, situation.status.restarts
+    decision = failure_rules.apply_rules(policy.rules, evidence)
+    counted = decision.action == "Restart"
+    cause = decision.evidence
+    message = f"attempt {attempt.number} failed: {cause.reason}: {cause.message} (rule {decision.rule})"
     changes = attempts.ended(
-        seen, attempt, now, outcome="Failed", reason=said.reason, message=said.message, counted=counted
+        observed, attempt, now, outcome="Failed", reason=cause.reason, message=cause.message, counted=counted
     )
-    event = Announce("Warning", "AttemptFailed", message)
-    if judged.action == "Fail":
+    event = PostEvent("Warning", "AttemptFailed", message)
+    if decision.action == "Fail":
         return Verdict("Failed", "FailedByRule", message, (event,), changes)
-    if counted and seen.status.restarts >= policy.maxRestarts:
+    if counted and restarts >= policy.maxRestarts:
         message = f"{message}; failurePolicy.maxRestarts {policy.maxRestarts} is used up"
-        # The last failure has no restart of its own to count.
-        changes = attempts.ended(seen, attempt, now, outcome="Failed", reason=said.reason, message=said.message)
+        # No restart follows the last failure, so none is counted.
+        changes = attempts.ended(observed, attempt, now, outcome="Failed", reason=cause.reason, message=cause.message)
         return Verdict("Failed", "RestartsExhausted", message, (event,), changes)
-    wait = failure.backoff(policy.backoffSeconds, seen.status.restarts + counted)
+    wait = failure_rules.backoff(policy.backoffSeconds, restarts + counted)
     return Verdict("Restarting", "Backoff", f"{message}; next attempt in {wait:g} s", (event,), changes, after=wait)

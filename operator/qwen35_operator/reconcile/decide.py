@@ -1,55 +1,53 @@
-"""What to do next, and what to report. Same inputs, same answer: no clock, no cluster.
+"""Decides what to write to the cluster and what to report. The same inputs give the same decision: it reads no clock
+and no cluster.
 
-    cleanup     over: stays over; children go after ttlSecondsAfterFinished
-    acceptance  cannot be read, run or watched: say why, touch nothing
-    completion  the open attempt has ended: record how
-    stopping    suspend, deadline, changed spec: order, wait, record; suspended: stay so
-    start       no attempt is open: clean up, back off, create the next one
-    running     an attempt is open: objects, size, state
+    always          cleanup     the training has ended: keep its state; delete its children when
+                                cleanupSecondsAfterFinished is over
+                    acceptance  the spec cannot be read or run, or a kind cannot be watched: report why, change nothing
+    open attempt    completion  the attempt has ended: record how
+                    stop        suspended, past its deadline, or the spec changed: order, wait, record
+                    running     keep objects, pool size and status up to date
+    no attempt      stop        suspended or past its deadline: stay so
+                    start       wait for cleanup and backoff, then create the next attempt
 
-The order is the priority, and it stands here only. What an attempt's end means is written to the status before anything
-is done about it: a crash in between finds either the evidence or the record.
+The first policy with a verdict decides, in this order. The status records what the end of an attempt means before
+anything is done about it: after a crash in between, the next decision finds either the evidence or the record.
 """
 
 from datetime import datetime
-from typing import Final
 
-from qwen35_operator.reconcile import acceptance, attempts, cleanup, completion, running, start, stopping
-from qwen35_operator.reconcile.decision import Decision
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile import acceptance, attempts, cleanup, completion, running, start, stop
+from qwen35_operator.reconcile.decision import Decision, Verdict
+from qwen35_operator.reconcile.new_status import new_status
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.report import report
-from qwen35_operator.reconcile.verdict import Policy, Verdict
-from qwen35_operator.settings import Settings
-
-POLICIES: Final[tuple[Policy, ...]] = (
-    cleanup.decide,
-    acceptance.decide,
-    completion.decide,
-    stopping.decide,
-    start.decide,
-    running.decide,
-)
+from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
 
 
-def decide(seen: Observed, settings: Settings, now: datetime) -> Decision:
-    """The first policy that has something to say decides."""
-    if seen.deleting:
-        return Decision((), seen.status)  # the children go with their owner
-    known = seen.status.attempts
-    seen = attempts.with_adopted(seen)
-    verdict = _first(seen, settings, now)
-    status, mirror = report(seen, verdict, now)
-    if seen.unavailable:
+def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
+    """Decide by the first policy that has a verdict."""
+    if observed.deleting:
+        return Decision((), observed.status)  # the API server deletes the children with their owner
+    recorded = observed.status.attempts
+    observed = attempts.with_adopted(observed)
+    verdict = _verdict(observed, settings, now)
+    status, copy_after = new_status(observed, verdict, now)
+    if observed.unavailable:
         return Decision((), status, verdict.after)
-    doomed, settle = cleanup.leftovers(seen, now)
-    waits = [wait for wait in (verdict.after, mirror, settle) if wait is not None]
-    if status.attempts != known:
-        waits.append(0.0)  # what follows from the record is the next look's to decide
-    return Decision((*doomed, *verdict.actions), status, min(waits, default=None))
+    deletions, delete_after = cleanup.ended_jobs(observed, now)
+    waits = [seconds for seconds in (verdict.after, copy_after, delete_after) if seconds is not None]
+    if status.attempts != recorded:
+        waits.append(0.0)  # the next decision, made from the new record, follows immediately
+    return Decision((*deletions, *verdict.writes), status, min(waits, default=None))
 
 
-def _first(seen: Observed, settings: Settings, now: datetime) -> Verdict:
-    for policy in POLICIES:
-        if (verdict := policy(seen, settings, now)) is not None:
-            return verdict
-    raise AssertionError("the last policy always answers")
+def _verdict(observed: Observed, settings: OperatorSettings, now: datetime) -> Verdict:
+    if (verdict := cleanup.decide(observed, now)) is not None:
+        return verdict
+    accepted = acceptance.accept(observed, settings)
+    if isinstance(accepted, Verdict):
+        return accepted
+    situation = situation_of(observed, accepted, settings, now)
+    if isinstance(situation, AttemptSituation):
+        return completion.decide(situation) or stop.decide(situation) or running.decide(situation)
+    return stop.stay_stopped(situation) or start.decide(situation)

@@ -1,15 +1,38 @@
-"""What to do next, and what to report."""
+"""The results of deciding: a policy returns a `Verdict`, `decide` turns it into a `Decision`."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.reconcile.actions import Action
+from qwen35_operator.api.v1alpha1 import State, TrainingStatus
+from qwen35_operator.reconcile.writes import ClusterWrite
+from qwen35_operator.status.conditions import Finding
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The state that a policy found, and what it wants to happen."""
+
+    state: State
+    reason: str
+    message: str
+    """Reason and message explain the state."""
+    writes: tuple[ClusterWrite, ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the status to change, apart from conditions, pools and progress."""
+    after: float | None = None
+    """Seconds after which to decide again, even if nothing changes."""
+    accepted: Finding | None = None
+    """The condition Accepted; None means that the training is accepted."""
+    degraded: Finding | None = None
+    """The condition Degraded; None means that it is False."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """Actions in order, then the status; `after` asks for another look in so many seconds, None for none."""
+    """Writes to the cluster, in order, and the status to write after them."""
 
-    actions: tuple[Action, ...]
+    writes: tuple[ClusterWrite, ...]
     status: TrainingStatus
     after: float | None = None
+    """Seconds after which to decide again, even if nothing changes; None to wait for an event."""

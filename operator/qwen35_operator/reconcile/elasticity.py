@@ -1,114 +1,111 @@
-"""The size of the rollout pool: what it should be, and the steps that bring a live cluster there.
+"""The size of the rollout pool: its target, and the writes that bring a running cluster there.
 
-    spec.rollout.nodes, or what autoscale chose ──► target ──► -control ──► RayCluster replicas, idlest pods first
+    spec.rollout.nodes, or autoscaling's choice ──► target ──► -control ──► RayCluster replicas, idlest pods deleted first
 
-RayJob ignores later edits of its cluster, so the RayCluster itself is patched, and only where nobody else decides its
-size: Ray's autoscaler, or Kueue without elastic jobs.
+A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. It does so only if
+nothing else decides the size: neither Ray's autoscaler, nor Kueue without elastic jobs.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 
-from qwen35_operator.api.training import Training
-from qwen35_operator.api.v1alpha1 import Attempt, AutoscaleStatus
-from qwen35_operator.reconcile import attempts
-from qwen35_operator.reconcile.actions import Action, Announce, Scale
-from qwen35_operator.reconcile.observed import Observed, Pod, RayCluster
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import AutoscaleStatus, TrainingStatus
+from qwen35_operator.kube.object_records import Pod, RayCluster
+from qwen35_operator.reconcile.situation import AttemptSituation
+from qwen35_operator.reconcile.writes import ClusterWrite, PostEvent, Scale
 from qwen35_operator.status.times import rfc3339, seconds_since
-from qwen35_trainer.contract import Progress
 
-POOL = "rollout"
+ROLLOUT_GROUP = "rollout"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 ELASTIC_LABEL = "kueue.x-k8s.io/elastic-job"
 
 
 @dataclass(frozen=True)
 class Resize:
-    """`leaving` are the pods that the trainer should give no more work."""
+    """The target size of the rollout pool, and the writes that lead to it."""
 
     nodes: int
     leaving: tuple[str, ...] = ()
-    actions: tuple[Action, ...] = ()
+    """Pods that the trainer should stop giving work to."""
+    writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
-    """Why the live cluster keeps another size."""
+    """Why the running cluster keeps another size."""
 
 
-def target(seen: Observed, training: Training) -> int:
-    """Nodes that the rollout pool is to have: 0 where there is no such pool of its own."""
+def target(training: TrainingResource, status: TrainingStatus) -> int:
+    """Nodes that the rollout pool should have; 0 if the mode has no separate rollout pool."""
     pool = training.spec.rollout
     if pool is None or training.spec.mode != "FullyAsync":
         return 0
-    if pool.autoscale is None or seen.status.autoscale is None:
+    if pool.autoscale is None or status.autoscale is None:
         return pool.nodes
-    return min(max(seen.status.autoscale.nodes, pool.minNodes or pool.nodes), pool.maxNodes or pool.nodes)
+    return min(max(status.autoscale.nodes, pool.minNodes or pool.nodes), pool.maxNodes or pool.nodes)
 
 
-def resize(seen: Observed, training: Training, attempt: Attempt, nodes: int) -> Resize:
-    """What makes the attempt's cluster have so many rollout nodes; nothing when it has."""
-    cluster = attempts.cluster_of(seen, attempt.number)
-    pool = training.spec.rollout
+def resize(situation: AttemptSituation, nodes: int) -> Resize:
+    """The writes that give the attempt's cluster this number of rollout nodes; none if it has them."""
+    training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
         return Resize(nodes)
-    index, group = next(((at, one) for at, one in enumerate(cluster.groups) if one.name == POOL), (0, None))
+    groups = ((index, group) for index, group in enumerate(cluster.groups) if group.name == ROLLOUT_GROUP)
+    index, group = next(groups, (0, None))
     if group is None:
         return Resize(nodes)
-    here = {pod.name for pod in seen.pods}
-    least, most = min(pool.minNodes or pool.nodes, nodes), max(pool.maxNodes or pool.nodes, nodes)
     if group.replicas == nodes:
-        return Resize(nodes, tuple(name for name in group.leaving if name in here))
+        existing = {pod.name for pod in situation.observed.pods}
+        return Resize(nodes, tuple(name for name in group.leaving if name in existing))
     if held := _held(training, cluster):
         return Resize(nodes, held=f"{held}; it has {group.replicas} nodes, and {nodes} with the next attempt")
-    victims = _victims(seen, training, attempt, group.replicas - nodes)
+    leaving = _pods_to_delete(situation, group.replicas - nodes)
     scale = Scale(
         cluster=cluster.name,
         uid=cluster.uid,
         index=index,
-        group=POOL,
-        present=group.replicas,
-        wanted=nodes,
-        least=least,
-        most=most,
-        victims=victims,
+        group=ROLLOUT_GROUP,
+        current_replicas=group.replicas,
+        replicas=nodes,
+        min_replicas=min(pool.minNodes or pool.nodes, nodes),
+        max_replicas=max(pool.maxNodes or pool.nodes, nodes),
+        pods_to_delete=leaving,
     )
-    event = Announce("Normal", "Scaled", f"rollout nodes {group.replicas} → {nodes}")
-    return Resize(nodes, victims, (scale, event))
+    event = PostEvent("Normal", "Scaled", f"rollout nodes {group.replicas} → {nodes}")
+    return Resize(nodes, leaving, (scale, event))
 
 
-def autoscaled(
-    seen: Observed, training: Training, attempt: Attempt, progress: Progress | None, now: datetime
-) -> AutoscaleStatus | None:
-    """A new size, one step up or down; None to stay. Reads what the trainer reports as idle shares."""
-    pool = training.spec.rollout
-    if pool is None or pool.autoscale is None or progress is None or progress.state != "Running":
+def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
+    """A size one step larger or smaller, chosen by the idle shares that the trainer reports; None to keep the size."""
+    pool, report = situation.spec.rollout, situation.report
+    if pool is None or pool.autoscale is None or report is None or report.state != "Running":
         return None
-    if progress.trainIdle is None or progress.rolloutIdle is None or not _settled(seen, training, attempt, now):
+    if report.trainIdle is None or report.rolloutIdle is None:
         return None
-    rule, nodes = pool.autoscale, target(seen, training)
-    step = max(1, pool.tensorParallel // training.spec.accelerator.perNode)
-    shares = f"train idle {progress.trainIdle:.0%}, rollout idle {progress.rolloutIdle:.0%}"
-    if progress.trainIdle > rule.growAbove and progress.rolloutIdle <= rule.shrinkAbove:
-        wanted, why = nodes + step, f"the train pool waits for rollouts: {shares}"
-    elif progress.rolloutIdle > rule.shrinkAbove and progress.trainIdle <= rule.growAbove:
-        wanted, why = nodes - step, f"the rollout pool has too little to do: {shares}"
+    if not _is_settled(situation, pool.autoscale.stabilizationSeconds):
+        return None
+    rule, nodes = pool.autoscale, target(situation.training, situation.status)
+    step = max(1, pool.tensorParallel // situation.spec.accelerator.devicesPerNode)
+    shares = f"train idle {report.trainIdle:.0%}, rollout idle {report.rolloutIdle:.0%}"
+    if report.trainIdle > rule.growAboveTrainIdle and report.rolloutIdle <= rule.shrinkAboveRolloutIdle:
+        chosen, why = nodes + step, f"the train pool waits for rollouts: {shares}"
+    elif report.rolloutIdle > rule.shrinkAboveRolloutIdle and report.trainIdle <= rule.growAboveTrainIdle:
+        chosen, why = nodes - step, f"the rollout pool has too little to do: {shares}"
     else:
         return None
-    if not (pool.minNodes or pool.nodes) <= wanted <= (pool.maxNodes or pool.nodes):
+    if not (pool.minNodes or pool.nodes) <= chosen <= (pool.maxNodes or pool.nodes):
         return None
-    return AutoscaleStatus(nodes=wanted, reason=f"{nodes} → {wanted}: {why}", time=rfc3339(now))
+    return AutoscaleStatus(nodes=chosen, reason=f"{nodes} → {chosen}: {why}", time=rfc3339(situation.now))
 
 
-def _settled(seen: Observed, training: Training, attempt: Attempt, now: datetime) -> bool:
-    """Whether the present size has been there for long enough to be judged."""
-    pool = training.spec.rollout
-    assert pool is not None
-    assert pool.autoscale is not None
-    ready = [pod for pod in attempts.pods_of(seen, attempt.number) if pod.pool == POOL and pod.ready]
-    times = [attempt.startTime or "", *([seen.status.autoscale.time] if seen.status.autoscale else [])]
-    quiet = min(seconds_since(time, now) for time in times if time)
-    return len(ready) == target(seen, training) and quiet >= pool.autoscale.stabilizationSeconds
+def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bool:
+    """Whether the pool has had its present size for long enough to be judged."""
+    status, attempt = situation.status, situation.attempt
+    ready = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP and pod.ready]
+    times = [attempt.startTime or "", *([status.autoscale.time] if status.autoscale else [])]
+    unchanged = min(seconds_since(time, situation.now) for time in times if time)
+    return len(ready) == target(situation.training, status) and unchanged >= stabilization_seconds
 
 
-def _held(training: Training, cluster: RayCluster) -> str | None:
+def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
+    """Why the operator must not change the size of the cluster."""
     if cluster.autoscaled:
         return "Ray's autoscaler decides the size of this cluster"
     if QUEUE_LABEL in training.labels and training.labels.get(ELASTIC_LABEL) != "true":
@@ -116,19 +113,22 @@ def _held(training: Training, cluster: RayCluster) -> str | None:
     return None
 
 
-def _victims(seen: Observed, training: Training, attempt: Attempt, count: int) -> tuple[str, ...]:
-    """Pods to go when shrinking: those named before, those that do not work, then the idlest replicas, whole."""
+def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
+    """The pods to delete when shrinking: first those already leaving, then failing ones, then the idlest whole
+    replicas.
+    """
     if count <= 0:
         return ()
-    pods = [pod for pod in attempts.pods_of(seen, attempt.number) if pod.pool == POOL]
-    report = attempts.report_of(seen, attempt)
-    idle = {name: replica.idle for replica in (report.replicas if report else ()) for name in replica.pods}
-    earlier = (
-        set(seen.control.leaving) if seen.control is not None and seen.control.attempt == attempt.number else set()
-    )
-    mates = {name: min(replica.pods) for replica in (report.replicas if report else ()) for name in replica.pods}
+    control, report = situation.observed.control, situation.report
+    current = control is not None and control.attempt == situation.attempt.number
+    leaving = set(control.leaving) if control is not None and current else set()
+    replicas = report.replicas if report else ()
+    idle = {name: replica.idle for replica in replicas for name in replica.pods}
+    first_pod = {name: min(replica.pods) for replica in replicas for name in replica.pods}
 
     def order(pod: Pod) -> tuple[bool, bool, float, str, str]:
-        return (pod.name not in earlier, pod.ready, -idle.get(pod.name, 0.0), mates.get(pod.name, pod.name), pod.name)
+        replica = first_pod.get(pod.name, pod.name)
+        return (pod.name not in leaving, pod.ready, -idle.get(pod.name, 0.0), replica, pod.name)
 
+    pods = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP]
     return tuple(pod.name for pod in sorted(pods, key=order)[:count])

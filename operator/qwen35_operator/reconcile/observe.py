@@ -1,129 +1,153 @@
-"""What is: from the stores, the training's body, and at most one live read."""
+"""Collects the input of a decision: the training's body, its records in the stores, and at most one live read."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.desired.config import KEPT
-from qwen35_operator.desired.queueing import handed_on
+from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.desired.queueing import copied_to_job
+from qwen35_operator.kube.api_errors import NotFound
 from qwen35_operator.kube.client import Client
-from qwen35_operator.kube.cluster import Cluster
-from qwen35_operator.kube.errors import NotFound
 from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB
-from qwen35_operator.kube.parse import Message, control, record, reported
-from qwen35_operator.reconcile.attempts import OVER
-from qwen35_operator.reconcile.observed import Child, ChildKey, Observed, Pod, RayCluster, RayJob
-from qwen35_operator.status.times import parse as time
-from qwen35_trainer.contract.names import control_name, progress_name
-from qwen35_trainer.spec import Problem, TrainingSpec, parse_spec
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record
+from qwen35_operator.kube.object_records import Child, MessageConfigMap, Pod, RayCluster, RayJob
+from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.reconcile.attempts import FINAL_JOB_STATES
+from qwen35_operator.reconcile.observed import ChildKey, Observed, ReadReport
+from qwen35_operator.status.times import parse as parse_time
+from qwen35_trainer.contract import ContractError, Control, parse_control, parse_progress
+from qwen35_trainer.contract.shared_names import control_name, progress_name
+from qwen35_trainer.manifest import Problem, parse_spec
 
-FINISHED = ("SUCCEEDED", "FAILED", "STOPPED")
+FINAL_RAY_STATUSES = ("SUCCEEDED", "FAILED", "STOPPED")
+"""Values of status.jobStatus that a Ray job never leaves."""
+CACHED_TRAININGS = 2048
 
 
-class Parsed:
-    """The trainings seen last, read: most reconciles are about a child, and find the very same one."""
+class TrainingParser:
+    """Parses trainings and caches the results: most reconciles concern a child, so the training has not changed."""
 
-    def __init__(self, size: int = KEPT) -> None:
+    def __init__(self, size: int = CACHED_TRAININGS) -> None:
         self._size = size
-        self._known: dict[str, tuple[list[object], Training | None, tuple[Problem, ...]]] = {}
+        self._parsed: dict[str, tuple[list[object], TrainingResource | None, tuple[Problem, ...]]] = {}
 
-    def of(self, raw: Mapping[str, Any]) -> tuple[Training | None, tuple[Problem, ...]]:
-        """The training, or what is wrong with its spec."""
-        about = raw["metadata"]
-        given = [handed_on(about.get(part, {})) for part in ("labels", "annotations")]
-        state = [about["generation"], *given]
-        known = self._known.pop(about["uid"], None)
-        if known is None or known[0] != state:
+    def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
+        """Return the training, or None and the problems of its spec. An unchanged training gives the identical object."""
+        metadata = raw["metadata"]
+        labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
+        version = [metadata["generation"], labels, annotations]
+        parsed = self._parsed.pop(metadata["uid"], None)
+        if parsed is None or parsed[0] != version:
             spec, problems = parse_spec(raw.get("spec", {}))
-            training = None if problems or spec is None else _training(about, spec, *given)
-            known = state, training, tuple(problems)
-        self._known[about["uid"]] = known  # the youngest now
-        while len(self._known) > self._size:
-            del self._known[next(iter(self._known))]
-        return known[1:]
+            training = None
+            if spec is not None and not problems:
+                training = TrainingResource(
+                    name=metadata["name"],
+                    namespace=metadata["namespace"],
+                    uid=metadata["uid"],
+                    generation=metadata["generation"],
+                    spec=spec,
+                    labels=labels,
+                    annotations=annotations,
+                )
+            parsed = version, training, tuple(problems)
+        self._parsed[metadata["uid"]] = parsed  # inserted again, as the most recently used
+        while len(self._parsed) > self._size:
+            del self._parsed[next(iter(self._parsed))]
+        return parsed[1:]
 
 
-async def observe(raw: Mapping[str, Any], cluster: Cluster, parsed: Parsed, client: Client) -> Observed:
-    """Everything that a decision about this training may look at. Raises ApiError when the live read fails."""
-    about = raw["metadata"]
-    key, uid, created = (about["namespace"], about["name"]), about["uid"], time(about["creationTimestamp"])
-    training, problems = parsed.of(raw)
-    jobs = [job for job in cluster.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid]
-    children = _children(cluster, key, uid)
-    progress = children.get(("ConfigMap", progress_name(about["name"])))
-    progress = await _last_word(progress, jobs, client)
-    order = children.get(("ConfigMap", control_name(about["name"])))
+async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client) -> Observed:
+    """Collect everything that a decision about this training depends on. Raises ApiError if the live read fails."""
+    metadata = raw["metadata"]
+    name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
+    key, created = (namespace, name), parse_time(metadata["creationTimestamp"])
+    training, problems = parser.parse(raw)
+    jobs = [job for job in cache.stores[RAY_JOB].of(key) if isinstance(job, RayJob) and job.owner == uid]
+    children = _children(cache, key, uid)
+    progress = await _final_report(children.get(("ConfigMap", progress_name(name))), jobs, client)
+    control = children.get(("ConfigMap", control_name(name)))
     return Observed(
         training=training,
-        name=about["name"],
-        namespace=about["namespace"],
+        name=name,
+        namespace=namespace,
         uid=uid,
-        generation=about["generation"],
-        version=about["resourceVersion"],
+        generation=metadata["generation"],
+        version=metadata["resourceVersion"],
         created=created,
-        deleting="deletionTimestamp" in about,
+        deleting="deletionTimestamp" in metadata,
         status=TrainingStatus.model_validate(raw.get("status") or {}),
         problems=problems,
-        unavailable=cluster.problems(about["namespace"]),
+        unavailable=cache.problems(namespace),
         children=children,
         jobs=tuple(jobs),
-        clusters=_clusters(cluster, key, {job.uid for job in jobs}),
-        pods=_pods(cluster, key, created),
-        reported=reported(progress) if isinstance(progress, Message) else None,
-        control=control(order) if isinstance(order, Message) else None,
+        clusters=_clusters(cache, key, {job.uid for job in jobs}),
+        pods=_pods(cache, key, created),
+        report=read_report(progress) if isinstance(progress, MessageConfigMap) else None,
+        control=read_control(control) if isinstance(control, MessageConfigMap) else None,
     )
 
 
-def _training(
-    about: Mapping[str, Any], spec: TrainingSpec, labels: Mapping[str, str], annotations: Mapping[str, str]
-) -> Training:
-    return Training(
-        name=about["name"],
-        namespace=about["namespace"],
-        uid=about["uid"],
-        generation=about["generation"],
-        spec=spec,
-        labels=labels,
-        annotations=annotations,
-    )
+def read_report(config_map: MessageConfigMap) -> ReadReport | None:
+    """Read `-progress`; None while it is empty."""
+    if not config_map.text:
+        return None
+    try:
+        return ReadReport(parse_progress(config_map.text), None, config_map.written)
+    except ContractError as error:
+        return ReadReport(None, str(error), config_map.written)
 
 
-def _children(cluster: Cluster, key: tuple[str, str], uid: str) -> dict[ChildKey, Child]:
-    others = (store for kind, store in cluster.stores.items() if kind not in (RAY_JOB, RAY_CLUSTER, POD))
-    found = [child for store in others for child in store.of(key)]
-    return {(child.kind, child.name): child for child in found if isinstance(child, Child) and child.owner == uid}
+def read_control(config_map: MessageConfigMap) -> Control | None:
+    """Read `-control`; None if it is empty or unreadable. The operator then writes it again."""
+    if not config_map.text:
+        return None
+    try:
+        return parse_control(config_map.text)
+    except ContractError:
+        return None
 
 
-def _clusters(cluster: Cluster, key: tuple[str, str], jobs: set[str]) -> tuple[RayCluster, ...]:
-    """Clusters of the training; those whose RayJob is no longer ours belong to no attempt, and are in its way."""
-    found = [one for one in cluster.stores[RAY_CLUSTER].of(key) if isinstance(one, RayCluster)]
-    return tuple(one if one.owner in jobs else replace(one, attempt=0) for one in found)
+def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, Child]:
+    stores = (store for kind, store in cache.stores.items() if kind not in (RAY_JOB, RAY_CLUSTER, POD))
+    records = [record for store in stores for record in store.of(key)]
+    return {(child.kind, child.name): child for child in records if isinstance(child, Child) and child.owner == uid}
 
 
-def _pods(cluster: Cluster, key: tuple[str, str], created: datetime) -> tuple[Pod, ...]:
-    """Pods of the training; those of an earlier training of its name belong to no attempt."""
-    found = [pod for pod in cluster.stores[POD].of(key) if isinstance(pod, Pod)]
-    return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in found)
+def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:
+    """The training's clusters. One whose RayJob is not among `jobs` belongs to no attempt, and delays the next one."""
+    clusters = [cluster for cluster in cache.stores[RAY_CLUSTER].of(key) if isinstance(cluster, RayCluster)]
+    return tuple(cluster if cluster.owner in jobs else replace(cluster, attempt=0) for cluster in clusters)
 
 
-async def _last_word(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:
-    """`-progress`, read anew when a job is over and its report does not say so: success must not hang on a late watch."""
+def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
+    """The training's pods. Those of an earlier training of the same name belong to no attempt."""
+    pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod)]
+    return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
+
+
+async def _final_report(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:
+    """`-progress`, read live if the newest job has ended and the cached report is not final.
+
+    Otherwise a late watch event could turn a success into a failure.
+    """
     newest = max(jobs, key=lambda job: job.attempt, default=None)
-    if not isinstance(progress, Message) or newest is None:
+    if not isinstance(progress, MessageConfigMap) or newest is None:
         return progress
-    if newest.deployment not in OVER and newest.status not in FINISHED:
+    if newest.deployment not in FINAL_JOB_STATES and newest.status not in FINAL_RAY_STATUSES:
         return progress
-    known = reported(progress)
-    if known is not None and known.progress is not None:
-        report = known.progress
+    cached = read_report(progress)
+    if cached is not None and cached.progress is not None:
+        report = cached.progress
         if report.attempt > newest.attempt or (report.attempt == newest.attempt and report.state != "Running"):
             return progress
     try:
-        raw = await client.get(CONFIG_MAP.path(progress.namespace, progress.name))
+        raw: Mapping[str, Any] = await client.get(CONFIG_MAP.path(progress.namespace, progress.name))
     except NotFound:
         return None
-    fresh = record(CONFIG_MAP, raw)
-    return fresh if isinstance(fresh, Child) and fresh.owner == progress.owner else None
+    current = record(CONFIG_MAP, raw)
+    return current if isinstance(current, Child) and current.owner == progress.owner else None

@@ -1,9 +1,10 @@
-"""One training, once: observe, decide, act, write the status.
+"""Reconciles one training once: observe, decide, write, report.
 
-    key ─► body ─► observe ─► decide ─► act ─┬─► status, if it is another ─► again after …
-                                   refused ──┘ (then the status says what is in the way)
+    key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
+                                     refused ──┘ (the status then explains the refusal)
 
-Nothing is remembered between two calls but caches: whatever this dies after, the next call finds it done or does it.
+Only caches survive between two calls. Wherever a reconcile is interrupted, the next one finds a step done or repeats
+it.
 """
 
 import logging
@@ -12,25 +13,25 @@ from datetime import datetime
 from typing import Any
 
 from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.kube.api_errors import NotFound
 from qwen35_operator.kube.client import JSON_PATCH, METADATA, Client
-from qwen35_operator.kube.cluster import Cluster
-from qwen35_operator.kube.errors import NotFound
 from qwen35_operator.kube.kinds import TRAINING
-from qwen35_operator.kube.store import Key
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.store import TrainingKey
 from qwen35_operator.kube.trainings import Trainings
-from qwen35_operator.reconcile.act import Actor
-from qwen35_operator.reconcile.actions import Create
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
-from qwen35_operator.reconcile.observe import Parsed, observe
+from qwen35_operator.reconcile.new_status import status_after_refusal
+from qwen35_operator.reconcile.observe import TrainingParser, observe
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.report import blocked
-from qwen35_operator.settings import Settings
+from qwen35_operator.reconcile.writer import ClusterWriter
+from qwen35_operator.reconcile.writes import Create
 
 logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """The API server would not do what was decided; the status says so. Worth another try, later."""
+    """The API server refused a write; the status explains why. A later try may succeed."""
 
 
 class Reconciler:
@@ -38,70 +39,72 @@ class Reconciler:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: OperatorSettings,
         client: Client,
-        cluster: Cluster,
+        cache: ObjectCache,
         trainings: Trainings,
-        progressed: Callable[[Key], None] = lambda key: None,
+        progressed: Callable[[TrainingKey], None] = lambda key: None,
     ) -> None:
         self._settings = settings
         self._client = client
-        self._cluster = cluster
+        self._cache = cache
         self._trainings = trainings
-        self._actor = Actor(client, cluster, "qwen35-operator", progressed)
-        self._parsed = Parsed()
+        self._writer = ClusterWriter(client, cache, "qwen35-operator", progressed)
+        self._parser = TrainingParser()
 
-    async def reconcile(self, key: Key) -> float | None:
-        """Seconds after which to look again; None for when something happens.
+    async def reconcile(self, key: TrainingKey) -> float | None:
+        """Reconcile the training. Returns the seconds after which to do so again; None to wait for an event.
 
-        Raises Refusal, and ApiError when the cluster does not answer.
+        Raises Refusal, and ApiError if the cluster does not answer.
         """
         raw = self._trainings.get(key)
         if raw is None:
             return None
-        seen = await observe(raw, self._cluster, self._parsed, self._client)
+        observed = await observe(raw, self._cache, self._parser, self._client)
         now: datetime = self._client.now()
-        decision = decide(seen, self._settings, now)
-        if any(isinstance(action, Create) for action in decision.actions) and not await self._lives(seen):
+        decision = decide(observed, self._settings, now)
+        if any(isinstance(write, Create) for write in decision.writes) and not await self._exists(observed):
             return None
-        refused = await self._actor.act(seen, decision.actions)
+        refused = await self._writer.write(observed, decision.writes)
         if refused is None:
-            await self._report(seen, raw, decision.status)
+            await self._write_status(observed, raw, decision.status)
             return decision.after
-        await self._report(seen, raw, blocked(seen, decision, [refused], now))
+        await self._write_status(observed, raw, status_after_refusal(observed, decision, [refused], now))
         raise Refusal(refused.message)
 
-    async def _lives(self, seen: Observed) -> bool:
-        """Whether the training is still there, as the API server has it now.
+    async def _exists(self, observed: Observed) -> bool:
+        """Whether the training still exists, by a live read.
 
-        kopf does not tell of what was deleted while its watch was cut, and children of the dead would be created and
-        collected for ever. Children are created seldom enough to ask each time.
+        kopf does not report trainings that were deleted while its watch was interrupted. The operator would create
+        children for them, and the garbage collector would delete those, forever. Creations are rare enough for a read
+        each time.
         """
         try:
-            raw = await self._client.get(TRAINING.path(seen.namespace, seen.name), accept=METADATA)
+            raw = await self._client.get(TRAINING.path(observed.namespace, observed.name), accept=METADATA)
         except NotFound:
-            self._forget(seen)
+            self._forget(observed)
             return False
-        if raw["metadata"]["uid"] != seen.uid:
-            self._forget(seen)
+        if raw["metadata"]["uid"] != observed.uid:
+            self._forget(observed)
             return False
         return "deletionTimestamp" not in raw["metadata"]
 
-    def _forget(self, seen: Observed) -> None:
-        self._trainings.remove((seen.namespace, seen.name), seen.uid)
+    def _forget(self, observed: Observed) -> None:
+        self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
-    async def _report(self, seen: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
-        """Write the status, once, and only over the one that was read. Raises Conflict when that has changed."""
+    async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
+        """Write the status if it changed. Raises Conflict if the training has changed since it was observed."""
         written = status.model_dump(mode="json", exclude_none=True)
-        if written == raw.get("status") or seen.deleting:
+        if written == raw.get("status") or observed.deleting:
             return
         patch = [
-            {"op": "replace", "path": "/metadata/resourceVersion", "value": seen.version},
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": observed.version},
             {"op": "add", "path": "/status", "value": written},
         ]
+        path = TRAINING.path(observed.namespace, observed.name, "status")
         try:
-            body = await self._client.patch(TRAINING.path(seen.namespace, seen.name, "status"), patch, JSON_PATCH)
+            body = await self._client.patch(path, patch, JSON_PATCH)
         except NotFound:
-            self._forget(seen)
+            self._forget(observed)
             return
         self._trainings.put_own(body)

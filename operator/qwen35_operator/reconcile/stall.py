@@ -1,26 +1,25 @@
-"""An attempt that runs but makes no progress: no new version for failurePolicy.stallFactor × the median time between
+"""Detects an attempt that runs without progress: no new version for failurePolicy.stallFactor × the median time between
 versions.
 
-Both times are the trainer's own; the API server's note of when the report was written corrects its clock.
+Both times come from the trainer. The API server's time of writing the report corrects the trainer's clock.
 """
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 
-from qwen35_operator.reconcile import attempts
-from qwen35_operator.reconcile.observed import Observed, Reported
+from qwen35_operator.reconcile.observed import ReadReport
+from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
-from qwen35_trainer.contract import Progress
 
-LEAST = 60.0
-"""Seconds: a tiny model publishes several versions a second, and a busy node may pause it for longer."""
-SKEW = 30.0
-"""Seconds between the trainer's clock and the API server's that are worth a word: reports take some themselves."""
+MIN_STALL_SECONDS = 60.0
+"""A tiny model publishes several versions a second, and a busy node may pause it for longer than their median."""
+MAX_SKEW_SECONDS = 30.0
+"""Larger differences between the trainer's clock and the API server's are reported. Delivering a report takes time too."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long ago the latest version was, and how long it may take, in seconds."""
+    """Seconds since the latest version, and how many there may be."""
 
     age: float
     limit: float
@@ -30,28 +29,29 @@ class Pace:
         return self.age > self.limit
 
 
-def pace(seen: Observed, progress: Progress, now: datetime) -> Pace | None:
-    """None while fewer than two versions are known, while a queue holds the job, and until the present head has reported.
+def pace(situation: AttemptSituation) -> Pace | None:
+    """Return the attempt's pace. None until two versions and the current head's first report exist, and while a queue holds
+    the job.
 
-    After an eviction the attempt goes on in a new cluster. Reports from the old one do not count, and its pods may stay for a
-    while.
+    After an eviction the attempt continues in a new cluster. Reports from the old cluster do not count, and its pods
+    may exist for a while.
     """
-    if seen.training is None or progress.versionTime is None or progress.versionSeconds is None:
+    report, job, cluster = situation.report, situation.job, situation.cluster
+    if report is None or report.versionTime is None or report.versionSeconds is None:
         return None
-    job, cluster = attempts.job_of(seen, progress.attempt), attempts.cluster_of(seen, progress.attempt)
     if job is None or job.held or cluster is None or cluster.deleting is not None:
         return None
-    written = None if seen.reported is None else seen.reported.written
-    heads = [pod.created for pod in seen.pods if (pod.attempt, pod.pool) == (progress.attempt, "head")]
+    written, number = situation.report_written, situation.attempt.number
+    heads = [pod.created for pod in situation.observed.pods if (pod.attempt, pod.pool) == (number, "head")]
     if not heads or (written is not None and written <= max(cluster.created, *heads)):
         return None
-    limit = max(LEAST, seen.training.spec.failurePolicy.stallFactor * progress.versionSeconds)
-    shift = timedelta(seconds=skew(seen.reported) or 0.0)
-    return Pace((now - at(progress.versionTime) - shift).total_seconds(), limit)
+    limit = max(MIN_STALL_SECONDS, situation.spec.failurePolicy.stallFactor * report.versionSeconds)
+    shift = timedelta(seconds=skew(situation.observed.report) or 0.0)
+    return Pace((situation.now - at(report.versionTime) - shift).total_seconds(), limit)
 
 
-def skew(reported: Reported | None) -> float | None:
-    """Seconds that the API server's clock is ahead of the trainer's, as the latest report shows."""
-    if reported is None or reported.progress is None or reported.written is None:
+def skew(report: ReadReport | None) -> float | None:
+    """Seconds by which the API server's clock is ahead of the trainer's, according to the latest report."""
+    if report is None or report.progress is None or report.written is None:
         return None
-    return (reported.written - at(reported.progress.time)).total_seconds()
+    return (report.written - at(report.progress.time)).total_seconds()

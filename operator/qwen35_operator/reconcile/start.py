@@ -1,70 +1,66 @@
-"""The next attempt: when nothing of the earlier ones is left, and the backoff is over."""
+"""Starts the next attempt once nothing of the earlier ones is left and the backoff is over."""
 
 from datetime import datetime
 
 from qwen35_operator.api.v1alpha1 import Attempt, State
-from qwen35_operator.desired import names, ray_job
-from qwen35_operator.reconcile import attempts, children, elasticity, failure
-from qwen35_operator.reconcile.actions import Announce, Create
+from qwen35_operator.desired import object_names, ray_job
+from qwen35_operator.reconcile import attempts, child_writes, elasticity, failure_rules
+from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
-from qwen35_operator.reconcile.verdict import Verdict
-from qwen35_operator.settings import Settings
+from qwen35_operator.reconcile.situation import Situation
+from qwen35_operator.reconcile.writes import Create, PostEvent
 from qwen35_operator.status.times import rfc3339, seconds_since
 
-FENCE = 120.0
-"""Seconds after its deletion at which a pod no longer holds up the next attempt: its node is gone, and nobody will
+LOST_POD_SECONDS = 120.0
+"""A pod whose deletion was requested longer ago no longer delays the next attempt: its node is gone, and nothing will
 confirm its end."""
 
 
-def decide(seen: Observed, settings: Settings, now: datetime) -> Verdict | None:
-    """Nothing while an attempt is open."""
-    if attempts.opened(seen) is not None:
-        return None
-    training, last = seen.training, attempts.last(seen)
-    assert training is not None, "acceptance comes first"
+def decide(situation: Situation) -> Verdict:
+    """Wait for the backoff and for earlier pods, then create the next attempt."""
+    training, now = situation.training, situation.now
+    last = attempts.last_attempt(situation.status.attempts)
     state: State = "Starting" if last is None or last.outcome != "Failed" else "Restarting"
-    if last is not None and (wait := _backoff(seen, last, now)) > 0:
-        return Verdict(
-            "Restarting", "Backoff", f"attempt {last.number} failed: {last.reason}: {last.message}", after=wait
-        )
-    if left := lingering(seen, now):
-        return Verdict(state, "Cleaning", f"earlier pods are still there: {', '.join(left[:5])}", after=FENCE)
-    number = attempts.next_number(seen)
-    nodes = elasticity.target(seen, training)
-    wanted = children.controlling(training, number, nodes)
-    job = ray_job.build(training, settings, attempt=number, rollout_nodes=nodes)
-    attempt = Attempt(
-        number=number, job=names.job_name(training.name, number), outcome="Running", startTime=rfc3339(now)
-    )
-    history = (*seen.status.attempts, attempt)[-attempts.LONGEST :]
+    if last is not None and (wait := _backoff(situation, last)) > 0:
+        message = f"attempt {last.number} failed: {last.reason}: {last.message}"
+        return Verdict("Restarting", "Backoff", message, after=wait)
+    if remaining := leftovers(situation.observed, now):
+        message = f"earlier pods are still there: {', '.join(remaining[:5])}"
+        return Verdict(state, "Cleaning", message, after=LOST_POD_SECONDS)
+    number = attempts.next_number(situation.observed)
+    nodes = elasticity.target(training, situation.status)
+    control = child_writes.control_message(training, number, nodes)
+    job = ray_job.build(training, situation.settings, attempt=number, rollout_nodes=nodes)
+    name = object_names.job_name(training.name, number)
+    attempt = Attempt(number=number, job=name, outcome="Running", startTime=rfc3339(now))
     return Verdict(
         state,
         "Starting",
         f"attempt {number} is starting",
         (
-            *children.ensured(seen, training, wanted),
+            *child_writes.ensure(situation.observed, training, control),
             Create(job),
-            Announce("Normal", "AttemptStarted", f"attempt {number}: RayJob {attempt.job}"),
+            PostEvent("Normal", "AttemptStarted", f"attempt {number}: RayJob {attempt.job}"),
         ),
-        {"attempts": history},
+        {"attempts": (*situation.status.attempts, attempt)[-attempts.MAX_ATTEMPTS :]},
     )
 
 
-def lingering(seen: Observed, now: datetime) -> list[str]:
-    """Clusters and pods of earlier attempts: two trainers must never write one checkpoint folder."""
-    clusters = [f"RayCluster {cluster.name}" for cluster in seen.clusters]
+def leftovers(observed: Observed, now: datetime) -> list[str]:
+    """Return clusters and pods of earlier attempts. Two trainers must never write to the same checkpoint folder."""
+    clusters = [f"RayCluster {cluster.name}" for cluster in observed.clusters]
     pods = [
         f"pod {pod.name}"
-        for pod in seen.pods
+        for pod in observed.pods
         if pod.phase not in ("Succeeded", "Failed")
-        and (pod.deleting is None or (now - pod.deleting).total_seconds() < FENCE)
+        and (pod.deleting is None or (now - pod.deleting).total_seconds() < LOST_POD_SECONDS)
     ]
     return clusters + pods
 
 
-def _backoff(seen: Observed, last: Attempt, now: datetime) -> float:
-    assert seen.training is not None
+def _backoff(situation: Situation, last: Attempt) -> float:
+    """Seconds until the next attempt may start; at most 0 if it may start now."""
     if last.outcome != "Failed" or last.endTime is None:
         return 0.0
-    wait = failure.backoff(seen.training.spec.failurePolicy.backoffSeconds, seen.status.restarts)
-    return wait - seconds_since(last.endTime, now)
+    wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, situation.status.restarts)
+    return wait - seconds_since(last.endTime, situation.now)

@@ -1,1 +1,1 @@
-"""What the operator reports: the vocabulary of conditions and reasons, and the status made from what is seen."""
+"""The vocabulary of the status: conditions with their reasons, and times."""

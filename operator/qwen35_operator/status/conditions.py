@@ -1,20 +1,88 @@
-"""Conditions as metav1.Condition has them: one per type, whose transition time moves only with its status."""
+"""Every condition type and reason (documented API, listed in docs/reference/conditions.md), and the conditions of a
+status.
+
+Conditions follow metav1.Condition: one per type, and its transition time changes only with its status.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final, Literal
 
 from qwen35_operator.api.v1alpha1 import Condition, ConditionStatus, TrainingStatus
 from qwen35_operator.status.times import rfc3339
-from qwen35_operator.status.vocabulary import ConditionType
 
-LONGEST = 4096
-"""Characters of a message: the schema allows eight times as many, but people read these."""
+type ConditionType = Literal[
+    "Accepted",
+    "QuotaReserved",
+    "ClusterReady",
+    "RolloutReady",
+    "TrainReady",
+    "Ready",
+    "Suspended",
+    "Degraded",
+    "Succeeded",
+    "Failed",
+    "Reconciling",
+    "Stalled",
+]
+
+CONDITIONS: Final[Mapping[ConditionType, str]] = {
+    "Accepted": "The spec can be run, and the API server accepted the objects made from it.",
+    "QuotaReserved": "The queue named by the training's labels has admitted the present attempt. Only with a queue.",
+    "ClusterReady": "The head of the present attempt's Ray cluster works.",
+    "RolloutReady": "Enough rollout nodes work: rollout.minNodes, or all. Not in mode SFT.",
+    "TrainReady": "All train nodes work.",
+    "Ready": "The cluster matches the spec: the training runs, is suspended as requested, or has succeeded.",
+    "Suspended": "The training is suspended: it has no attempt and no pods.",
+    "Degraded": "The training is running, but something is wrong; see the message.",
+    "Succeeded": "The trainer has reported that the training is complete. Final.",
+    "Failed": "The training has failed. Final.",
+    "Reconciling": "The operator is working towards the desired state (kstatus).",
+    "Stalled": "The operator cannot make further progress without intervention (kstatus).",
+}
+
+REASONS: Final[Mapping[str, str]] = {
+    "Accepted": "The spec was read, and its objects exist.",
+    "Invalid": "The spec cannot be run; the message lists every problem.",
+    "NameTaken": "An object that belongs to another owner has the name of a child. The operator never adopts it.",
+    "Rejected": "The API server refused an object made from the spec.",
+    "Forbidden": "The operator lacks the permission that the message names.",
+    "KubeRayMissing": "The cluster has no kind RayJob: KubeRay is not installed.",
+    "KubeRayTooOld": "The installed KubeRay does not know a required field.",
+    "QuotaExceeded": "A ResourceQuota of the namespace is used up.",
+    "Unavailable": "A required kind cannot be watched; the operator changes nothing until it can.",
+    "Waiting": "The training has not ended.",
+    "NoAttempt": "No attempt is open.",
+    "QuotaPending": "The queue has not admitted the attempt yet, or has evicted it.",
+    "QuotaReserved": "The queue has admitted the attempt.",
+    "Starting": "Pods are starting.",
+    "Running": "The trainer reports that it is running.",
+    "NodesReady": "All nodes of the pool work.",
+    "NodesMissing": "Nodes of the pool do not work or do not exist yet.",
+    "Backoff": "An attempt failed; the operator waits before it starts the next one.",
+    "Cleaning": "Pods of an earlier attempt still exist.",
+    "Stopping": "The trainer was asked to save and stop.",
+    "Suspended": "The training is suspended, because spec.suspend is true.",
+    "Succeeded": "The trainer has reported success.",
+    "DeadlineExceeded": "spec.activeDeadlineSeconds is over.",
+    "RestartsExhausted": "failurePolicy.maxRestarts is used up.",
+    "FailedByRule": "A rule of the failure policy decided that another attempt is useless.",
+    "PodFault": "A pod failed recently.",
+    "ProgressUnreadable": "The trainer's report cannot be read.",
+    "ClockSkew": "The clock of the head's node differs from the API server's.",
+    "NodesFixedByQueue": "The queue holds the attempt at its size; the next attempt gets the new one.",
+    "Cleaned": "The children were deleted, cleanupSecondsAfterFinished after the end.",
+    "AsExpected": "The condition does not apply, and that is normal.",
+}
+
+MAX_MESSAGE_CHARACTERS = 4096
+"""The schema allows eight times as many, but people read these messages."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition before it has a time."""
+    """A condition without its type and times."""
 
     status: ConditionStatus
     reason: str
@@ -32,30 +100,28 @@ def no(reason: str, message: str = "") -> Finding:
 def conditions(
     findings: Mapping[ConditionType, Finding], earlier: TrainingStatus, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """The findings as conditions, in their order."""
+    """Return the conditions for the findings, in the same order. Those whose status has not changed keep their transition
+    time.
+    """
     before = {condition.type: condition for condition in earlier.conditions}
     return tuple(_condition(kind, finding, before.get(kind), generation, now) for kind, finding in findings.items())
 
 
-def holds(status: TrainingStatus, kind: ConditionType) -> bool:
-    """Whether the condition is True."""
-    return any(condition.type == kind and condition.status == "True" for condition in status.conditions)
-
-
-def since(status: TrainingStatus, kind: ConditionType) -> str | None:
-    """When the condition last changed."""
-    return next((condition.lastTransitionTime for condition in status.conditions if condition.type == kind), None)
+def true_condition(status: TrainingStatus, kind: ConditionType) -> Condition | None:
+    """The condition of this type if it is True."""
+    matching = (condition for condition in status.conditions if condition.type == kind)
+    return next((condition for condition in matching if condition.status == "True"), None)
 
 
 def _condition(
     kind: ConditionType, finding: Finding, before: Condition | None, generation: int, now: datetime
 ) -> Condition:
-    same = before is not None and before.status == finding.status
+    unchanged = before is not None and before.status == finding.status
     return Condition(
         type=kind,
         status=finding.status,
         observedGeneration=generation,
-        lastTransitionTime=before.lastTransitionTime if same and before is not None else rfc3339(now),
+        lastTransitionTime=before.lastTransitionTime if unchanged and before is not None else rfc3339(now),
         reason=finding.reason,
-        message=finding.message[:LONGEST],
+        message=finding.message[:MAX_MESSAGE_CHARACTERS],
     )

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.spec import TrainingSpec, parse_spec
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.manifest import TrainingSpec, parse_spec
 
 LIMIT = 12
 
@@ -30,14 +30,14 @@ def make_spec() -> Callable[..., TrainingSpec]:
 
     def make(changes: dict[str, Any] | None = None) -> TrainingSpec:
         document: dict[str, Any] = {
-            "accelerator": {"profile": "cpu", "perNode": 1},
+            "accelerator": {"profile": "CPU", "devicesPerNode": 1},
             "model": {"name": "tiny", "precision": "FP32", "source": {"random": {}}},
             "data": {"train": [{"name": "t", "files": {"paths": ["t.jsonl"]}}], "maxResponseTokens": LIMIT},
             "rewards": [{"type": "ExactMatch"}],
             "algorithm": {"groupSize": 4, "correction": {"type": "None"}},
             "rollout": {"engine": "Torch"},
             "train": {
-                "batch": {"promptsPerUpdate": 3, "microBatchPerDevice": 12},
+                "batch": {"promptsPerUpdate": 3, "microBatchSequences": 12},
                 "optimizer": {"learningRate": 1e-3, "weightDecay": 0.0, "gradientClip": 1000.0},
             },
         }
@@ -60,7 +60,7 @@ def make_spec() -> Callable[..., TrainingSpec]:
 
 @pytest.fixture
 def make_batch(make_model) -> Callable[..., TrainBatch]:
-    """make_batch(groups=3, samples=4): random prompts and responses, with log-probs near the model's own."""
+    """make_batch(groups=3, samples=4): random prompts and responses, with log-probs close to those of the model."""
 
     def make(groups: int = 3, samples: int = 4, *, seed: int = 0, updates: int = 1) -> TrainBatch:
         random = np.random.default_rng(seed)
@@ -87,14 +87,14 @@ def log_probs_of(make_model) -> Callable[..., list[torch.Tensor]]:
     """Log-probs (T,) of each response under the library's model, one sample at a time, with gradient."""
 
     def compute(model: Any, batch: TrainBatch) -> list[torch.Tensor]:
-        found, p, r = [], 0, 0
+        sequences, p, r = [], 0, 0
         for prompt_length, length in zip(batch.prompt_lengths, batch.response_lengths, strict=True):
             ids = torch.from_numpy(
                 np.concatenate([batch.prompts[p : p + prompt_length], batch.responses[r : r + length]]).astype(np.int64)
             )
             logits = model(input_ids=ids[None], use_cache=False).logits[0, prompt_length - 1 : -1]
-            found.append(logits.log_softmax(-1).gather(1, ids[prompt_length:, None]).squeeze(1))
+            sequences.append(logits.log_softmax(-1).gather(1, ids[prompt_length:, None]).squeeze(1))
             p, r = p + prompt_length, r + length
-        return found
+        return sequences
 
     return compute

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import load_balancing_loss_func
 
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.engines.fsdp.engine import MOST_LEFT_OUT, FSDPEngine, NotFinite
-from qwen35_trainer.engines.fsdp.forward import Offsets
+from qwen35_trainer.engines.fsdp.engine import MAX_SKIPPED_UPDATES, FSDPEngine, NotFinite
 from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 from tests.distributed.distance import distance, moved
 from tests.distributed.masters import masters
@@ -103,10 +103,10 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
 @pytest.mark.parametrize(
     "layout",
     [
-        pytest.param({"train.batch.microBatchPerDevice": 1}, id="one sample at a time"),
-        pytest.param({"train.batch.microBatchPerDevice": 4}, id="four at a time"),
+        pytest.param({"train.batch.microBatchSequences": 1}, id="one sample at a time"),
+        pytest.param({"train.batch.microBatchSequences": 4}, id="four at a time"),
         pytest.param(
-            {"train.batch.dynamic": True, "train.batch.maxTokensPerDevice": 40, "data.maxPromptTokens": 8},
+            {"train.batch.dynamicMicroBatches": True, "train.batch.maxTokensPerDevice": 40, "data.maxPromptTokens": 8},
             id="forty tokens at a time",
         ),
         pytest.param({"train.activationCheckpointing": True}, id="recomputed activations"),
@@ -141,12 +141,12 @@ def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algori
 def test_entropy_is_computed_where_the_loss_has_it_or_the_metrics_want_it(
     make_model, make_spec, make_batch, coefficient
 ) -> None:
-    found = []
+    log_probs = []
     for wanted in (True, False):
         spec = make_spec({"algorithm.entropyCoefficient": coefficient, "algorithm.reportEntropy": wanted})
         [metrics] = FSDPEngine(Origin(make_model), spec, CPU).train(make_batch(), [1e-3])
-        found.append((metrics.loss, metrics.gradient_norm, "entropy" in metrics.means))
-    (with_it, without) = found
+        log_probs.append((metrics.loss, metrics.gradient_norm, "entropy" in metrics.means))
+    (with_it, without) = log_probs
     assert with_it[:2] == pytest.approx(without[:2], rel=1e-6)
     assert (with_it[2], without[2]) == (True, coefficient != 0)
 
@@ -166,7 +166,7 @@ def test_a_batch_of_several_updates_steps_once_for_each_part(make_model, make_sp
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
     spec = make_spec(
-        {"train.batch.promptsPerUpdate": 2, "train.batch.microBatchPerDevice": 8, "async.requireBatches": 2}
+        {"train.batch.promptsPerUpdate": 2, "train.batch.microBatchSequences": 8, "async.updatesPerBatch": 2}
     )
     engine = FSDPEngine(Origin(make_model), spec, CPU)
     metrics = engine.train(batch, [1e-3, 5e-4])
@@ -209,11 +209,11 @@ def test_a_run_ends_when_no_gradient_in_a_row_is_finite(make_model, make_spec, m
     engine, batch = FSDPEngine(Origin(make_model), make_spec(), CPU), make_batch()
     for _ in range(2):
         with overflowing(engine):
-            for _ in range(MOST_LEFT_OUT - 1):
+            for _ in range(MAX_SKIPPED_UPDATES - 1):
                 engine.train(batch, [1e-3])
         engine.train(batch, [1e-3])
     with overflowing(engine):
-        for _ in range(MOST_LEFT_OUT - 1):
+        for _ in range(MAX_SKIPPED_UPDATES - 1):
             engine.train(batch, [1e-3])
         with pytest.raises(NotFinite, match=r"for the 5th step in a row.*learningRate"):
             engine.train(batch, [1e-3])
@@ -221,7 +221,7 @@ def test_a_run_ends_when_no_gradient_in_a_row_is_finite(make_model, make_spec, m
 
 def test_gradients_are_added_to_the_shards_after_every_micro_batch(make_model, make_spec, make_batch) -> None:
     """Whole ones would take as much memory on every rank as the whole model."""
-    engine = FSDPEngine(Origin(make_model), make_spec({"train.batch.microBatchPerDevice": 4}), CPU)
+    engine = FSDPEngine(Origin(make_model), make_spec({"train.batch.microBatchSequences": 4}), CPU)
     layers, there = engine._model.model.layers, []
 
     def look(*_: object) -> None:
@@ -296,8 +296,8 @@ def test_scores_in_bfloat16_are_nearer_to_exact_ones_than_the_librarys(
     engine = FSDPEngine(Origin(published), make_spec({"model.precision": "BF16"}), CPU)
     scores = engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0)
 
-    def error(found: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
-        return float(torch.cat([a - b for a, b in zip(found, exact, strict=True)]).square().mean().sqrt())
+    def error(values: list[torch.Tensor], exact: list[torch.Tensor]) -> float:
+        return float(torch.cat([a - b for a, b in zip(values, exact, strict=True)]).square().mean().sqrt())
 
     with torch.no_grad():
         exact, theirs = (list(scores_of(model, batch)) for model in (published(), published().bfloat16()))
@@ -309,7 +309,7 @@ def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
     make_model, make_spec, make_batch
 ) -> None:
     """The hidden states of both are the same: what differs is the rounding of the logits alone."""
-    batch, found = make_batch(groups=1, samples=1), {}
+    batch, results = make_batch(groups=1, samples=1), {}
     for head in ("BF16", "FP32"):
         spec = make_spec({"model.precision": "BF16", "train.headPrecision": head})
         engine = FSDPEngine(Origin(make_model), spec, CPU)
@@ -319,8 +319,8 @@ def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
         logits = hidden[0].float() @ dict(engine.weights())["lm_head.weight"].float().T
         targets = torch.from_numpy(batch.responses[batch.trainable].astype(np.int64))
         exact = logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
-        found[head] = float((scores[0, batch.trainable] - exact).abs().max())
-    assert found["FP32"] < 1e-5 < 1e-4 < found["BF16"]
+        results[head] = float((scores[0, batch.trainable] - exact).abs().max())
+    assert results["FP32"] < 1e-5 < 1e-4 < results["BF16"]
 
 
 def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec, make_batch) -> None:
@@ -353,7 +353,7 @@ def test_samples_that_could_not_be_scored_do_not_count(make_model, make_spec, ma
 
 
 def test_supervised_loss_is_the_mean_negative_log_likelihood(make_model, make_spec, make_batch, log_probs_of) -> None:
-    spec = make_spec({"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchPerDevice": 3})
+    spec = make_spec({"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchSequences": 3})
     batch = dataclasses.replace(make_batch(), log_probs=None, rewards=None, group=None)
     reference = make_model()
     chosen = torch.cat(
@@ -376,7 +376,7 @@ def test_router_losses_are_added_to_the_objective(make_model, make_spec, make_ba
         "rollout": None,
         "rewards": None,
         "train.router": router,
-        "train.batch.microBatchPerDevice": 3,
+        "train.batch.microBatchSequences": 3,
     }
     [metrics] = FSDPEngine(Origin(partial(make_model, experts=4)), make_spec(settings), CPU).train(batch, [1e-3])
 

@@ -1,4 +1,4 @@
-"""Muon against torch's own, and what its iteration does to singular values."""
+"""Compares Muon with torch's implementation, and tests the singular values of its iteration."""
 
 import math
 
@@ -15,7 +15,7 @@ from qwen35_trainer.engines.fsdp.muon import Muon, orthogonal
 def test_whole_matrices_make_the_steps_of_torchs_muon(shape) -> None:
     torch.manual_seed(0)
     ours, theirs = (nn.Parameter(torch.ones(shape)) for _ in range(2))
-    mine = Muon([ours], lr=0.02, momentum=0.9, weight_decay=0.1)
+    optimizer = Muon([ours], lr=0.02, momentum=0.9, weight_decay=0.1)
     reference = torch.optim.Muon(
         [theirs], lr=0.02, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", nesterov=True
     )
@@ -23,7 +23,7 @@ def test_whole_matrices_make_the_steps_of_torchs_muon(shape) -> None:
         ours.grad = torch.randn(shape)
         theirs.grad = ours.grad.clone()
         before = ours.detach().clone(), theirs.detach().clone()
-        mine.step()
+        optimizer.step()
         reference.step()
         step, expected = (
             (after - at).flatten() for after, at in zip((ours.detach(), theirs.detach()), before, strict=True)

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen35_trainer.engines.batch import TrainBatch
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.engines.train_batch import TrainBatch
 from tests.distributed.masters import masters
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -24,11 +24,11 @@ def by_sample(batch: TrainBatch, values: Any) -> list[Tensor]:
 
 
 def advantages(scores: np.ndarray, group: np.ndarray) -> list[float]:
-    found = []
+    scaled = []
     for score, own in zip(scores, group, strict=True):
         members = scores[group == own].astype(np.float64)
-        found.append(float((score - members.mean()) / (members.std(ddof=1) + 1e-6)))
-    return found
+        scaled.append(float((score - members.mean()) / (members.std(ddof=1) + 1e-6)))
+    return scaled
 
 
 def k3(new: Tensor, reference: Tensor) -> Tensor:
@@ -129,8 +129,8 @@ def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start
         {
             "algorithm.correction.type": "DecoupledPPO",
             "train.batch.promptsPerUpdate": 2,
-            "train.batch.microBatchPerDevice": 8,
-            "async.requireBatches": 2,
+            "train.batch.microBatchSequences": 8,
+            "async.updatesPerBatch": 2,
         }
     )
     batch = make_batch(groups=4, updates=2)

@@ -12,7 +12,7 @@ from tests.distributed.masters import masters
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
-SUPERVISED = {"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchPerDevice": 3}
+SUPERVISED = {"mode": "SFT", "rollout": None, "rewards": None, "train.batch.microBatchSequences": 3}
 DECAY, CLIP = 0.5, 2.0
 
 

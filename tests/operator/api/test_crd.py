@@ -1,6 +1,7 @@
 """The custom resource definition is structural, bounded, current, and says what the models say."""
 
 import copy
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from qwen35_operator.api import crd, v1alpha1
-from qwen35_trainer.spec import Manifest, TrainingSpec, fields
+from qwen35_trainer.manifest import Manifest, TrainingSpec, fields
 
 REPOSITORY = Path(__file__).parents[3]
 SCHEMA = crd.schema()
@@ -38,10 +39,10 @@ VALID = {
             ]
         },
         "rewards": [{"type": "Gym", "weight": 2}, {"type": "Math", "extract": "(.*)"}],
-        "rollout": {"nodes": 3, "lane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 64}},
+        "rollout": {"nodes": 3, "stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 64}},
         "train": {"updates": 10, "optimizer": {"learningRate": 1e-6}},
         "async": {"stalenessThreshold": 1, "maxVersionLag": 4},
-        "failurePolicy": {"rules": [{"name": "oom", "action": "Fail", "exitCodes": [137]}]},
+        "failurePolicy": {"rules": [{"name": "oom", "action": "Fail", "onExitCodes": [137]}]},
     },
 }
 # Paths of values, each with one that the models and the schema refuse.
@@ -55,7 +56,7 @@ REFUSED = [
     ("spec.train.optimizer", "learningRate", 0),
     ("spec.train.optimizer", "learningRate", "1e-6"),
     ("spec.rollout", "nodes", 2000),
-    ("spec.rollout.lane", "nodes", None),
+    ("spec.rollout.stragglerLane", "nodes", None),
     ("spec.model", "name", "a b"),
     ("spec.model", "name", ""),
     ("spec.model", "source", "path"),
@@ -63,7 +64,7 @@ REFUSED = [
     ("spec.data", "train", {}),
     ("spec", "rewards", [{"weight": 1}]),
     ("spec", "rewards", [{"type": "Function", "function": "no-colon"}]),
-    ("spec.failurePolicy", "rules", [{"name": "a", "action": "Fail", "exitCodes": [256]}]),
+    ("spec.failurePolicy", "rules", [{"name": "a", "action": "Fail", "onExitCodes": [256]}]),
 ]
 
 
@@ -116,7 +117,7 @@ def test_items_with_names_are_keyed_by_them():
         "spec.data.train": ["name"],
         "spec.data.validation": ["name"],
         "spec.failurePolicy.rules": ["name"],
-        "spec.pods.environment": ["name"],
+        "spec.pods.env": ["name"],
         "status.conditions": ["type"],
         "status.pools": ["name"],
         "status.attempts": ["number"],
@@ -205,7 +206,7 @@ def test_columns_show_fields_that_exist_and_fit_a_terminal():
     (version,) = crd.render()["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     for column in columns:
-        path = column["jsonPath"].removeprefix(".")
+        path = re.sub(r"\[\?\(.*?\)\]", "[]", column["jsonPath"].removeprefix("."))
         assert path.startswith("metadata.") or path in NODES
     # kubectl pads each column by three; a running training with a name of twelve.
     widest = {"Mode": len("FullyAsync"), "State": len("Running"), "Age": len("3d4h")}

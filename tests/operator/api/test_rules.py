@@ -1,10 +1,12 @@
 """The CEL rules stand where they can, and say what to do."""
 
+import re
+
 import pytest
 
 from qwen35_operator.api import crd
 from qwen35_operator.api.rules import RULES
-from qwen35_trainer.spec import fixed
+from qwen35_trainer.manifest import fixed
 
 SCHEMA = crd.schema()
 NODES = dict(crd.fields(SCHEMA))
@@ -30,17 +32,26 @@ WHILE_SUSPENDED = {
     ".algorithm",
     ".train",
     ".async",
-    ".weights",
+    ".publication",
     ".tracking",
     ".pods",
     ".rollout",
-    ".rollout.lane",
+    ".rollout.stragglerLane",
 }
 
 
 @pytest.mark.parametrize(("place", "rule"), ALL)
 def test_a_rule_names_a_field_that_exists(place, rule):
     assert f"{place}{rule.field or ''}" in NODES
+
+
+@pytest.mark.parametrize(("place", "rule"), ALL)
+def test_an_expression_reads_only_fields_that_exist(place, rule):
+    """The API server refuses the whole definition otherwise."""
+    for text in (rule.rule, rule.expression or ""):
+        for path in re.findall(r"\b(?:self|oldSelf)((?:\.\w+(?![\w(]))+)", text):
+            read = f"{place}{path}".replace("__function__", "function")  # a reserved word of CEL
+            assert read in NODES or read == ".metadata.name", f"{read} in {text}"
 
 
 @pytest.mark.parametrize(("place", "rule"), ALL)
@@ -110,12 +121,21 @@ def test_what_a_running_attempt_cannot_take_over_changes_only_while_suspended():
 
 
 def test_every_section_is_fixed_or_changes_while_suspended_or_is_live():
-    live = {"suspend", "evaluation", "checkpoint", "failurePolicy", "ttlSecondsAfterFinished", "activeDeadlineSeconds"}
+    live = {
+        "suspend",
+        "evaluation",
+        "checkpoint",
+        "failurePolicy",
+        "cleanupSecondsAfterFinished",
+        "activeDeadlineSeconds",
+    }
     ruled = {place.removeprefix("spec.") for place in FIXED} | {field[1:] for field in ALSO_FIXED | WHILE_SUSPENDED}
     assert set(NODES["spec"]["properties"]) - live <= ruled
 
 
 def test_every_field_of_the_rollout_pool_is_ruled_or_is_its_size():
     (rule,) = (rule for _, rule in ALL if rule.field == ".rollout" and "oldSelf.suspend" in rule.rule)
-    ruled = {name for name in NODES["spec.rollout"]["properties"] if f"self.rollout.{name} ==" in rule.rule} | {"lane"}
+    ruled = {name for name in NODES["spec.rollout"]["properties"] if f"self.rollout.{name} ==" in rule.rule} | {
+        "stragglerLane"
+    }
     assert set(NODES["spec.rollout"]["properties"]) - ruled == {"nodes", "minNodes", "maxNodes", "autoscale"}

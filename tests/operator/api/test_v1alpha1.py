@@ -3,7 +3,7 @@ from pydantic import ValidationError
 
 from qwen35_operator.api import v1alpha1
 from qwen35_operator.api.v1alpha1 import Condition, TrainingStatus
-from qwen35_trainer.spec import API_VERSION, KIND
+from qwen35_trainer.manifest import API_VERSION, KIND
 
 
 def test_the_operator_and_the_manifest_name_the_same_kind():
@@ -25,7 +25,7 @@ def test_a_status_is_read_back_as_it_was_written():
                 {"type": "Ready", "status": "True", "lastTransitionTime": time, "reason": "Training", "message": ""}
             ],
             "pools": [{"name": "rollout", "desired": 2, "ready": 2}],
-            "progress": {"update": 7, "updates": 100, "version": 6, "reward": 0.25, "lagMean": 0.5, "time": time},
+            "progress": {"update": 7, "totalUpdates": 100, "version": 6, "reward": 0.25, "lagMean": 0.5, "time": time},
             "lastCheckpoint": {"uri": "pvc://ckpt/7", "update": 7, "time": time},
             "attempts": [{"number": 1, "job": "tiny-1", "outcome": "Running", "startTime": time}],
             "rolloutNodes": 2,

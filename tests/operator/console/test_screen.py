@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console, RenderableType
 
-from qwen35_operator.console.line import line
-from qwen35_operator.console.screen import view
-from qwen35_operator.console.table import table
-from tests.operator.console.scenes import SCENES, queued, running, starting, succeeded, suspending
+from qwen35_operator.console.screen import draw
+from qwen35_operator.console.status_line import line
+from qwen35_operator.console.training_table import table
+from tests.operator.console.example_trainings import EXAMPLES, queued, running, starting, succeeded, suspending
 from tests.operator.golden import compare
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,35 +25,35 @@ def drawn(what: RenderableType, width: int = COLUMNS) -> str:
     return "".join(f"{text.rstrip()}\n" for text in file.getvalue().splitlines())
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_the_screen_is_that_of_the_golden_file(name):
-    scene = SCENES[name]()
-    text = f"{drawn(view(scene.seen, scene.now))}\n{line(scene.seen, scene.now)}\n"
+    example = EXAMPLES[name]()
+    text = f"{drawn(draw(example.view, example.now))}\n{line(example.view, example.now)}\n"
     compare(text, GOLDEN / f"{name}.txt")
 
 
 def test_there_is_no_golden_file_without_its_scene():
-    assert {file.stem for file in GOLDEN.iterdir()} == {*SCENES, "table"}
+    assert {file.stem for file in GOLDEN.iterdir()} == {*EXAMPLES, "table"}
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_it_is_one_screen(name):
-    scene = SCENES[name]()
-    lines = drawn(view(scene.seen, scene.now)).splitlines()
+    example = EXAMPLES[name]()
+    lines = drawn(draw(example.view, example.now)).splitlines()
     assert len(lines) <= LINES
     assert max(map(len, lines)) <= COLUMNS
 
 
 def test_trouble_stands_below_what_was_seen_before():
-    scene = running()
-    text = drawn(view(scene.seen, scene.now, "The API server does not answer"))
-    assert text.startswith(drawn(view(scene.seen, scene.now)))
+    example = running()
+    text = drawn(draw(example.view, example.now, "The API server does not answer"))
+    assert text.startswith(drawn(draw(example.view, example.now)))
     assert text.endswith("\nThe API server does not answer\n")
 
 
 def test_many_trainings_are_a_line_each():
     scenes = [running(), queued(), starting(), suspending(), succeeded()]
-    text = drawn(table([scene.seen for scene in scenes], scenes[0].now, namespaces=True))
+    text = drawn(table([example.view for example in scenes], scenes[0].now, namespaces=True))
     compare(text, GOLDEN / "table.txt")
     assert max(map(len, text.splitlines())) <= COLUMNS
-    assert "NAMESPACE" not in drawn(table([scenes[0].seen], scenes[0].now, namespaces=False))
+    assert "NAMESPACE" not in drawn(table([scenes[0].view], scenes[0].now, namespaces=False))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from qwen35_operator.api.training import Training
-from qwen35_trainer.spec import parse_spec
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_trainer.manifest import parse_spec
 
 SPEC: dict[str, Any] = {
-    "accelerator": {"profile": "nvidia", "perNode": 4},
+    "accelerator": {"profile": "NVIDIA", "devicesPerNode": 4},
     "model": {"name": "tiny", "source": {"random": {}}},
     "data": {"train": [{"name": "sums", "gym": {"task": "basic_arithmetic", "size": 64}}]},
     "rewards": [{"type": "Gym"}],
@@ -21,10 +21,10 @@ SPEC: dict[str, Any] = {
 
 
 @pytest.fixture(scope="session")
-def make_training() -> Callable[..., Training]:
+def make_training() -> Callable[..., TrainingResource]:
     """make_training({"rollout.nodes": 3}, name="demo") is a training whose spec.rollout.nodes is 3."""
 
-    def make(changes: dict[str, object] | None = None, **fields: Any) -> Training:
+    def make(changes: dict[str, object] | None = None, **fields: Any) -> TrainingResource:
         document = copy.deepcopy(SPEC)
         for path, value in (changes or {}).items():
             *parents, last = path.split(".")
@@ -35,7 +35,7 @@ def make_training() -> Callable[..., Training]:
         spec, problems = parse_spec(document)
         assert spec is not None, problems
         assert not problems
-        training = Training("demo", "rl", "6d0fc0de-1111-2222-3333-444455556666", 1, spec)
+        training = TrainingResource("demo", "rl", "6d0fc0de-1111-2222-3333-444455556666", 1, spec)
         return replace(training, **fields)
 
     return make

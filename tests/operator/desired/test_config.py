@@ -2,9 +2,9 @@
 
 import pytest
 
-from qwen35_operator.desired import config, objects_of
-from qwen35_operator.settings import Settings
-from qwen35_trainer.spec import load_manifest
+from qwen35_operator.desired import all_objects, config
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.manifest import load_manifest
 
 CLAIM = {"persistentVolumeClaim": {"claimName": "disk", "path": "a/b"}}
 
@@ -52,8 +52,8 @@ def test_paths_without_a_claim_lead_into_the_image(read, make_training):
 
 
 def test_neither_pods_nor_the_names_of_secrets_reach_the_trainer(read, make_training):
-    variable = {"name": "WANDB_API_KEY", "secret": {"name": "vault", "key": "wandb"}}
-    training = make_training({"pods.environment": [variable], "suspend": True})
+    variable = {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "wandb"}}}
+    training = make_training({"pods.env": [variable], "suspend": True})
     assert "vault" not in config.build(training)["data"]["training.yaml"]
     assert read(training).spec.suspend is False
 
@@ -68,7 +68,7 @@ def test_a_path_that_leads_out_of_its_claim_is_a_problem(path, make_training):
         "data.train": [source],
         "rewards": [{"type": "Math"}],
     }
-    found = {problem.path for problem in objects_of.problems(make_training(changes), Settings())}
+    found = {problem.path for problem in all_objects.problems(make_training(changes), OperatorSettings())}
     assert found == {
         "spec.model.source.persistentVolumeClaim.path",
         "spec.checkpoint.storage.persistentVolumeClaim.path",

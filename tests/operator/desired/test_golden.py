@@ -10,7 +10,7 @@ import yaml
 
 from qwen35_operator import render
 from qwen35_trainer import __version__
-from qwen35_trainer.spec import load_manifest
+from qwen35_trainer.manifest import load_manifest
 from tests.operator.golden import compare
 
 HERE = Path(__file__).parent
@@ -32,6 +32,6 @@ def test_there_is_no_golden_file_without_its_manifest():
 
 def _unhashed(text: str) -> list[dict]:
     objects = list(yaml.safe_load_all(text))
-    for one in objects:
-        one["metadata"].get("annotations", {}).pop("rl.qwen35.io/hash", None)
+    for manifest in objects:
+        manifest["metadata"].get("annotations", {}).pop("rl.qwen35.io/hash", None)
     return objects

@@ -4,16 +4,16 @@ import re
 
 import pytest
 
-from qwen35_operator.desired import names, ray_job
-from qwen35_operator.profiles import PROFILES
-from qwen35_operator.settings import Settings
+from qwen35_operator.desired import object_names, ray_job
+from qwen35_operator.device_profiles import PROFILES
+from qwen35_operator.operator_settings import OperatorSettings
 
 
 @pytest.fixture
 def build(make_training):
     def job(changes=None, *, attempt=1, rollout_nodes=2, **fields):
         training = make_training(changes, **fields)
-        return ray_job.build(training, Settings(), attempt=attempt, rollout_nodes=rollout_nodes)
+        return ray_job.build(training, OperatorSettings(), attempt=attempt, rollout_nodes=rollout_nodes)
 
     return job
 
@@ -49,13 +49,13 @@ def test_a_size_beyond_the_bounds_widens_them(build):
 @pytest.mark.parametrize(
     ("profile", "expected"),
     [
-        ("nvidia", {"CPU": "32", "GPU": "4"}),
-        ("ascend", {"CPU": "64", "NPU": "4"}),
-        ("cpu", {"CPU": "4"}),
+        ("NVIDIA", {"CPU": "32", "GPU": "4"}),
+        ("Ascend", {"CPU": "64", "NPU": "4"}),
+        ("CPU", {"CPU": "4"}),
     ],
 )
 def test_ray_is_told_of_the_devices_by_its_own_names(profile, expected, build):
-    job = build({"accelerator": {"profile": profile, "perNode": 4}})
+    job = build({"accelerator": {"profile": profile, "devicesPerNode": 4}})
     assert groups(job)["train"]["resources"] == expected
     # KubeRay refuses resources that are given twice, and labels among the start parameters.
     assert all(group["rayStartParams"] == {} for group in groups(job).values())
@@ -64,7 +64,7 @@ def test_ray_is_told_of_the_devices_by_its_own_names(profile, expected, build):
 def test_nothing_but_the_driver_runs_on_the_head(build):
     head = build()["spec"]["rayClusterSpec"]["headGroupSpec"]
     assert head["resources"] == {"CPU": "0"}
-    assert head["labels"] == {names.POOL: "head"}
+    assert head["labels"] == {object_names.POOL: "head"}
     limits = head["template"]["spec"]["containers"][0]["resources"]["limits"]
     assert not {profile.resource for profile in PROFILES.values()} & set(limits)
 
@@ -104,7 +104,7 @@ def test_no_label_of_the_training_passes_for_one_of_ours(label, build):
 
 
 def test_the_hash_of_the_spec_is_on_the_job(build, make_training):
-    assert build()["metadata"]["annotations"][names.SPEC_HASH] == names.spec_hash(make_training())
+    assert build()["metadata"]["annotations"][object_names.SPEC_HASH] == object_names.spec_hash(make_training())
 
 
 def test_rays_container_is_the_first(build):

@@ -1,4 +1,4 @@
-"""An HTTP server that answers by a script: each request takes the next step. What it was asked is kept."""
+"""An HTTP server that answers by a script: each request takes the next step. It records all requests."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ type Step = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """`script` is taken from the front; when it is empty, requests wait until the test is over."""
+    """Answers with the first remaining step of `script`. If it is empty, requests wait until the test ends."""
 
     def __init__(self) -> None:
         self.script: list[Step] = []

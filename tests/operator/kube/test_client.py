@@ -11,8 +11,8 @@ import pytest
 from kubernetes.aio.client.configuration import Configuration
 
 from qwen35_operator.kube import client as module
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, Unavailable
 from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, RestClient, connect
-from qwen35_operator.kube.errors import ApiError, Conflict, Forbidden, Gone, Invalid, NotFound, Unavailable
 from tests.operator.kube import virtual
 from tests.operator.kube.server import Server, refuses, says, serving, silent, stream, until
 from tests.testbed.processes import free_ports
@@ -109,7 +109,7 @@ async def test_what_is_asked_for_and_how(server, client) -> None:
 
 @pytest.mark.parametrize("verb", ["GET", "POST"])
 async def test_no_request_outlasts_its_deadline(server, client, verb, monkeypatch) -> None:
-    monkeypatch.setattr(module, "DEADLINE", 2.0)  # time enough to connect on a busy machine
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_SECONDS", 2.0)  # time enough to connect on a busy machine
     server.script = [silent(3600)]
     with pytest.raises(Unavailable):
         await (client.get(PODS) if verb == "GET" else client.post(PODS, {}))
@@ -124,10 +124,10 @@ async def test_no_request_outlasts_its_deadline(server, client, verb, monkeypatc
 def test_repetitions_come_at_growing_intervals_and_end_with_the_deadline(
     monkeypatch, deadline, asked, end, message
 ) -> None:
-    monkeypatch.setattr(module, "DEADLINE", deadline)
+    monkeypatch.setattr(module, "REQUEST_TIMEOUT_SECONDS", deadline)
     times: list[float] = []
 
-    async def story() -> float:
+    async def scenario() -> float:
         loop, client = asyncio.get_running_loop(), RestClient(Configuration())
 
         async def refused(*_: object) -> dict:
@@ -141,7 +141,7 @@ def test_repetitions_come_at_growing_intervals_and_end_with_the_deadline(
         await client.close()
         return ended
 
-    assert virtual.run(story()) == pytest.approx(end, abs=1e-3)
+    assert virtual.run(scenario()) == pytest.approx(end, abs=1e-3)
     assert times == pytest.approx(asked, abs=1e-3)
 
 
@@ -161,7 +161,7 @@ async def test_an_answer_that_is_no_json_is_unavailable(server, client) -> None:
 
 async def test_every_answer_is_counted_by_resource(server) -> None:
     seen: list[tuple[str, str, int]] = []
-    client = server.client(seen=lambda *what: seen.append(what))
+    client = server.client(observer=lambda *what: seen.append(what))
     server.script = [says({}), refuses(404), says({}), says({}), says({})]
     await client.get(f"{PODS}/a")
     with pytest.raises(NotFound):
@@ -246,7 +246,7 @@ async def test_a_watch_that_is_cut_is_unavailable(server, client) -> None:
 
 
 async def test_a_watch_that_is_silent_ends(server, client, monkeypatch) -> None:
-    monkeypatch.setattr(module, "READ_IDLE", 1.0)  # time enough to read the event on a busy machine
+    monkeypatch.setattr(module, "READ_IDLE_SECONDS", 1.0)  # time enough to read the event on a busy machine
     server.script = [stream({"a": 1}, stays=True)]
     assert len(await _read(client)) == 1
 

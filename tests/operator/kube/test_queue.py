@@ -1,4 +1,4 @@
-"""No key is lost, none is in two hands, and none comes later than it was asked for."""
+"""No key is lost, no two workers get the same key, and no key comes later than requested."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from qwen35_operator.kube.queue import FIRST_WAIT, LONGEST_WAIT, Queue
+from qwen35_operator.kube.queue import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, WorkQueue
 from tests.operator.kube import virtual
 from tests.profiles import examples
 
@@ -15,20 +15,20 @@ KEYS = st.sampled_from([("team", name) for name in "abc"])
 ROUNDING = 1e-6
 
 
-class Hands(RuleBasedStateMachine):
-    """Workers at a queue. The model: for each key, when it is wanted at the latest, and whether somebody has it."""
+class QueueMachine(RuleBasedStateMachine):
+    """Workers at a queue. The model knows for each key when it is due at the latest, and whether a worker has it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.loop = virtual.Loop()
-        self.queue = Queue(self.loop.time)
+        self.queue = WorkQueue(self.loop.time)
         self.wanted: dict = {}
         self.held: set = set()
         self.failures: dict = {}
-        self.reaching: list[asyncio.Task] = []
+        self.taking: list[asyncio.Task] = []
 
     def teardown(self) -> None:
-        for task in self.reaching:
+        for task in self.taking:
             task.cancel()
         self.loop.run_until_complete(asyncio.sleep(0))
         self.loop.close()
@@ -40,8 +40,8 @@ class Hands(RuleBasedStateMachine):
         self.loop.run_until_complete(asyncio.sleep(seconds))
         for _ in range(10):
             self.loop.run_until_complete(asyncio.sleep(0))
-        for task in [task for task in self.reaching if task.done()]:
-            self.reaching.remove(task)
+        for task in [task for task in self.taking if task.done()]:
+            self.taking.remove(task)
             key = task.result()
             assert key not in self.held
             assert self.wanted.pop(key) <= self.loop.time() + ROUNDING
@@ -73,15 +73,15 @@ class Hands(RuleBasedStateMachine):
         self.queue.succeeded(key)
 
     @rule()
-    def reach(self) -> None:
-        self.reaching.append(self.loop.create_task(self.queue.take()))
+    def start_take(self) -> None:
+        self.taking.append(self.loop.create_task(self.queue.take()))
         self._settle()
 
     @rule()
-    def lose_heart(self) -> None:
-        """A worker is cancelled while it waits."""
-        if self.reaching:
-            self.reaching.pop().cancel()
+    def cancel_take(self) -> None:
+        """Cancel a worker that waits for a key."""
+        if self.taking:
+            self.taking.pop().cancel()
         self._settle()
 
     @rule(data=st.data())
@@ -97,19 +97,19 @@ class Hands(RuleBasedStateMachine):
         self._settle(seconds)
 
     @invariant()
-    def nobody_waits_beside_work(self) -> None:
+    def no_worker_waits_while_a_key_is_due(self) -> None:
         now = self.loop.time() - ROUNDING
         due = {key for key, at in self.wanted.items() if at <= now and key not in self.held}
-        assert not (due and self.reaching)
+        assert not (due and self.taking)
 
 
-TestHands = Hands.TestCase
-TestHands.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
+TestQueueMachine = QueueMachine.TestCase
+TestQueueMachine.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
 
 
 def test_what_is_added_twice_is_taken_once() -> None:
-    async def story() -> None:
-        queue = Queue(asyncio.get_running_loop().time)
+    async def scenario() -> None:
+        queue = WorkQueue(asyncio.get_running_loop().time)
         queue.add(("team", "a"))
         queue.add(("team", "a"))
         assert len(queue) == 1
@@ -117,22 +117,22 @@ def test_what_is_added_twice_is_taken_once() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(queue.take(), 1000)
 
-    virtual.run(story())
+    virtual.run(scenario())
 
 
 def test_what_is_added_first_is_taken_first() -> None:
-    async def story() -> list[str]:
-        queue = Queue(asyncio.get_running_loop().time)
+    async def scenario() -> list[str]:
+        queue = WorkQueue(asyncio.get_running_loop().time)
         for name in "cab":
             queue.add(("team", name))
         return [(await queue.take())[1] for _ in "cab"]
 
-    assert virtual.run(story()) == ["c", "a", "b"]
+    assert virtual.run(scenario()) == ["c", "a", "b"]
 
 
 def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:
-    async def story() -> None:
-        queue, key = Queue(asyncio.get_running_loop().time), ("team", "a")
+    async def scenario() -> None:
+        queue, key = WorkQueue(asyncio.get_running_loop().time), ("team", "a")
         queue.add(key)
         await queue.take()
         queue.add(key)
@@ -140,13 +140,13 @@ def test_what_comes_while_in_work_comes_again_when_it_is_done() -> None:
         queue.done(key)
         assert await queue.take() == key
 
-    virtual.run(story())
+    virtual.run(scenario())
 
 
 def test_the_earliest_of_several_delays_counts() -> None:
-    async def story() -> list[float]:
+    async def scenario() -> list[float]:
         loop, key, taken = asyncio.get_running_loop(), ("team", "a"), []
-        queue = Queue(loop.time)
+        queue = WorkQueue(loop.time)
         for seconds in (5.0, 2.0, 9.0):
             queue.add_later(key, seconds)
         await queue.take()
@@ -156,14 +156,14 @@ def test_the_earliest_of_several_delays_counts() -> None:
             await asyncio.wait_for(queue.take(), 100)
         return taken
 
-    assert virtual.run(story()) == [2.0]
+    assert virtual.run(scenario()) == [2.0]
 
 
 def test_waits_double_up_to_a_minute_and_begin_anew_after_a_success() -> None:
-    queue, key = Queue(lambda: 0.0), ("team", "a")
+    queue, key = WorkQueue(lambda: 0.0), ("team", "a")
     waits = [queue.add_failed(key) for _ in range(1200)]
     assert waits[:4] == [0.1, 0.2, 0.4, 0.8]
-    assert set(waits[10:]) == {LONGEST_WAIT}
-    assert queue.add_failed(("team", "b")) == FIRST_WAIT
+    assert set(waits[10:]) == {MAX_BACKOFF_SECONDS}
+    assert queue.add_failed(("team", "b")) == FIRST_BACKOFF_SECONDS
     queue.succeeded(key)
-    assert queue.add_failed(key) == FIRST_WAIT
+    assert queue.add_failed(key) == FIRST_BACKOFF_SECONDS

@@ -6,16 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen35_operator.kube.kinds import CONFIG_MAP
-from qwen35_operator.kube.parse import record
-from qwen35_operator.kube.store import Key, Store
-from tests.operator.kube import raw
+from qwen35_operator.kube.object_parsing import record
+from qwen35_operator.kube.store import Store, TrainingKey
+from tests.operator.kube import raw_objects
 from tests.profiles import examples
 
 KEY = ("team", "demo")
 
 
 def one(name="a", *, version, uid="u1", training="demo", namespace="team"):
-    about = raw.metadata(name, version=version, uid=uid, training=training)
+    about = raw_objects.metadata(name, version=version, uid=uid, training=training)
     return record(CONFIG_MAP, {"metadata": {**about, "namespace": namespace}})
 
 
@@ -181,7 +181,7 @@ def held(store: Store) -> dict[str, tuple[str, int]]:
     }
 
 
-def assert_told(told: set[Key], before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> None:
+def assert_told(told: set[TrainingKey], before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> None:
     """Those trainings and no others whose objects are not what they were."""
     moved = {name for name in before | after if before.get(name) != after.get(name)}
     assert told == {("team", where[name][0]) for name in moved for where in (before, after) if name in where}

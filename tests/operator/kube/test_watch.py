@@ -8,12 +8,12 @@ import pytest
 
 from qwen35_operator.kube import client as client_module
 from qwen35_operator.kube import watch as module
-from qwen35_operator.kube.cluster import Cluster
-from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, Kind
-from qwen35_operator.kube.store import Key, Store
-from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE, Watch, not_listed
-from qwen35_trainer.spec import Problem
-from tests.operator.kube import raw
+from qwen35_operator.kube.kinds import CONFIG_MAP, METADATA_ONLY, POD, RAY_JOB, ROLE, WATCHED, ObjectKind
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.store import Store, TrainingKey
+from qwen35_operator.kube.watch import METADATA, METADATA_LIST, PAGE_SIZE, Watch, not_listed
+from qwen35_trainer.manifest import Problem
+from tests.operator.kube import raw_objects
 from tests.operator.kube.server import Server, bookmark, event, page, refuses, says, serving, stream, until
 from tests.patience import PATIENCE
 
@@ -22,8 +22,8 @@ KEY = ("team", "demo")
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT", 0.01)
-    monkeypatch.setattr(module, "LONGEST_WAIT", 0.04)
+    monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 0.04)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ async def server() -> AsyncIterator[Server]:
 class Seen(Watch):
     """A watch, and whom it told of news."""
 
-    def __init__(self, kind: Kind, namespace: str | None = None) -> None:
-        self.told: list[Key] = []
+    def __init__(self, kind: ObjectKind, namespace: str | None = None) -> None:
+        self.told: list[TrainingKey] = []
         self.starts = self.recoveries = 0
         super().__init__(kind, namespace, Store(), self.told.append, self._count, self._recover)
 
@@ -53,7 +53,7 @@ class Seen(Watch):
 
 
 @asynccontextmanager
-async def watching(server: Server, kind: Kind = CONFIG_MAP, namespace: str | None = None) -> AsyncIterator[Seen]:
+async def watching(server: Server, kind: ObjectKind = CONFIG_MAP, namespace: str | None = None) -> AsyncIterator[Seen]:
     watch, client = Seen(kind, namespace), server.client()
     task = asyncio.create_task(watch.run(client))
     try:
@@ -71,7 +71,7 @@ def idle(server: Server, asked: int) -> Callable[[], bool]:
 
 
 def one(name: str, version: int, **about) -> dict:
-    return raw.config_map(name, version=version, **about)
+    return raw_objects.config_map(name, version=version, **about)
 
 
 async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
@@ -81,7 +81,7 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
         assert watch.names == {"a": "1", "b": "2"}
         assert watch.told == [KEY]
     first, second, following = (dict(request.query) for request in server.requests)
-    assert first == {"labelSelector": CONFIG_MAP.selector, "limit": str(PAGE)}
+    assert first == {"labelSelector": CONFIG_MAP.selector, "limit": str(PAGE_SIZE)}
     assert second == {**first, "continue": "more"}
     assert following["resourceVersion"] == "7"
     assert following["watch"] == "true"
@@ -175,7 +175,7 @@ async def test_after_a_cut_what_was_seen_is_not_asked_for_again(server) -> None:
 
 
 async def test_a_silent_stream_is_given_up(server, monkeypatch) -> None:
-    monkeypatch.setattr(client_module, "READ_IDLE", 1.0)  # time enough to read the bookmark on a busy machine
+    monkeypatch.setattr(client_module, "READ_IDLE_SECONDS", 1.0)  # time enough to read the bookmark on a busy machine
     server.script = [
         page(version=10),
         stream(bookmark(20), stays=True),
@@ -219,8 +219,8 @@ async def test_an_error_that_passes_is_waited_out(server) -> None:
 
 
 async def test_without_permission_it_says_who_must_grant_what_and_sees_again_when_granted(server, monkeypatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_WAIT", 1.0)
-    server.script = [refuses(403, "pods is forbidden"), page(raw.pod("p"), version=3), stream(stays=True)]
+    monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 1.0)
+    server.script = [refuses(403, "pods is forbidden"), page(raw_objects.pod("p"), version=3), stream(stays=True)]
     async with watching(server, POD, "team") as watch:
         await asyncio.wait_for(watch.settled.wait(), PATIENCE)
         assert not watch.synced.is_set()
@@ -253,7 +253,7 @@ async def test_who_may_list_and_not_watch_is_blind_until_both_are_granted(server
 
 
 async def test_without_kuberay_it_says_so_and_sees_it_once_it_is_there(server) -> None:
-    server.script = [refuses(404), page(raw.ray_job("demo-1"), version=4), stream(stays=True)]
+    server.script = [refuses(404), page(raw_objects.ray_job("demo-1"), version=4), stream(stays=True)]
     async with watching(server, RAY_JOB) as watch:
         await asyncio.wait_for(watch.settled.wait(), PATIENCE)
         assert watch.problem.path == "rayjobs.ray.io"
@@ -265,7 +265,7 @@ async def test_without_kuberay_it_says_so_and_sees_it_once_it_is_there(server) -
 
 
 async def test_kuberay_that_is_removed_is_missed(server) -> None:
-    server.script = [page(raw.ray_job("demo-1"), version=4), refuses(404), refuses(404)]
+    server.script = [page(raw_objects.ray_job("demo-1"), version=4), refuses(404), refuses(404)]
     async with watching(server, RAY_JOB) as watch:
         await until(idle(server, 4), "the next try")
         assert "KubeRay" in watch.problem.message
@@ -281,17 +281,17 @@ async def test_a_server_that_is_away_is_nobodys_problem_to_mend(server) -> None:
 
 
 async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) -> None:
-    strange = raw.pod("strange", pool="theirs", version=12)
+    strange = raw_objects.pod("strange", pool="theirs", version=12)
     server.script = [
-        page(raw.pod("listed", pool="theirs"), version=10),
-        stream(event("ADDED", strange), event("ADDED", raw.pod("p", version=13)), stays=True),
+        page(raw_objects.pod("listed", pool="theirs"), version=10),
+        stream(event("ADDED", strange), event("ADDED", raw_objects.pod("p", version=13)), stays=True),
     ]
     async with watching(server, POD) as watch:
         await until(lambda: watch.names, "our pod")
         assert watch.names == {"p": "13"}
         assert watch.told == [KEY]
-    assert "Pod team/listed is passed over" in caplog.text
-    assert "Pod team/strange is passed over" in caplog.text
+    assert "Pod team/listed is ignored" in caplog.text
+    assert "Pod team/strange is ignored" in caplog.text
 
 
 async def test_of_some_kinds_only_metadata_are_read(server) -> None:
@@ -303,7 +303,7 @@ async def test_of_some_kinds_only_metadata_are_read(server) -> None:
 
 
 async def test_a_stream_that_always_ends_at_once_is_asked_for_with_pauses(server, monkeypatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT", 0.4)
+    monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.4)
     ends = 50
     server.script = [page(version=1), *(stream() for _ in range(ends))]
     async with watching(server) as watch:
@@ -312,8 +312,8 @@ async def test_a_stream_that_always_ends_at_once_is_asked_for_with_pauses(server
 
 
 async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(server, monkeypatch) -> None:
-    monkeypatch.setattr(module, "FIRST_WAIT", 0.2)
-    monkeypatch.setattr(module, "LONGEST_WAIT", 1.0)
+    monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr(module, "MAX_BACKOFF_SECONDS", 1.0)
     waits: list[float] = []
     sleep = asyncio.sleep
 
@@ -332,16 +332,16 @@ async def test_waits_grow_while_refused_and_are_short_again_after_a_connection(s
 
 
 def test_every_kind_is_watched_in_every_namespace() -> None:
-    changed: list[Key] = []
-    everywhere = Cluster((), changed.append, lambda kind: None)
-    two = Cluster(("a", "b"), changed.append, lambda kind: None)
+    changed: list[TrainingKey] = []
+    everywhere = ObjectCache((), changed.append, lambda kind: None)
+    two = ObjectCache(("a", "b"), changed.append, lambda kind: None)
     assert [(watch.kind, watch.namespace) for watch in everywhere.watches] == [(kind, None) for kind in WATCHED]
     assert {(watch.kind, watch.namespace) for watch in two.watches} == {(kind, at) for kind in WATCHED for at in "ab"}
     assert all(watch.store is two.stores[watch.kind] for watch in two.watches)
 
 
 async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems_of_a_namespace() -> None:
-    cluster = Cluster(("a", "b"), lambda key: None, lambda kind: None)
+    cluster = ObjectCache(("a", "b"), lambda key: None, lambda kind: None)
     settling = asyncio.ensure_future(cluster.settled())
     for watch in cluster.watches[1:]:
         watch.settled.set()
@@ -350,10 +350,10 @@ async def test_a_cluster_has_settled_when_every_watch_has_and_names_the_problems
     assert not settling.done()
     blind = cluster.watches[0]
     assert blind.namespace == "a"
-    assert cluster.unseen() == [not_listed(blind.kind)]
+    assert cluster.incomplete() == [not_listed(blind.kind)]
     blind.problem = Problem("rayjobs.ray.io", "no", "install")
     blind.settled.set()
-    assert cluster.unseen() == [blind.problem]
+    assert cluster.incomplete() == [blind.problem]
     await asyncio.wait_for(settling, PATIENCE)
     assert cluster.problems("a") == (blind.problem,)
     assert cluster.problems("b") == ()

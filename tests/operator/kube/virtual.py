@@ -33,7 +33,7 @@ class Loop(asyncio.SelectorEventLoop):
         return self._jumping.now
 
 
-def run[Result](story: Coroutine[Any, Any, Result]) -> Result:
+def run[Result](scenario: Coroutine[Any, Any, Result]) -> Result:
     """To its end, in no time."""
     with asyncio.Runner(loop_factory=Loop) as runner:
-        return runner.run(story)
+        return runner.run(scenario)

@@ -5,7 +5,7 @@ from tests.operator.reconcile.world import World
 
 def finished() -> World:
     world = World()
-    world.edit(ttlSecondsAfterFinished=100)
+    world.edit(cleanupSecondsAfterFinished=100)
     world.until_running()
     world.report("Succeeded")
     world.reconcile()
@@ -26,7 +26,7 @@ def test_children_go_after_their_time_and_the_training_stays_succeeded():
 
 def test_without_a_time_they_stay():
     world = finished()
-    world.edit(ttlSecondsAfterFinished=None)
+    world.edit(cleanupSecondsAfterFinished=None)
     world.wait(10_000)
     world.settle(3)
     assert world.children

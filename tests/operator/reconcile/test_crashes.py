@@ -85,7 +85,7 @@ def delete(world: World, step) -> None:
 
 
 def life(world: World, step) -> None:
-    """All of it in one, as tests/controlplane/tales.py tells it to a real API server."""
+    """All of it in one, as tests/controlplane/scenarios.py tells it to a real API server."""
     scale(world, step)
     order_a_stop(world, step)
     world.edit(suspend=False)
@@ -100,23 +100,23 @@ def life(world: World, step) -> None:
     step()
 
 
-STORIES = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job, delete, life]
+SCENARIOS = [create, suspend, resume, fail_and_restart, scale, succeed, delete_the_job, delete, life]
 
 
-def undisturbed(story) -> World:
+def undisturbed(scenario) -> World:
     world = World()
 
     def step() -> None:
         for _ in range(6):
             world.reconcile()
 
-    story(world, step)
+    scenario(world, step)
     return world
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_a_crash_after_any_write_changes_nothing_in_the_end(story):
-    calm = undisturbed(story)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_crash_after_any_write_changes_nothing_in_the_end(scenario):
+    calm = undisturbed(scenario)
     assert calm.writes > 5
     for number in range(calm.writes):
         world = World()
@@ -130,13 +130,13 @@ def test_a_crash_after_any_write_changes_nothing_in_the_end(story):
                 else:
                     world.reconcile()
 
-        story(world, step)
+        scenario(world, step)
         assert world.spent() == calm.spent(), f"after write {number}"
 
 
-@pytest.mark.parametrize("story", STORIES, ids=lambda story: story.__name__)
-def test_a_settled_training_is_not_written_to(story):
-    world = undisturbed(story)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_settled_training_is_not_written_to(scenario):
+    world = undisturbed(scenario)
     before = world.writes
     for _ in range(3):
         world.reconcile()

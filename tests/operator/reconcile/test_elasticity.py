@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qwen35_operator.reconcile import acceptance
-from qwen35_trainer.contract import Replica
+from qwen35_trainer.contract import ReplicaReport
 from tests.operator.reconcile.world import World
 
 
@@ -33,7 +33,7 @@ def test_bounds_follow_a_size_beyond_them(world):
     world.edit(rollout={"nodes": 6, "maxNodes": 6})
     world.reconcile()
     (cluster,) = world.clusters.values()
-    assert (cluster.groups[0].least, cluster.groups[0].most) == (1, 6)
+    assert (cluster.groups[0].min_replicas, cluster.groups[0].max_replicas) == (1, 6)
 
 
 def test_the_idlest_pods_go_first(world):
@@ -41,7 +41,7 @@ def test_the_idlest_pods_go_first(world):
     world.settle(3)
     pods = sorted(name for name in world.pods if "rollout" in name)
     world.report(
-        replicas=[Replica(pods=(name,), idle=idle) for name, idle in zip(pods, (0.1, 0.9, 0.2, 0.8), strict=True)]
+        replicas=[ReplicaReport(pods=(name,), idle=idle) for name, idle in zip(pods, (0.1, 0.9, 0.2, 0.8), strict=True)]
     )
     world.edit(rollout={"nodes": 2})
     world.reconcile()
@@ -52,7 +52,7 @@ def test_the_idlest_pods_go_first(world):
 
 def test_pods_that_do_not_work_go_before_idle_ones(world):
     pods = sorted(name for name in world.pods if "rollout" in name)
-    world.report(replicas=[Replica(pods=(pods[1],), idle=0.9), Replica(pods=(pods[0],), idle=0.0)])
+    world.report(replicas=[ReplicaReport(pods=(pods[1],), idle=0.9), ReplicaReport(pods=(pods[0],), idle=0.0)])
     world.pods[pods[0]] = replace(world.pods[pods[0]], ready=False)
     world.edit(rollout={"nodes": 1})
     world.reconcile()
@@ -67,7 +67,7 @@ def test_the_nodes_of_one_replica_go_together(monkeypatch):
     world.until_running()
     pods = sorted(name for name in world.pods if "rollout" in name)
     mates = [(pods[0], pods[2]), (pods[1], pods[3])]
-    world.report(replicas=[Replica(pods=pair, idle=0.5) for pair in mates])
+    world.report(replicas=[ReplicaReport(pods=pair, idle=0.5) for pair in mates])
     world.edit(rollout={"nodes": 2})
     world.reconcile()
     assert world.observe().control.leaving in mates

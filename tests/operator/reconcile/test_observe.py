@@ -5,15 +5,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from qwen35_operator.desired import config
-from qwen35_operator.kube.cluster import Cluster
-from qwen35_operator.kube.errors import Unavailable
-from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE, Kind
-from qwen35_operator.kube.parse import record, training_of
-from qwen35_operator.reconcile.observe import Parsed, observe
-from qwen35_trainer.spec import Problem
-from tests.operator.kube import raw
-from tests.operator.kube.memory import Memory
+from qwen35_operator.kube.api_errors import Unavailable
+from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE, ObjectKind
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.reconcile.child_writes import config_map
+from qwen35_operator.reconcile.observe import TrainingParser, observe
+from qwen35_trainer.manifest import Problem
+from tests.operator.kube import raw_objects
+from tests.operator.kube.memory_api import MemoryApi
 from tests.operator.reconcile.world import SPEC
 
 PROGRESS = CONFIG_MAP.path("team", "demo-progress")
@@ -21,7 +21,7 @@ TRAINING = {
     "metadata": {
         "name": "demo",
         "namespace": "team",
-        "uid": raw.UID,
+        "uid": raw_objects.UID,
         "generation": 3,
         "resourceVersion": "77",
         "creationTimestamp": "2026-01-01T00:00:00Z",
@@ -31,40 +31,46 @@ TRAINING = {
 }
 
 
-class Scene:
+class ObserveSetup:
     """Stores to fill, and an API server that is asked for what they may not have yet."""
 
     def __init__(self) -> None:
-        self.api = Memory()
-        self.parsed = Parsed()
-        self.cluster = Cluster((), lambda key: None, lambda kind: None)
+        self.api = MemoryApi()
+        self.parser = TrainingParser()
+        self.cluster = ObjectCache((), lambda key: None, lambda kind: None)
 
-    def put(self, kind: Kind, *bodies: dict) -> None:
+    def put(self, kind: ObjectKind, *bodies: dict) -> None:
         for body in bodies:
             self.cluster.stores[kind].put(training_of(body), record(kind, body))
 
     async def observe(self, **changes):
-        return await observe({**TRAINING, **changes}, self.cluster, self.parsed, self.api)
+        return await observe({**TRAINING, **changes}, self.cluster, self.parser, self.api)
 
 
 @pytest.fixture
-def scene() -> Scene:
-    return Scene()
+def setup() -> ObserveSetup:
+    return ObserveSetup()
 
 
 def report(state: str = "Running", attempt: int = 1, **about) -> dict:
     text = json.dumps({"attempt": attempt, "state": state, "time": 1.0})
-    return raw.config_map(data={"progress.json": text}, **about)
+    return raw_objects.config_map(data={"progress.json": text}, **about)
 
 
-async def test_what_the_body_says(scene) -> None:
-    seen = await scene.observe()
-    assert (seen.name, seen.namespace, seen.uid, seen.generation, seen.version) == ("demo", "team", raw.UID, 3, "77")
+async def test_what_the_body_says(setup) -> None:
+    seen = await setup.observe()
+    assert (seen.name, seen.namespace, seen.uid, seen.generation, seen.version) == (
+        "demo",
+        "team",
+        raw_objects.UID,
+        3,
+        "77",
+    )
     assert seen.created == datetime(2026, 1, 1, tzinfo=UTC)
     assert not seen.deleting
     assert seen.training.labels == {"kueue.x-k8s.io/queue-name": "gpus"}
     assert seen.training.spec.rollout.nodes == 2
-    assert (seen.children, seen.jobs, seen.clusters, seen.pods, seen.reported, seen.control) == (
+    assert (seen.children, seen.jobs, seen.clusters, seen.pods, seen.report, seen.control) == (
         {},
         (),
         (),
@@ -72,69 +78,80 @@ async def test_what_the_body_says(scene) -> None:
         None,
         None,
     )
-    assert scene.api.requests == []
+    assert setup.api.requests == []
 
 
-async def test_a_training_that_is_deleted_is_seen_as_such(scene) -> None:
+async def test_a_training_that_is_deleted_is_seen_as_such(setup) -> None:
     about = {**TRAINING["metadata"], "deletionTimestamp": "2026-01-01T01:00:00Z"}
-    assert (await scene.observe(metadata=about)).deleting
+    assert (await setup.observe(metadata=about)).deleting
 
 
-async def test_a_spec_that_cannot_be_read_is_none_with_its_problems(scene) -> None:
-    seen = await scene.observe(spec={**SPEC, "rollout": {"nodes": -1}})
+async def test_a_spec_that_cannot_be_read_is_none_with_its_problems(setup) -> None:
+    seen = await setup.observe(spec={**SPEC, "rollout": {"nodes": -1}})
     assert seen.training is None
     assert any("rollout" in problem.path for problem in seen.problems)
 
 
-async def test_a_body_without_spec_and_status_can_be_looked_at(scene) -> None:
-    seen = await observe({"metadata": TRAINING["metadata"]}, scene.cluster, scene.parsed, scene.api)
+async def test_a_body_without_spec_and_status_can_be_looked_at(setup) -> None:
+    seen = await observe({"metadata": TRAINING["metadata"]}, setup.cluster, setup.parser, setup.api)
     assert seen.training is None
     assert seen.problems
 
 
-async def test_what_has_another_owner_is_not_its_child(scene) -> None:
-    scene.put(CONFIG_MAP, raw.config_map("demo-config"), raw.config_map("foreign", uid="u2", owner="other"))
-    scene.put(ROLE, {"metadata": raw.metadata("demo-trainer")})
-    scene.put(RAY_JOB, raw.ray_job("demo-1"), raw.ray_job("demo-9", attempt=9, uid="u2", owner="an earlier demo"))
-    scene.put(CONFIG_MAP, raw.config_map("other-config", training="other", uid="u3"))
-    seen = await scene.observe()
+async def test_what_has_another_owner_is_not_its_child(setup) -> None:
+    setup.put(
+        CONFIG_MAP, raw_objects.config_map("demo-config"), raw_objects.config_map("foreign", uid="u2", owner="other")
+    )
+    setup.put(ROLE, {"metadata": raw_objects.metadata("demo-trainer")})
+    setup.put(
+        RAY_JOB,
+        raw_objects.ray_job("demo-1"),
+        raw_objects.ray_job("demo-9", attempt=9, uid="u2", owner="an earlier demo"),
+    )
+    setup.put(CONFIG_MAP, raw_objects.config_map("other-config", training="other", uid="u3"))
+    seen = await setup.observe()
     assert set(seen.children) == {("ConfigMap", "demo-config"), ("Role", "demo-trainer")}
     assert [job.name for job in seen.jobs] == ["demo-1"]
 
 
-async def test_a_report_or_order_of_somebody_else_is_none(scene) -> None:
-    order = raw.config_map("demo-control", {"control.json": '{"attempt": 1}'}, uid="u2", owner="other")
-    scene.put(CONFIG_MAP, report(owner="other"), order)
-    seen = await scene.observe()
-    assert (seen.reported, seen.control) == (None, None)
+async def test_a_report_or_order_of_somebody_else_is_none(setup) -> None:
+    order = raw_objects.config_map("demo-control", {"control.json": '{"attempt": 1}'}, uid="u2", owner="other")
+    setup.put(CONFIG_MAP, report(owner="other"), order)
+    seen = await setup.observe()
+    assert (seen.report, seen.control) == (None, None)
 
 
-async def test_report_and_order_are_read(scene) -> None:
-    scene.put(CONFIG_MAP, report(), raw.config_map("demo-control", {"control.json": '{"attempt": 4}'}, uid="u2"))
-    seen = await scene.observe()
-    assert seen.reported.progress.state == "Running"
+async def test_report_and_order_are_read(setup) -> None:
+    setup.put(
+        CONFIG_MAP, report(), raw_objects.config_map("demo-control", {"control.json": '{"attempt": 4}'}, uid="u2")
+    )
+    seen = await setup.observe()
+    assert seen.report.progress.state == "Running"
     assert seen.control.attempt == 4
 
 
-async def test_a_cluster_whose_job_is_not_ours_belongs_to_no_attempt(scene) -> None:
-    scene.put(RAY_JOB, raw.ray_job("demo-1", uid="job"))
-    mine, lost = raw.ray_cluster("demo-1-a", owner="job"), raw.ray_cluster("demo-1-b", uid="u2", owner="gone")
-    scene.put(RAY_CLUSTER, mine, lost)
-    seen = await scene.observe()
+async def test_a_cluster_whose_job_is_not_ours_belongs_to_no_attempt(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job("demo-1", uid="job"))
+    mine, lost = (
+        raw_objects.ray_cluster("demo-1-a", owner="job"),
+        raw_objects.ray_cluster("demo-1-b", uid="u2", owner="gone"),
+    )
+    setup.put(RAY_CLUSTER, mine, lost)
+    seen = await setup.observe()
     assert {cluster.name: cluster.attempt for cluster in seen.clusters} == {"demo-1-a": 1, "demo-1-b": 0}
 
 
-async def test_a_pod_older_than_the_training_belongs_to_no_attempt(scene) -> None:
-    old = raw.pod("old", uid="u2")
+async def test_a_pod_older_than_the_training_belongs_to_no_attempt(setup) -> None:
+    old = raw_objects.pod("old", uid="u2")
     old["metadata"]["creationTimestamp"] = "2025-12-31T23:59:59Z"
-    scene.put(POD, raw.pod("new"), old)
-    assert {pod.name: pod.attempt for pod in (await scene.observe()).pods} == {"new": 1, "old": 0}
+    setup.put(POD, raw_objects.pod("new"), old)
+    assert {pod.name: pod.attempt for pod in (await setup.observe()).pods} == {"new": 1, "old": 0}
 
 
-async def test_what_cannot_be_watched_is_told(scene) -> None:
+async def test_what_cannot_be_watched_is_told(setup) -> None:
     problem = Problem("pods", "the operator may not watch it", "grant it")
-    scene.cluster.watches[0].problem = problem
-    assert (await scene.observe()).unavailable == (problem,)
+    setup.cluster.watches[0].problem = problem
+    assert (await setup.observe()).unavailable == (problem,)
 
 
 OVER = [{"jobDeploymentStatus": "Complete"}, {"jobDeploymentStatus": "Failed"}, {"jobStatus": "SUCCEEDED"}]
@@ -142,71 +159,73 @@ OVER += [{"jobStatus": "FAILED"}, {"jobStatus": "STOPPED"}, {"jobDeploymentStatu
 
 
 @pytest.mark.parametrize("status", OVER, ids=str)
-async def test_the_last_word_of_a_job_that_is_over_is_read_anew(scene, status) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=status))
-    scene.put(CONFIG_MAP, report("Running"))
-    scene.api.place(PROGRESS, report("Succeeded"))
-    seen = await scene.observe()
-    assert seen.reported.progress.state == "Succeeded"
-    assert scene.api.requests == [("GET", PROGRESS)]
+async def test_the_last_word_of_a_job_that_is_over_is_read_anew(setup, status) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=status))
+    setup.put(CONFIG_MAP, report("Running"))
+    setup.api.place(PROGRESS, report("Succeeded"))
+    seen = await setup.observe()
+    assert seen.report.progress.state == "Succeeded"
+    assert setup.api.requests == [("GET", PROGRESS)]
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
-async def test_it_is_read_anew_also_when_there_was_none_or_none_to_be_read(scene, text) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=OVER[0]))
-    scene.put(CONFIG_MAP, raw.config_map(data=None if text is None else {"progress.json": text}))
-    scene.api.place(PROGRESS, report("Succeeded"))
-    assert (await scene.observe()).reported.progress.state == "Succeeded"
+async def test_it_is_read_anew_also_when_there_was_none_or_none_to_be_read(setup, text) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
+    setup.put(CONFIG_MAP, raw_objects.config_map(data=None if text is None else {"progress.json": text}))
+    setup.api.place(PROGRESS, report("Succeeded"))
+    assert (await setup.observe()).report.progress.state == "Succeeded"
 
 
-async def test_it_is_read_anew_while_it_is_of_an_earlier_attempt(scene) -> None:
-    scene.put(
-        RAY_JOB, raw.ray_job("demo-1", status=OVER[1]), raw.ray_job("demo-2", attempt=2, status=OVER[0], uid="u2")
+async def test_it_is_read_anew_while_it_is_of_an_earlier_attempt(setup) -> None:
+    setup.put(
+        RAY_JOB,
+        raw_objects.ray_job("demo-1", status=OVER[1]),
+        raw_objects.ray_job("demo-2", attempt=2, status=OVER[0], uid="u2"),
     )
-    scene.put(CONFIG_MAP, report("Failed", attempt=1))
-    scene.api.place(PROGRESS, report("Succeeded", attempt=2))
-    assert (await scene.observe()).reported.progress.attempt == 2
+    setup.put(CONFIG_MAP, report("Failed", attempt=1))
+    setup.api.place(PROGRESS, report("Succeeded", attempt=2))
+    assert (await setup.observe()).report.progress.attempt == 2
 
 
 @pytest.mark.parametrize("status", [None, {"jobStatus": "RUNNING"}, {"jobDeploymentStatus": "Initializing"}], ids=str)
-async def test_nothing_is_read_anew_while_the_job_runs(scene, status) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=status))
-    scene.put(CONFIG_MAP, report("Running"))
-    await scene.observe()
-    assert scene.api.requests == []
+async def test_nothing_is_read_anew_while_the_job_runs(setup, status) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=status))
+    setup.put(CONFIG_MAP, report("Running"))
+    await setup.observe()
+    assert setup.api.requests == []
 
 
 @pytest.mark.parametrize("state", ["Succeeded", "Failed", "Stopped"])
-async def test_nothing_is_read_anew_when_the_last_word_is_known(scene, state) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=OVER[0]))
-    scene.put(CONFIG_MAP, report(state))
-    assert (await scene.observe()).reported.progress.state == state
-    assert scene.api.requests == []
+async def test_nothing_is_read_anew_when_the_last_word_is_known(setup, state) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
+    setup.put(CONFIG_MAP, report(state))
+    assert (await setup.observe()).report.progress.state == state
+    assert setup.api.requests == []
 
 
-async def test_nothing_is_read_where_there_is_no_report_or_no_job(scene) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=OVER[0]))
-    await scene.observe()
-    other = Scene()
+async def test_nothing_is_read_where_there_is_no_report_or_no_job(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
+    await setup.observe()
+    other = ObserveSetup()
     other.put(CONFIG_MAP, report())
     await other.observe()
-    assert scene.api.requests == other.api.requests == []
+    assert setup.api.requests == other.api.requests == []
 
 
-async def test_a_report_that_is_gone_or_anothers_by_now_is_none(scene) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=OVER[0]))
-    scene.put(CONFIG_MAP, report("Running"))
-    assert (await scene.observe()).reported is None
-    scene.api.place(PROGRESS, report("Succeeded", owner="other"))
-    assert (await scene.observe()).reported is None
+async def test_a_report_that_is_gone_or_anothers_by_now_is_none(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
+    setup.put(CONFIG_MAP, report("Running"))
+    assert (await setup.observe()).report is None
+    setup.api.place(PROGRESS, report("Succeeded", owner="other"))
+    assert (await setup.observe()).report is None
 
 
-async def test_a_last_word_that_cannot_be_had_now_decides_nothing(scene) -> None:
-    scene.put(RAY_JOB, raw.ray_job(status=OVER[0]))
-    scene.put(CONFIG_MAP, report("Running"))
-    scene.api.refuse("GET", "configmaps", Unavailable(503, "not now"))
+async def test_a_last_word_that_cannot_be_had_now_decides_nothing(setup) -> None:
+    setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
+    setup.put(CONFIG_MAP, report("Running"))
+    setup.api.refuse("GET", "configmaps", Unavailable(503, "not now"))
     with pytest.raises(Unavailable):
-        await scene.observe()
+        await setup.observe()
 
 
 def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **about) -> dict:
@@ -214,44 +233,44 @@ def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **about) -> d
 
 
 def test_a_training_is_read_once_in_a_generation() -> None:
-    parsed = Parsed()
-    first, _ = parsed.of(body())
-    assert parsed.of(body())[0] is first
-    assert parsed.of(body(spec={"nonsense": 1}))[0] is first
-    changed, problems = parsed.of(body(generation=2, spec={**SPEC, "rollout": {"nodes": 3, "maxNodes": 4}}))
+    parser = TrainingParser()
+    first, _ = parser.parse(body())
+    assert parser.parse(body())[0] is first
+    assert parser.parse(body(spec={"nonsense": 1}))[0] is first
+    changed, problems = parser.parse(body(generation=2, spec={**SPEC, "rollout": {"nodes": 3, "maxNodes": 4}}))
     assert problems == ()
     assert changed.spec.rollout.nodes == 3
 
 
 def test_a_training_is_read_again_when_what_it_hands_on_has_changed() -> None:
-    parsed = Parsed()
-    first, _ = parsed.of(body())
-    assert parsed.of(body(annotations={"note": "nobody hands it on"}))[0] is first
-    moved, _ = parsed.of(body(labels={"kueue.x-k8s.io/queue-name": "others"}))
+    parser = TrainingParser()
+    first, _ = parser.parse(body())
+    assert parser.parse(body(annotations={"note": "nobody hands it on"}))[0] is first
+    moved, _ = parser.parse(body(labels={"kueue.x-k8s.io/queue-name": "others"}))
     assert moved.labels == {"kueue.x-k8s.io/queue-name": "others"}
-    topology, _ = parsed.of(body(annotations={"huawei.com/schedule": "near"}))
+    topology, _ = parser.parse(body(annotations={"huawei.com/schedule": "near"}))
     assert topology.annotations == {"huawei.com/schedule": "near"}
 
 
 def test_problems_are_kept_as_well() -> None:
-    parsed = Parsed()
-    assert parsed.of(body(spec={}))[0] is None
-    assert parsed.of(body())[1]
+    parser = TrainingParser()
+    assert parser.parse(body(spec={}))[0] is None
+    assert parser.parse(body())[1]
 
 
 def test_of_too_many_trainings_the_one_unused_longest_goes() -> None:
-    parsed = Parsed(size=2)
-    a, _ = parsed.of(body("a"))
-    b, _ = parsed.of(body("b"))
-    parsed.of(body("a"))
-    parsed.of(body("c"))
-    assert parsed.of(body("a"))[0] is a
-    assert parsed.of(body("b"))[0] is not b
+    parser = TrainingParser(size=2)
+    a, _ = parser.parse(body("a"))
+    b, _ = parser.parse(body("b"))
+    parser.parse(body("a"))
+    parser.parse(body("c"))
+    assert parser.parse(body("a"))[0] is a
+    assert parser.parse(body("b"))[0] is not b
 
 
-async def test_what_is_costly_to_make_of_a_training_is_made_once(scene) -> None:
-    first, again = (await scene.observe()).training, (await scene.observe()).training
-    assert config.build(again) is config.build(first)
+async def test_what_is_costly_to_make_of_a_training_is_made_once(setup) -> None:
+    first, again = (await setup.observe()).training, (await setup.observe()).training
+    assert config_map(again) is config_map(first)
     about = {**TRAINING["metadata"], "generation": 4}
-    changed = (await scene.observe(metadata=about, spec={**SPEC, "seed": 5})).training
-    assert "seed: 5" in config.build(changed)["data"]["training.yaml"]
+    changed = (await setup.observe(metadata=about, spec={**SPEC, "seed": 5})).training
+    assert "seed: 5" in config_map(changed)["data"]["training.yaml"]

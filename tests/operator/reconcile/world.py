@@ -1,10 +1,10 @@
-"""A cluster in memory: what the API server, KubeRay and the trainer do to the objects of one training.
+"""A cluster in memory: the effects of the API server, KubeRay and the trainer on the objects of one training.
 
-    World.observe() ─► decide ─► World.apply(action) … ─► World.status = …
+    World.observe() ─► decide ─► World.apply(write) … ─► World.status = …
          ▲                                │
          └── kuberay() · trainer verbs ◄──┘
 
-It keeps only what `decide` can see. Every verb is one step of one party, so that tests choose the order.
+It keeps only what `decide` reads. Every method is one step of one party, so that tests choose the order.
 """
 
 import json
@@ -12,21 +12,22 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from qwen35_operator.api.training import Training
+from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import TrainingStatus
-from qwen35_operator.reconcile.actions import Announce, Create, Delete, Refused, Scale, Update
+from qwen35_operator.kube.object_records import Child, Pod, RayCluster, RayJob, WorkerGroup
+from qwen35_operator.operator_settings import OperatorSettings
 from qwen35_operator.reconcile.decide import decide
-from qwen35_operator.reconcile.observed import Child, Observed, Pod, RayCluster, RayJob, Reported, WorkerGroup
-from qwen35_operator.reconcile.report import blocked
-from qwen35_operator.settings import Settings
-from qwen35_trainer.contract import CheckpointReport, Progress, parse_control
-from qwen35_trainer.contract.names import control_name, progress_name
-from qwen35_trainer.spec import parse_spec
+from qwen35_operator.reconcile.new_status import status_after_refusal
+from qwen35_operator.reconcile.observed import Observed, ReadReport
+from qwen35_operator.reconcile.writes import Create, Delete, PostEvent, RefusedWrite, Scale, Update
+from qwen35_trainer.contract import CheckpointReport, ProgressReport, parse_control
+from qwen35_trainer.contract.shared_names import control_name, progress_name
+from qwen35_trainer.manifest import parse_spec
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 UID = "11111111-2222-3333-4444-555555555555"
 SPEC = {
-    "accelerator": {"profile": "nvidia", "perNode": 8},
+    "accelerator": {"profile": "NVIDIA", "devicesPerNode": 8},
     "model": {"name": "Qwen/Qwen3.5-9B", "source": {"persistentVolumeClaim": {"claimName": "models"}}},
     "data": {"train": [{"name": "math", "files": {"paths": ["/data/math.jsonl"]}}]},
     "rewards": [{"type": "Math"}],
@@ -50,13 +51,13 @@ class World:
     jobs: dict[str, RayJob] = field(default_factory=dict)
     clusters: dict[str, RayCluster] = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
-    progress: Progress | None = None
+    progress: ProgressReport | None = None
     written: datetime | None = None
     unreadable: str | None = None
     foreign: set = field(default_factory=set)
     unavailable: tuple = ()
     deleting: bool = False
-    events: list[Announce] = field(default_factory=list)
+    events: list[PostEvent] = field(default_factory=list)
     writes: int = 0
     wanted_after: float | None = None
     uids: int = 0
@@ -72,7 +73,7 @@ class World:
         self.generation += 1
 
     def delete(self) -> None:
-        """The training is on its way out, and what it owns with it."""
+        """Delete the training and the objects that it owns."""
         self.deleting = True
         self.children.clear(), self.jobs.clear(), self.clusters.clear(), self.pods.clear()
 
@@ -82,7 +83,7 @@ class World:
         spec, problems = parse_spec(deepcopy(self.spec))
         training = None
         if not problems:
-            training = Training("demo", "team", UID, self.generation, spec, self.labels)
+            training = TrainingResource("demo", "team", UID, self.generation, spec, self.labels)
         control = self.children.get(("ConfigMap", control_name("demo")))
         return Observed(
             training=training,
@@ -100,28 +101,28 @@ class World:
             jobs=tuple(self.jobs.values()),
             clusters=tuple(self.clusters.values()),
             pods=tuple(self.pods.values()),
-            reported=self._reported(),
+            report=self._read_report(),
             control=None if control is None else parse_control(control[1]["data"]["control.json"]),
         )
 
-    def _reported(self) -> Reported | None:
+    def _read_report(self) -> ReadReport | None:
         if self.unreadable is not None:
-            return Reported(None, self.unreadable, self.now)
-        return None if self.progress is None else Reported(self.progress, None, self.written)
+            return ReadReport(None, self.unreadable, self.now)
+        return None if self.progress is None else ReadReport(self.progress, None, self.written)
 
     def reconcile(self, *, writes: int | None = None) -> bool:
-        """One reconcile; with `writes`, a crash after so many of them. Returns whether it came to its end."""
+        """Reconcile once; with `writes`, crash after this number of writes. Returns whether the reconcile completed."""
         seen = self.observe()
-        decision = decide(seen, Settings(), self.now)
+        decision = decide(seen, OperatorSettings(), self.now)
         self.wanted_after = decision.after
         left = writes
-        for action in decision.actions:
+        for write in decision.writes:
             if left == 0:
                 return False
-            if (refused := self.apply(action)) is not None:
-                self._write(blocked(seen, decision, [refused], self.now))
+            if (refused := self.apply(write)) is not None:
+                self._write(status_after_refusal(seen, decision, [refused], self.now))
                 return True
-            if left is not None and not isinstance(action, Announce):
+            if left is not None and not isinstance(write, PostEvent):
                 left -= 1
         if left == 0 and decision.status != self.status:
             return False
@@ -134,27 +135,27 @@ class World:
         if status != self.status:
             self.status, self.writes = status, self.writes + 1
 
-    def apply(self, action) -> Refused | None:
-        match action:
-            case Announce():
-                self.events.append(action)
+    def apply(self, write) -> RefusedWrite | None:
+        match write:
+            case PostEvent():
+                self.events.append(write)
             case Create(manifest):
-                return self._create(action, manifest)
+                return self._create(write, manifest)
             case Update(manifest, uid):
                 key = manifest["kind"], manifest["metadata"]["name"]
                 if key in self.children and self.children[key][0].uid == uid:
                     self.children[key] = replace(self.children[key][0], hash=_hash(manifest)), manifest
                     self.writes += 1
             case Scale():
-                self._scale(action)
+                self._scale(write)
             case Delete(kind, name, uid):
                 self._delete(kind, name, uid)
         return None
 
-    def _create(self, action: Create, manifest) -> Refused | None:
+    def _create(self, write: Create, manifest) -> RefusedWrite | None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if (kind, name) in self.foreign:
-            return Refused(action, "NameTaken", f"{kind} {name} is not ours")
+            return RefusedWrite(write, "NameTaken", f"{kind} {name} is not ours")
         if kind == "RayJob":
             if name not in self.jobs:
                 self.jobs[name] = self._job(name, manifest)
@@ -190,15 +191,19 @@ class World:
             cluster="",
         )
 
-    def _scale(self, action: Scale) -> None:
-        cluster = self.clusters[action.cluster]
-        group = cluster.groups[action.index]
-        if (cluster.uid, group.name, group.replicas) != (action.uid, action.group, action.present):
+    def _scale(self, scale: Scale) -> None:
+        cluster = self.clusters[scale.cluster]
+        group = cluster.groups[scale.index]
+        if (cluster.uid, group.name, group.replicas) != (scale.uid, scale.group, scale.current_replicas):
             return
         group = replace(
-            group, replicas=action.wanted, least=action.least, most=action.most, leaving=action.victims or group.leaving
+            group,
+            replicas=scale.replicas,
+            min_replicas=scale.min_replicas,
+            max_replicas=scale.max_replicas,
+            leaving=scale.pods_to_delete or group.leaving,
         )
-        groups = tuple(group if at == action.index else one for at, one in enumerate(cluster.groups))
+        groups = tuple(group if at == scale.index else item for at, item in enumerate(cluster.groups))
         self.clusters[cluster.name] = replace(cluster, groups=groups)
         self.writes += 1
 
@@ -217,7 +222,7 @@ class World:
     # KubeRay.
 
     def kuberay(self) -> None:
-        """One round: clusters for new jobs, pods as groups want them, clean-up of what is over."""
+        """One round of KubeRay: create clusters for new jobs and pods for groups, delete those of ended jobs."""
         for job in list(self.jobs.values()):
             if job.deleting is not None:
                 del self.jobs[job.name]
@@ -277,11 +282,11 @@ class World:
             )
 
     def _forget(self, job: RayJob) -> None:
-        self.clusters = {name: one for name, one in self.clusters.items() if one.attempt != job.attempt}
-        self.pods = {name: one for name, one in self.pods.items() if one.attempt != job.attempt}
+        self.clusters = {name: item for name, item in self.clusters.items() if item.attempt != job.attempt}
+        self.pods = {name: item for name, item in self.pods.items() if item.attempt != job.attempt}
 
     def finish_job(self, *, ok: bool, reason: str = "", message: str = "") -> None:
-        """The newest RayJob ends, whatever the trainer said."""
+        """End the newest RayJob, whatever the trainer reported."""
         name = max(self.jobs, key=lambda name: self.jobs[name].attempt)
         status, deployment = ("SUCCEEDED", "Complete") if ok else ("FAILED", "Failed")
         self.jobs[name] = replace(
@@ -293,7 +298,7 @@ class World:
         )
 
     def fault(self, pool: str, reason: str, exit_code: int | None = None) -> str:
-        """The first pod of the newest attempt's pool stops working. Returns its name."""
+        """Make the first pod of the newest attempt's pool fail. Returns its name."""
         newest = max(pod.attempt for pod in self.pods.values())
         name = min(pod.name for pod in self.pods.values() if (pod.attempt, pod.pool) == (newest, pool))
         self.pods[name] = replace(self.pods[name], ready=False, reason=reason, exit_code=exit_code, message="seen")
@@ -307,8 +312,8 @@ class World:
             {} if self.progress is None else self.progress.model_dump(exclude={"state", "stopAcknowledged", "reason"})
         )
         heads = [name for name, pod in self.pods.items() if (pod.attempt, pod.pool) == (number, "head")]
-        said = {"attempt": number, "state": state, "time": self.now.timestamp(), "head": heads[0] if heads else None}
-        self.progress = Progress.model_validate(before | said | fields)
+        report = {"attempt": number, "state": state, "time": self.now.timestamp(), "head": heads[0] if heads else None}
+        self.progress = ProgressReport.model_validate(before | report | fields)
         self.written = self.now
 
     @property
@@ -317,7 +322,7 @@ class World:
         return None if control is None else control.stop
 
     def obey(self, *, update: int = 7) -> None:
-        """Save and stop, as ordered."""
+        """Report that the trainer saved and stopped as ordered."""
         saved = CheckpointReport(uri="/checkpoints/update-000007", update=update, time=self.now.timestamp())
         self.report("Stopped", stopAcknowledged=self.order.id, checkpoint=saved, update=update)
 
@@ -327,7 +332,7 @@ class World:
         self.now += timedelta(seconds=seconds)
 
     def settle(self, rounds: int = 12) -> None:
-        """Operator and KubeRay take turns, a second each."""
+        """Let operator and KubeRay take turns, one second each."""
         for _ in range(rounds):
             self.reconcile()
             self.kuberay()
@@ -340,19 +345,19 @@ class World:
         self.reconcile()
         assert self.status.state == "Running"
 
-    # What tests ask.
+    # Queries of tests.
 
     def condition(self, kind: str):
-        return next(one for one in self.status.conditions if one.type == kind)
+        return next(item for item in self.status.conditions if item.type == kind)
 
     def is_true(self, kind: str) -> bool:
         return self.condition(kind).status == "True"
 
     def spent(self) -> dict:
-        """What must be the same whatever was cut short: objects and status, without times and uids."""
+        """The state that must be the same after any crash: objects and status, without times and uids."""
         status = json.loads(self.status.model_dump_json(exclude_none=True))
-        for one in status.get("conditions", []):
-            one.pop("lastTransitionTime")
+        for item in status.get("conditions", []):
+            item.pop("lastTransitionTime")
         for attempt in status.get("attempts", []):
             attempt.pop("startTime", None), attempt.pop("endTime", None)
         status.pop("activeSeconds", None), status.get("progress", {}).pop("time", None)

@@ -10,22 +10,22 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, Record, UpdateRecord
+from qwen35_trainer.manifest.tracking import MLflowSpec, TrackingSpec, WandBSpec
+from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, RunRecord, UpdateRecord
 from qwen35_trainer.progress.sinks import open_sinks
-from qwen35_trainer.progress.sinks.base import Sink
 from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.progress.sinks.service import ServiceSink
+from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.progress.sinks.tensorboard import TensorBoardSink
-from qwen35_trainer.spec.tracking import MLflow, Tracking, WandB
 
 from ..conftest import make_update
 
 
-def update_of(run: list[Record]) -> UpdateRecord:
+def update_of(run: list[RunRecord]) -> UpdateRecord:
     return next(record for record in run if isinstance(record, UpdateRecord))
 
 
-def test_scalars_leave_out_what_the_run_does_not_have(supervised_run: list[Record]) -> None:
+def test_scalars_leave_out_what_the_run_does_not_have(supervised_run: list[RunRecord]) -> None:
     names = scalars(supervised_run[0])
     assert names["train/loss"] == 3.0
     assert "train/reward_mean" not in names
@@ -45,7 +45,7 @@ def test_every_reward_and_every_source_has_scalars_of_its_own() -> None:
     assert scalars(evaluation) == {"evaluation/score_by_reward/digit": 0.125}
 
 
-def test_tensorboard_reads_back_what_was_written(tmp_path: Path, run: list[Record]) -> None:
+def test_tensorboard_reads_back_what_was_written(tmp_path: Path, run: list[RunRecord]) -> None:
     sink = TensorBoardSink(tmp_path)
     for record in run:
         sink.write(record)
@@ -65,10 +65,10 @@ class Failing:
     """A service that refuses every record from the second on."""
 
     def __init__(self) -> None:
-        self.taken: list[Record] = []
+        self.taken: list[RunRecord] = []
         self.closed = threading.Event()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         if self.taken:
             raise ConnectionError("service went away")
         self.taken.append(record)
@@ -78,7 +78,7 @@ class Failing:
 
 
 def test_a_service_that_fails_is_warned_of_once_and_counted(
-    caplog: pytest.LogCaptureFixture, run: list[Record]
+    caplog: pytest.LogCaptureFixture, run: list[RunRecord]
 ) -> None:
     service = Failing()
     sink = ServiceSink("Service", lambda: service, (OSError,))
@@ -89,11 +89,11 @@ def test_a_service_that_fails_is_warned_of_once_and_counted(
     assert len(service.taken) == 1
     assert sink.lost == 6  # 3 spans are never sent, 1 record was taken
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
-    assert "ConnectionError: service went away. Training goes on" in caplog.messages[0]
+    assert "ConnectionError: service went away. Training continues" in caplog.messages[0]
     assert "6 records were not delivered" in caplog.messages[1]
 
 
-def test_a_service_that_cannot_be_opened_is_tried_again(run: list[Record]) -> None:
+def test_a_service_that_cannot_be_opened_is_tried_again(run: list[RunRecord]) -> None:
     service = Failing()
     tries = []
 
@@ -111,11 +111,11 @@ def test_a_service_that_cannot_be_opened_is_tried_again(run: list[Record]) -> No
     assert sink.lost == 1
 
 
-def test_a_service_that_hangs_does_not_hold_up_the_run(caplog: pytest.LogCaptureFixture, run: list[Record]) -> None:
+def test_a_service_that_hangs_does_not_hold_up_the_run(caplog: pytest.LogCaptureFixture, run: list[RunRecord]) -> None:
     release = threading.Event()
 
     class Hanging(Failing):
-        def write(self, record: Record) -> None:
+        def write(self, record: RunRecord) -> None:
             release.wait()
 
     sink = ServiceSink("Service", Hanging, (OSError,), close_seconds=0.05)
@@ -127,29 +127,29 @@ def test_a_service_that_hangs_does_not_hold_up_the_run(caplog: pytest.LogCapture
     release.set()
 
 
-def sinks_of(tracking: Tracking, folder: Path) -> list[Sink]:
+def sinks_of(tracking: TrackingSpec, folder: Path) -> list[Sink]:
     return open_sinks(tracking, folder=folder, name="arithmetic", run_id="run-1", config={"train": {"nodes": 2}})
 
 
-def write_all(sinks: list[Sink], records: list[Record]) -> None:
+def write_all(sinks: list[Sink], records: list[RunRecord]) -> None:
     for sink in sinks:
         for record in records:
             sink.write(record)
         sink.close()
 
 
-def test_tensorboard_is_the_default(tmp_path: Path, run: list[Record]) -> None:
-    write_all(sinks_of(Tracking(), tmp_path), run)
+def test_tensorboard_is_the_default(tmp_path: Path, run: list[RunRecord]) -> None:
+    write_all(sinks_of(TrackingSpec(), tmp_path), run)
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
-    assert sinks_of(Tracking(tensorboard=False), tmp_path) == []
+    assert sinks_of(TrackingSpec(tensorboard=False), tmp_path) == []
 
 
 def test_wandb_works_offline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: list[Record], eventually: Callable[..., None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: list[RunRecord], eventually: Callable[..., None]
 ) -> None:
     pytest.importorskip("wandb", reason="the extra qwen35[wandb] is not installed")
     monkeypatch.setenv("WANDB_MODE", "offline")
-    sinks = sinks_of(Tracking(tensorboard=False, wandb=WandB(project="tests")), tmp_path)
+    sinks = sinks_of(TrackingSpec(tensorboard=False, wandb=WandBSpec(project="tests")), tmp_path)
     write_all(sinks, run)
     assert [sink.lost for sink in sinks if isinstance(sink, ServiceSink)] == [0]
     [log] = tmp_path.glob("wandb/offline-run-*/run-run-1.wandb")
@@ -157,11 +157,13 @@ def test_wandb_works_offline(
     eventually(lambda: b"staleness/lag_mean" in log.read_bytes(), "the record is in the log")
 
 
-def test_mlflow_attempts_go_on_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: list[Record]) -> None:
+def test_mlflow_attempts_continue_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: list[RunRecord]
+) -> None:
     mlflow = pytest.importorskip("mlflow", reason="the extra qwen35[mlflow] is not installed")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = (tmp_path / "mlruns").as_uri()
-    tracking = Tracking(tensorboard=False, mlflow=MLflow(trackingUri=uri, experiment="tests"))
+    tracking = TrackingSpec(tensorboard=False, mlflow=MLflowSpec(trackingUri=uri, experiment="tests"))
     diverged = run[1].__class__(**{name: getattr(run[1], name) for name in run[1].__slots__} | {"loss": math.nan})
     write_all(sinks_of(tracking, tmp_path), [diverged])
     write_all(sinks_of(tracking, tmp_path), run)
@@ -178,12 +180,12 @@ def test_mlflow_attempts_go_on_in_one_run(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("package", "tracking"),
     [
-        ("wandb", Tracking(wandb=WandB(project="tests"))),
-        ("mlflow", Tracking(mlflow=MLflow(trackingUri="file:.", experiment="tests"))),
+        ("wandb", TrackingSpec(wandb=WandBSpec(project="tests"))),
+        ("mlflow", TrackingSpec(mlflow=MLflowSpec(trackingUri="file:.", experiment="tests"))),
     ],
 )
 def test_a_missing_package_is_an_error_naming_field_and_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, tracking: Tracking
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str, tracking: TrackingSpec
 ) -> None:
     monkeypatch.delitem(sys.modules, f"qwen35_trainer.progress.sinks.{package}", raising=False)
     real = builtins.__import__

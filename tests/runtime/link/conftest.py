@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from qwen35_trainer.contract import Control, Progress
-from qwen35_trainer.runtime.link.account import Account
+from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
+from qwen35_trainer.runtime.link.service_account import ServiceAccount
 from tests.patience import PATIENCE
 from tests.testbed.certificates import Authority
 
@@ -137,7 +137,7 @@ class Pod:
     url: str
 
     def link(self) -> ConfigMapLink:
-        return ConfigMapLink(Account(self.url, self.account), namespace="team", training="demo")
+        return ConfigMapLink(ServiceAccount(self.url, self.account), namespace="team", training="demo")
 
 
 @pytest.fixture(scope="session")
@@ -164,5 +164,5 @@ async def pod(authority: Authority, tmp_path: Path) -> AsyncIterator[Pod]:
 
 
 @pytest.fixture
-def report() -> Progress:
-    return Progress(attempt=1, state="Running", time=1.0, update=7)
+def report() -> ProgressReport:
+    return ProgressReport(attempt=1, state="Running", time=1.0, update=7)

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from qwen35_trainer.contract import Control, Live, Stop
-from qwen35_trainer.runtime.link.base import LinkDown
+from qwen35_trainer.contract import Control, LiveSettings, StopOrder
+from qwen35_trainer.runtime.link.operator_link import LinkDown
 from tests.patience import PATIENCE
 
-STOP = Control(attempt=1, stop=Stop(id="1-Suspend", reason="Suspend", time=5.0))
-LIVE = Control(attempt=1, live=Live(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0))
+STOP = Control(attempt=1, stop=StopOrder(id="1-Suspend", reason="Suspend", time=5.0))
+LIVE = Control(attempt=1, live=LiveSettings(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0))
 
 
 @asynccontextmanager

@@ -1,10 +1,9 @@
 import pytest
 
-from qwen35_trainer.runtime.link.account import Account
-from qwen35_trainer.runtime.link.base import LinkRefused
 from qwen35_trainer.runtime.link.config_maps import ConfigMapLink
-from qwen35_trainer.runtime.link.files import FileLink
-from qwen35_trainer.runtime.link.open import open_link
+from qwen35_trainer.runtime.link.folder_link import FolderLink
+from qwen35_trainer.runtime.link.operator_link import LinkRefused, open_link
+from qwen35_trainer.runtime.link.service_account import ServiceAccount
 
 POD = {
     "QWEN35_TRAINING": "demo",
@@ -30,7 +29,7 @@ def test_cluster_is_the_config_maps_of_this_pods_training(account):
 
 def test_anything_else_is_a_folder_and_the_first_attempt(tmp_path):
     link, attempt = open_link(str(tmp_path / "link"), {})
-    assert isinstance(link, FileLink)
+    assert isinstance(link, FolderLink)
     assert attempt == 1
 
 
@@ -53,4 +52,4 @@ def test_an_attempt_is_a_number_from_1(tmp_path, number):
     ("host", "server"), [("10.0.0.1", "https://10.0.0.1:443"), ("fd00::1", "https://[fd00::1]:443")]
 )
 def test_the_servers_address_may_be_of_either_family(tmp_path, host, server):
-    assert Account.of_pod(POD | {"KUBERNETES_SERVICE_HOST": host}, tmp_path).server == server
+    assert ServiceAccount.of_pod(POD | {"KUBERNETES_SERVICE_HOST": host}, tmp_path).server == server

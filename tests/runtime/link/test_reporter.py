@@ -9,9 +9,12 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from qwen35_trainer.contract import Control, Live, Stop, parse_progress
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.progress.history import History, unpack
+from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.contract import Control, LiveSettings, StopOrder, parse_progress
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.exits import Interrupted
+from qwen35_trainer.manifest import Manifest, load_manifest
+from qwen35_trainer.progress.packed_history import PackedHistory, unpack
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -20,17 +23,14 @@ from qwen35_trainer.progress.records import (
     UpdateRecord,
     to_line,
 )
-from qwen35_trainer.runtime.checkpoint import Checkpoint, Progress
-from qwen35_trainer.runtime.folder import write_whole
-from qwen35_trainer.runtime.interrupted import Interrupted
-from qwen35_trainer.runtime.link.courier import EVERY_SECONDS
-from qwen35_trainer.runtime.link.files import FileLink
-from qwen35_trainer.runtime.link.reporter import OperatorNotTold, Reporter, earlier_records, reporting
-from qwen35_trainer.spec import Manifest, load_manifest
+from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint
+from qwen35_trainer.runtime.link.courier import REPORT_INTERVAL_SECONDS
+from qwen35_trainer.runtime.link.folder_link import FolderLink
+from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, Reporter, earlier_records, reporting
 from tests.patience import PATIENCE
 
 CHECKPOINT = CheckpointRecord(update=1, version=1, time=1.0, path="/run/update-000001", seconds=0.1)
-STOP = Stop(id="1-Suspend", reason="Suspend", time=5.0)
+STOP = StopOrder(id="1-Suspend", reason="Suspend", time=5.0)
 
 
 def update(number: int) -> UpdateRecord:
@@ -56,7 +56,7 @@ def manifest() -> Manifest:
     return load_manifest(Path(__file__).parents[3] / "examples" / "tiny-grpo.yaml")
 
 
-class Watched(FileLink):
+class Watched(FolderLink):
     """A folder that plays the operator. `taken` holds the orders that the reporter has handled."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,7 +79,7 @@ def told(tmp_path) -> SimpleNamespace:
         return parse_progress((tmp_path / "progress.json").read_text())
 
     def ask(**fields) -> None:
-        write_whole(tmp_path / "control.json", Control(**({"attempt": 1} | fields)).text())
+        write_atomically(tmp_path / "control.json", Control(**({"attempt": 1} | fields)).text())
 
     def conclude(error: BaseException | None = None):
         reporter.conclude(error)
@@ -102,7 +102,7 @@ def test_updates_wait_for_their_turn_and_a_checkpoint_does_not(told):
     until(lambda: told.last().checkpoint)
     told.reporter.write(update(2))
     until(lambda: told.last().update == 2)
-    assert time.monotonic() - started >= EVERY_SECONDS * 0.9
+    assert time.monotonic() - started >= REPORT_INTERVAL_SECONDS * 0.9
     told.conclude()
 
 
@@ -118,7 +118,7 @@ def test_an_order_for_another_attempt_is_not_ours(told):
     until(lambda: told.taken)
     assert told.reporter.control is None
     assert not told.reporter.stop_ordered
-    live = Live(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0)
+    live = LiveSettings(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0)
     told.ask(live=live)
     until(lambda: told.reporter.control is not None and told.reporter.control.live == live)
     assert told.conclude().stopAcknowledged is None
@@ -192,15 +192,17 @@ def test_a_report_that_was_not_written_does_not_undo_a_success(told):
 
 
 def test_an_operator_that_stays_away_until_the_deadline_is_named_with_how_the_run_ended(tmp_path):
-    reporter = Reporter(FileLink(tmp_path / "link"), attempt=1, final_seconds=1.0)
+    reporter = Reporter(FolderLink(tmp_path / "link"), attempt=1, final_seconds=1.0)
     reporter.start()
     until((tmp_path / "link" / "progress.json").is_file)
     (tmp_path / "link" / "progress.json").unlink()
     (tmp_path / "link").rmdir()
     reporter.write(finish("Succeeded"))
-    with pytest.raises(OperatorNotTold) as caught:
+    with pytest.raises(OutcomeUndelivered) as caught:
         reporter.conclude()
-    assert str(caught.value).startswith("Succeeded: so it ended\nThe operator could not be told within 1 s: ")
+    assert str(caught.value).startswith(
+        "Succeeded: so it ended\nThis could not be reported to the operator within 1 s: "
+    )
     assert "progress.json was not written" in str(caught.value)
 
 
@@ -247,7 +249,7 @@ def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, manif
     metrics.write_text("\n".join(map(to_line, records)) + '\n{"record":"update","up')
     folder = tmp_path / "update-000002"
     folder.mkdir()
-    checkpoint = Checkpoint(folder, Progress(update=2, batch=2, position=8, pending=(), elapsed=2.0))
+    checkpoint = SavedCheckpoint(folder, CheckpointMeta(update=2, batch=2, position=8, pending=(), elapsed=2.0))
     told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
     until(lambda: told.last().checkpoint)
     last = told.last()
@@ -261,7 +263,7 @@ def test_a_run_without_earlier_records_has_none(tmp_path):
     assert earlier_records(Path(tmp_path / "nowhere.jsonl"), until=9) == []
 
 
-def left(folder: Path) -> History:
+def left(folder: Path) -> PackedHistory:
     return unpack((folder / "history.json.gz").read_bytes())
 
 
@@ -285,7 +287,7 @@ def test_a_history_goes_on_from_what_led_to_the_checkpoint(told, manifest, tmp_p
     metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "update-000002"
     metrics.write_text("".join(f"{to_line(update(number))}\n" for number in (1, 2, 3)))
     folder.mkdir()
-    checkpoint = Checkpoint(folder, Progress(update=2, batch=2, position=8, pending=(), elapsed=2.0))
+    checkpoint = SavedCheckpoint(folder, CheckpointMeta(update=2, batch=2, position=8, pending=(), elapsed=2.0))
     told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
     told.reporter.write(finish("Failed", reason="WorkerLost"))
     told.conclude()

@@ -10,9 +10,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.commands import app
-from qwen35_trainer.contract import Control, Live, Stop, parse_progress
-from qwen35_trainer.progress.history import unpack
+from qwen35_trainer.contract import Control, LiveSettings, StopOrder, parse_progress
+from qwen35_trainer.progress.packed_history import unpack
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     FinishRecord,
@@ -20,8 +21,7 @@ from qwen35_trainer.progress.records import (
     read_records,
     surviving_updates,
 )
-from qwen35_trainer.progress.samples import read_samples
-from qwen35_trainer.runtime.folder import write_whole
+from qwen35_trainer.progress.sample_file import read_samples
 from tests.runtime.threads import Fault
 
 PROMPTS, PER_UPDATE, GROUP = 400, 4, 4
@@ -33,8 +33,8 @@ def score(prompt, response, answer, metadata):
     time.sleep(0.05)  # long enough to be interrupted, and for a save beside three updates
     return float(response[:1] == answer)
 """
-LIVE = Live(checkpointEveryUpdates=3, checkpointKeep=2, evaluationEveryUpdates=0)
-STOP = Stop(id="1-Suspend", reason="Suspend", time=1.0)
+LIVE = LiveSettings(checkpointEveryUpdates=3, checkpointKeep=2, evaluationEveryUpdates=0)
+STOP = StopOrder(id="1-Suspend", reason="Suspend", time=1.0)
 
 
 def _told(folder):
@@ -43,7 +43,7 @@ def _told(folder):
 
 def _ask(folder, **fields) -> None:
     folder.mkdir(exist_ok=True)
-    write_whole(folder / "control.json", Control(**({"attempt": 1} | fields)).text())
+    write_atomically(folder / "control.json", Control(**({"attempt": 1} | fields)).text())
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def suspended(local, write, tmp_path_factory) -> SimpleNamespace:
         again.wait_until(
             lambda: _told(link).attempt == 2 and _told(link).update > after.update, "a report of attempt 2"
         )
-        _ask(link, attempt=2, stop=Stop(id="2-Suspend", reason="Suspend", time=2.0))
+        _ask(link, attempt=2, stop=StopOrder(id="2-Suspend", reason="Suspend", time=2.0))
         again.end()
     return SimpleNamespace(
         folder=folder, during=during, saved=saved, acknowledged=acknowledged, stopped=stopped, after=after,
@@ -204,7 +204,7 @@ def test_a_signal_without_an_order_is_a_stop_that_nobody_ordered(command, write,
 
 @pytest.mark.parametrize(
     ("arguments", "reason"),
-    [(["--set", "train.nodes=3"], "ManifestError"), (["--resume", "nowhere"], "CheckpointError")],
+    [(["--set", "train.nodes=3"], "ManifestError"), (["--resume", "nowhere"], "CheckpointUnusable")],
 )
 def test_a_refusal_is_told_with_all_that_is_wrong(write, tmp_path, arguments, reason):
     file = write(tmp_path)

@@ -17,8 +17,8 @@ from qwen35_trainer.progress.records import (
     SpanRecord,
     UpdateRecord,
 )
-from qwen35_trainer.runtime.clock import Clock
-from qwen35_trainer.runtime.link.standing import Ended, Standing, saved
+from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
+from qwen35_trainer.runtime.timing import TrainingClock
 
 anything = st.floats()
 times = st.floats(0, 1e7)
@@ -49,7 +49,7 @@ records = st.lists(
             lag_mean=st.none() | st.floats(0),
             lag_max=st.none() | st.integers(0, 9),
             rollout_idle=shares,
-            trainer_idle=shares,
+            train_idle=shares,
             tokens_per_second=st.none() | st.floats(0),
         ),
         st.builds(publication, st.integers(1, 50), times),
@@ -64,7 +64,7 @@ records = st.lists(
 
 @given(history=records)
 def test_counters_never_go_back_and_every_report_can_be_read(history):
-    standing = Standing(1, Clock(1e9), hosts={"rollout-0": "pod-0"})
+    standing = Standing(1, TrainingClock(1e9), hosts={"rollout-0": "pod-0"})
     before = standing.progress(0.0)
     for record in history:
         standing = standing.after(record)
@@ -84,7 +84,7 @@ def test_an_attempt_runs_until_it_is_said_to_have_ended(history):
 
 
 def test_the_pace_is_the_median_between_the_latest_twenty_versions():
-    standing = Standing(1, Clock(1000.0))
+    standing = Standing(1, TrainingClock(1000.0))
     ends = [10.0, 20.0, 1020.0, *(1020.0 + 4.0 * n for n in range(1, 20))]
     paces = []
     for version, end in enumerate(ends, start=1):
@@ -98,7 +98,7 @@ def test_the_pace_is_the_median_between_the_latest_twenty_versions():
 
 
 def test_times_are_of_the_wall_clock_although_records_count_over_all_attempts():
-    standing = Standing(2, Clock(started=5000.0, earlier=300.0)).after(
+    standing = Standing(2, TrainingClock(started=5000.0, earlier=300.0)).after(
         CheckpointRecord(update=20, version=20, time=310.0, path="/run/update-000020", seconds=1.0)
     )
     report = standing.progress(0.0).checkpoint
@@ -109,14 +109,14 @@ def test_times_are_of_the_wall_clock_although_records_count_over_all_attempts():
 def test_a_model_is_reported_where_it_was_written_and_not_when_that_failed():
     written = ExportRecord(update=20, version=20, time=10.0, path="/run/exports/update-000020", seconds=1.0)
     failed = replace(written, update=40, path="/run/exports/update-000040", problem="no space")
-    report = Standing(1, Clock(5000.0)).after(written).after(failed).progress(0.0).export
+    report = Standing(1, TrainingClock(5000.0)).after(written).after(failed).progress(0.0).export
     assert report is not None
     assert (report.uri, report.update, report.time) == ("file:///run/exports/update-000020", 20, 5010.0)
 
 
 def test_totals_go_on_from_what_the_checkpoint_contains():
     standing = Standing(2).resumed(
-        Clock(100.0, 50.0), [update(1), update(2)], saved(Path("/run/update-000002"), 2, time=90.0)
+        TrainingClock(100.0, 50.0), [update(1), update(2)], checkpoint_report(Path("/run/update-000002"), 2, time=90.0)
     )
     report = standing.after(update(3)).progress(0.0)
     assert (report.update, report.prompts, report.samples, report.tokens) == (3, 12, 48, 1200)
@@ -129,7 +129,7 @@ def test_the_latest_update_speaks_for_itself():
         .after(update(1, reward_mean=0.1, lag_mean=9.0, lag_max=9))
         .after(
             update(
-                2, reward_mean=0.5, lag_mean=0.75, lag_max=2, rollout_idle=0.1, trainer_idle=0.2, tokens_per_second=7.0
+                2, reward_mean=0.5, lag_mean=0.75, lag_max=2, rollout_idle=0.1, train_idle=0.2, tokens_per_second=7.0
             )
         )
         .progress(0.0)
@@ -155,7 +155,7 @@ def test_idle_is_each_replicas_own_between_two_updates():
 
 
 def test_an_end_is_told_within_the_contracts_lengths():
-    report = Standing(1, ended=Ended("Failed", "E" * 999, "m" * 9999)).progress(0.0)
+    report = Standing(1, end=AttemptEnd("Failed", "E" * 999, "m" * 9999)).progress(0.0)
     assert (report.state, len(report.reason or ""), len(report.message)) == ("Failed", 128, 4096)
 
 
@@ -194,5 +194,5 @@ def test_the_held_out_reward_is_reported_where_accuracy_does_not_show_it(accurac
     seen = EvaluationRecord(update=2, version=2, time=1.0, samples=4, accuracy=accuracy, reward_mean=reward)
     told = Standing(1).after(seen).progress(0.0)
     assert (told.accuracy, told.heldOutReward) == reported
-    again = Standing(2).resumed(Clock(0.0), [update(2), seen], None).progress(0.0)
+    again = Standing(2).resumed(TrainingClock(0.0), [update(2), seen], None).progress(0.0)
     assert (again.accuracy, again.heldOutReward) == reported

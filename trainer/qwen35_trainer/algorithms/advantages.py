@@ -1,7 +1,7 @@
-"""How much better each token was than expected.
+"""Advantages: how much better each token was than expected.
 
-Computed once for the whole batch, on the driver: group means, and the mean and variance that whiten a batch, need all
-of its samples at once. Ranks get their rows of the result.
+Every train rank computes them for the whole batch and uses the rows of its own samples: group means, and the mean and
+variance that whiten a batch, need all samples together.
 
 name               advantage of a token, R the sample's score                                  statistics over
 GRPO               (R - mean) / (std + 1e-6)                                                   its group
@@ -10,12 +10,12 @@ RLOO               R - mean of the group's other samples                        
 ReinforcePlusPlus  discounted rewards from the token on, whitened                              the batch's tokens
 GAE                λ-weighted temporal differences of a value function, whitened               the batch's tokens
 
-Deviations, the same for all:
-- Where nothing tells samples apart (equal scores, or a single valid one) the advantage is exactly 0. The usual formula
-  leaves rounding noise over 1e-6 in the first case, and the raw reward in the second.
-- A sample that could not be scored (`valid` false) gets 0 and is in no statistic.
-- Tokens that do not train (a tool's output) take no part in time: neither discount nor λ counts them, and rewards
-  flow back across them.
+All estimators deviate from the textbook formulas in the same way:
+- Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0. The usual
+  formula gives rounding noise over 1e-6 in the first case, and the raw reward in the second.
+- A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
+- Time steps are the tokens that train: neither discount nor λ counts the others (a tool's output), and rewards flow
+  back across them.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import sequence_sum, zero_padding
-from .registry import Registry
+from qwen35_trainer.algorithms.masking import sequence_sum, zero_padding
+from qwen35_trainer.algorithms.registry import Registry
 
 STD_EPSILON = 1e-6
 WHITEN_EPSILON = 1e-8
@@ -33,17 +33,17 @@ WHITEN_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A whole batch of scored samples. Raises ValueError that names every wrong shape, or every field not finite."""
+    """A whole batch of scored samples. Raises ValueError naming every wrong shape, or every field that is not finite."""
 
     rewards: Tensor
-    """(N,) score of each sample; what stands at a sample that is not valid is ignored."""
+    """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
     group: Tensor
-    """(N,) int64, equal for the samples of one prompt; any numbers."""
+    """(N,) int64, equal for the samples of one prompt; the numbers themselves have no meaning."""
     mask: Tensor
     """(N, T) 1 on tokens that train."""
     token_penalty: Tensor | None = None
-    """(N, T) subtracted from each token's reward: KL in the reward, already times its coefficient. Group-relative
-    advantages subtract a sequence's sum from its reward."""
+    """(N, T) subtracted from each token's reward: KL in the reward, already multiplied by its coefficient.
+    Group-relative advantages subtract the sum over a sequence from its reward."""
     values: Tensor | None = None
     """(N, T) expected return before each token; GAE only."""
     gamma: float = 1.0
@@ -51,7 +51,7 @@ class AdvantageInputs:
     lam: float = 1.0
     """GAE's λ: 1 trusts only rewards, 0 only values."""
     valid: Tensor | None = None
-    """(N,) bool, false for samples that could not be scored; None: all could."""
+    """(N,) bool, false for samples that could not be scored; None: all were."""
 
     def __post_init__(self) -> None:
         problems = _wrong_shapes(self) or _not_finite(self)
@@ -59,46 +59,46 @@ class AdvantageInputs:
             raise ValueError("advantage inputs: " + "; ".join(problems) + ".")
 
 
-type Advantage = Callable[[AdvantageInputs], Tensor]
+type AdvantageFunction = Callable[[AdvantageInputs], Tensor]
 
-ADVANTAGES: Registry[Advantage] = Registry("advantage")
+ADVANTAGES: Registry[AdvantageFunction] = Registry("advantage")
 
 
-def advantage(name: str) -> Advantage:
-    """The advantage called `name`: AdvantageInputs -> (N, T) float32, 0 on padding. ValueError if unknown."""
+def advantage(name: str) -> AdvantageFunction:
+    """Return the function registered as `name`: AdvantageInputs -> (N, T) float32, 0 on padding. Raises ValueError if unknown."""
     return ADVANTAGES.get(name)
 
 
 @ADVANTAGES.register("GRPO")
 def grpo(inputs: AdvantageInputs) -> Tensor:
-    """Standard score within the group, unbiased std (GRPO, arXiv:2402.03300)."""
+    """Compute the standard score within the group, with unbiased std (GRPO, arXiv:2402.03300)."""
     groups = _compare_in_groups(inputs)
     return _spread(groups.centred / (groups.std + STD_EPSILON), inputs)
 
 
 @ADVANTAGES.register("DrGRPO")
 def dr_grpo(inputs: AdvantageInputs) -> Tensor:
-    """Distance to the group's mean: no std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
+    """Subtract the group's mean, without dividing by std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
     return _spread(_compare_in_groups(inputs).centred, inputs)
 
 
 @ADVANTAGES.register("RLOO")
 def rloo(inputs: AdvantageInputs) -> Tensor:
-    """Distance to the mean of the others, n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    """Subtract the mean of the other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
     groups = _compare_in_groups(inputs)
     return _spread(groups.centred * groups.size / (groups.size - 1).clamp(min=1), inputs)
 
 
 @ADVANTAGES.register("ReinforcePlusPlus")
 def reinforce_plus_plus(inputs: AdvantageInputs) -> Tensor:
-    """Discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
+    """Compute the discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
     # With no values and λ = 1 the temporal differences telescope into the return.
     return _whiten(_temporal_differences(inputs, torch.zeros_like(inputs.mask, dtype=torch.float32), lam=1.0), inputs)
 
 
 @ADVANTAGES.register("GAE")
 def gae(inputs: AdvantageInputs) -> Tensor:
-    """Generalised advantage estimation (arXiv:1506.02438 eq. 16), whitened over the batch.
+    """Compute generalised advantage estimates (arXiv:1506.02438 eq. 16), whitened over the batch.
 
     Raises ValueError without values.
     """
@@ -109,7 +109,7 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Each sample (N,) compared with its group's valid samples. Samples not valid have centred 0."""
+    """Each sample (N,) compared with the valid samples of its group. Samples that are not valid have centred 0."""
 
     centred: Tensor
     std: Tensor
@@ -126,15 +126,15 @@ def _compare_in_groups(inputs: AdvantageInputs) -> _Groups:
 
     size = reduce(torch.ones_like(scores), "sum")
     centred = scores - reduce(scores, "mean")
-    # Decided by comparison: the mean of equal float32 scores need not equal them.
-    told_apart = valid & (reduce(scores, "amin") < reduce(scores, "amax"))
-    centred = torch.where(told_apart, centred, 0.0)
+    # Scores are compared with each other, because the mean of equal float32 scores may differ from them.
+    distinct = valid & (reduce(scores, "amin") < reduce(scores, "amax"))
+    centred = torch.where(distinct, centred, 0.0)
     std = (reduce(centred.square(), "sum") / (size - 1).clamp(min=1)).sqrt()
     return _Groups(centred, std, size)
 
 
 def _scores(inputs: AdvantageInputs) -> Tensor:
-    """(N,) float32 reward less the sequence's penalties; 0 where not valid."""
+    """Return (N,) float32: the reward minus the sequence's penalties; 0 for samples that are not valid."""
     scores = inputs.rewards.float()
     if inputs.token_penalty is not None:
         scores = scores - sequence_sum(inputs.token_penalty.float(), inputs.mask)
@@ -142,7 +142,7 @@ def _scores(inputs: AdvantageInputs) -> Tensor:
 
 
 def _temporal_differences(inputs: AdvantageInputs, values: Tensor, lam: float) -> Tensor:
-    """(N, T) Σ_l (γλ)^l δ_{t+l} over trained tokens, δ_t = reward_t + γ·value_{t+1} - value_t, value 0 past the end."""
+    """Compute (N, T) Σ_l (γλ)^l δ_{t+l} over trained tokens, δ_t = reward_t + γ·value_{t+1} - value_t, value 0 past the end."""
     trained, values = inputs.mask.bool(), values.float()
     rewards = _token_rewards(inputs)
     following = running = rewards.new_zeros(len(rewards))
@@ -156,7 +156,7 @@ def _temporal_differences(inputs: AdvantageInputs, values: Tensor, lam: float) -
 
 
 def _token_rewards(inputs: AdvantageInputs) -> Tensor:
-    """(N, T) float32: the sample's reward at its last trained token, less each token's penalty."""
+    """Return (N, T) float32: the sample's reward at its last trained token, minus each token's penalty."""
     trained = inputs.mask.bool()
     last = trained & (trained.flip(-1).cumsum(dim=-1).flip(-1) == 1)
     reward = torch.where(_valid(inputs), inputs.rewards.float(), 0.0)
@@ -165,7 +165,7 @@ def _token_rewards(inputs: AdvantageInputs) -> Tensor:
 
 
 def _whiten(advantages: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """Mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal."""
+    """Scale to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal."""
     counted = inputs.mask.bool() & _valid(inputs)[:, None]
     sample = advantages[counted]
     if sample.numel() == 0 or bool(sample.min() == sample.max()):
@@ -193,7 +193,7 @@ def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
         "values": (inputs.values, per_token),
     }
     return [
-        f"{name} has shape {tuple(tensor.shape)}, the mask of shape {per_token} asks for {shape}"
+        f"{name} has shape {tuple(tensor.shape)}, the mask of shape {per_token} requires {shape}"
         for name, (tensor, shape) in expected.items()
         if tensor is not None and tuple(tensor.shape) != shape
     ]

@@ -1,7 +1,7 @@
-"""Off-policy corrections: how much a token counts that another policy produced.
+"""Off-policy corrections: weights of tokens that another policy sampled.
 
-The behaviour policy is what sampled the token: older weights, and an inference engine with its own arithmetic. With
-r = exp(proximal - behaviour) per token, held to exp(±20), s = Π r and g = (Π r)^(1/tokens) over a sequence:
+The behaviour policy is the one that sampled the token: older weights, in an inference engine that rounds differently.
+With r = exp(proximal - behaviour) per token, clamped to exp(±20), s = Π r and g = (Π r)^(1/tokens) over a sequence:
 
 name          weight of a token                            tokens left out
 None          1                                            none
@@ -11,8 +11,8 @@ IcePop        r                                            those with r outside 
 SequenceMask  1                                            sequences with g outside [floor, cap]
 DecoupledPPO  min(r, cap)                                  none
 
-Left-out tokens weigh 0 and stay in the denominators of the aggregation: those are fixed before any log-prob is known,
-and equal on every rank. Weights are not normalised to mean 1.
+Tokens left out have weight 0 and stay in the denominators of the aggregation, which are fixed before any log-prob is
+computed and are equal on every rank. Weights are not normalised to mean 1.
 
 Sources: truncated importance sampling, Ionides 2008, for rollout engines Yao et al. 2025 ("Your efficient RL framework
 secretly brings you off-policy RL training"); IcePop, Ling Team, arXiv:2510.18855; sequence masks, Liu et al. 2025
@@ -25,65 +25,66 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import sequence_mean, sequence_sum, zero_padding
-from .ratio import LOG_RATIO_BOUND, log_ratio
-from .registry import Registry
+from qwen35_trainer.algorithms.masking import sequence_mean, sequence_sum, zero_padding
+from qwen35_trainer.algorithms.ratio import MAX_LOG_RATIO, log_ratio
+from qwen35_trainer.algorithms.registry import Registry
 
 
 @dataclass(frozen=True)
-class Correction:
-    """What the correction decided for each token. Carries no gradient."""
+class CorrectedWeights:
+    """Weights of the tokens of one micro-batch, without gradient."""
 
     weights: Tensor
     """(N, T) factor of the token's policy loss; 0 where the token does not train or was left out."""
     keep: Tensor
-    """(N, T) bool: trains and was not left out."""
+    """(N, T) bool, true for tokens that train and were not left out."""
 
 
-type CorrectionRule = Callable[[Tensor, Tensor, Tensor, float, float], Correction]
+type CorrectionFunction = Callable[[Tensor, Tensor, Tensor, float, float], CorrectedWeights]
 
-CORRECTIONS: Registry[CorrectionRule] = Registry("correction")
+CORRECTIONS: Registry[CorrectionFunction] = Registry("correction")
 
 
-def correction(name: str) -> CorrectionRule:
-    """The rule called `name`: (behaviour_log_probs (N, T), proximal_log_probs (N, T), mask (N, T), cap, floor).
+def correction(name: str) -> CorrectionFunction:
+    """Return the function registered as `name`.
 
-    `cap` and `floor` bound the ratio itself, not its logarithm. ValueError if the name is unknown.
+    Its arguments are behaviour_log_probs (N, T), proximal_log_probs (N, T), mask (N, T), cap and floor. `cap` and
+    `floor` bound the ratio, not its logarithm. Raises ValueError if the name is unknown.
     """
     return CORRECTIONS.get(name)
 
 
 @CORRECTIONS.register("None")
-def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> Correction:
-    """Weight 1: the loss's own ratio, taken against the behaviour policy, is all the importance sampling there is."""
+def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
+    """Weigh every token by 1: the only importance sampling is the loss's ratio to the behaviour policy."""
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
 
 @CORRECTIONS.register("DecoupledPPO")
 @CORRECTIONS.register("TokenTIS")
-def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> Correction:
-    """Each token's ratio, truncated at `cap`. DecoupledPPO differs only in what its proximal log-probs must be."""
+def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
+    """Weigh each token by its ratio, truncated at `cap`. DecoupledPPO differs only in the proximal log-probs that it requires."""
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 
 
 @CORRECTIONS.register("SequenceTIS")
-def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> Correction:
-    """The ratio of the whole sequence, truncated at `cap`, the same for each of its tokens."""
+def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
+    """Weigh each token by the ratio of its whole sequence, truncated at `cap`."""
     log_ratio = sequence_sum(_log_ratio(behaviour, proximal, mask), mask)
-    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp().clamp(max=cap)
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap)
     return _corrected(ratio[:, None].expand(mask.shape), mask.bool())
 
 
 @CORRECTIONS.register("IcePop")
-def ice_pop(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> Correction:
-    """Each token's ratio, and no token at all where it is outside [floor, cap]."""
+def ice_pop(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
+    """Weigh each token by its ratio, and leave out tokens whose ratio is outside [floor, cap]."""
     ratio = _log_ratio(behaviour, proximal, mask).exp()
     return _corrected(ratio, mask.bool() & (ratio >= floor) & (ratio <= cap))
 
 
 @CORRECTIONS.register("SequenceMask")
-def sequence_mask(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> Correction:
-    """Weight 1, and no sequence at all whose geometric mean ratio is outside [floor, cap]."""
+def sequence_mask(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
+    """Weigh tokens by 1, and leave out sequences whose geometric mean ratio is outside [floor, cap]."""
     log_ratio = _log_ratio(behaviour, proximal, mask)
     mean_ratio = sequence_mean(log_ratio, mask).exp()
     inside = (mean_ratio >= floor) & (mean_ratio <= cap)
@@ -94,5 +95,5 @@ def _log_ratio(behaviour: Tensor, proximal: Tensor, mask: Tensor) -> Tensor:
     return log_ratio(proximal.detach(), behaviour.detach(), mask)
 
 
-def _corrected(weights: Tensor, keep: Tensor) -> Correction:
-    return Correction(weights=zero_padding(weights, keep), keep=keep)
+def _corrected(weights: Tensor, keep: Tensor) -> CorrectedWeights:
+    return CorrectedWeights(weights=zero_padding(weights, keep), keep=keep)

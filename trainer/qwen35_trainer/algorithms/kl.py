@@ -4,16 +4,17 @@ Source: J. Schulman, "Approximating KL Divergence" (2020), http://joschu.net/blo
 ref_log_probs on tokens x ~ policy:
 
 name  value               as a number (or in the reward)     gradient when it is a loss, d/dθ
-K1    d                   unbiased, high variance            ∇logp: 0 in expectation, it restrains nothing
+K1    d                   unbiased, high variance            ∇logp: 0 in expectation, no restraint
 K2    d²/2                biased, low variance               d·∇logp: in expectation that of KL(policy ‖ reference)
 K3    exp(-d) + d - 1     unbiased, low variance, never < 0  (1 - exp(-d))·∇logp: that of KL(reference ‖ policy)
 
-An unbiased value and a right gradient are different wishes. In the reward take K1 or K3. In the loss K2 restrains by
-the KL the name promises; K3 (the habit since GRPO, arXiv:2402.03300 eq. 4) by the one of exchanged arguments, equal to
-second order where the policies are close.
-The statements hold for tokens drawn from the policy itself; nothing here reweights stale tokens.
+An estimator with an unbiased value need not have the right gradient. In the reward use K1 or K3. In the loss the
+gradient of K2 is that of KL(policy ‖ reference); the gradient of K3 (customary since GRPO, arXiv:2402.03300 eq. 4) is
+that of KL(reference ‖ policy), which is equal to second order where the policies are close.
+These properties hold for tokens drawn from the policy itself; stale tokens are not reweighted here.
 
-Clamps as in verl: in K3, -d is held to ±20 before exp and the value to at most 10. Beyond a clamp the gradient is 0.
+Clamps are those of verl: in K3, -d is clamped to ±20 before exp, and the value to at most 10. Beyond a clamp the
+gradient is 0.
 """
 
 from collections.abc import Callable
@@ -21,39 +22,39 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .ratio import LOG_RATIO_BOUND
-from .registry import Registry
+from qwen35_trainer.algorithms.ratio import MAX_LOG_RATIO
+from qwen35_trainer.algorithms.registry import Registry
 
-type Estimator = Callable[[Tensor, Tensor], Tensor]
+type EstimatorFunction = Callable[[Tensor, Tensor], Tensor]
 
-ESTIMATORS: Registry[Estimator] = Registry("KL estimator")
+ESTIMATORS: Registry[EstimatorFunction] = Registry("KL estimator")
 
-K3_BOUND = 10.0
+MAX_K3_NATS = 10.0
 
 
-def kl(name: str) -> Estimator:
-    """The estimator called `name`: (log_probs (N, T), ref_log_probs (N, T)) -> (N, T) nats. ValueError if unknown."""
+def kl(name: str) -> EstimatorFunction:
+    """Return the estimator registered as `name`: (log_probs (N, T), ref_log_probs (N, T)) -> (N, T) nats. Raises ValueError if unknown."""
     return ESTIMATORS.get(name)
 
 
 @ESTIMATORS.register("K1")
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """The plain log-ratio d, negative on about half of the tokens."""
+    """Return the log-ratio d, which is negative on about half of the tokens."""
     return _difference(log_probs, ref_log_probs)
 
 
 @ESTIMATORS.register("K2")
 def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Half the squared log-ratio, d²/2."""
+    """Return half the squared log-ratio, d²/2."""
     return _difference(log_probs, ref_log_probs).square() / 2
 
 
 @ESTIMATORS.register("K3")
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """exp(-d) - 1 + d: the reference's ratio with d as control variate."""
-    negated = (-_difference(log_probs, ref_log_probs)).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    """Return exp(-d) - 1 + d: the reference's ratio with d as control variate."""
+    negated = (-_difference(log_probs, ref_log_probs)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1 keeps the digits that exp(-d) - 1 cancels for nearly equal policies, where the value is about d²/2.
-    return (torch.expm1(negated) - negated).clamp(max=K3_BOUND)
+    return (torch.expm1(negated) - negated).clamp(max=MAX_K3_NATS)
 
 
 def _difference(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:

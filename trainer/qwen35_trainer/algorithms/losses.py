@@ -18,19 +18,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .masking import sequence_mean, token_sum, zero_padding
-from .ratio import LOG_RATIO_BOUND, log_ratio
-from .registry import Registry
+from qwen35_trainer.algorithms.masking import sequence_mean, token_sum, zero_padding
+from qwen35_trainer.algorithms.ratio import MAX_LOG_RATIO, log_ratio
+from qwen35_trainer.algorithms.registry import Registry
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """One micro-batch. Whole sequences: GSPO's ratio is over all of a sequence's tokens."""
+    """Inputs of the loss of one micro-batch of whole sequences: GSPO's ratio is over all tokens of a sequence."""
 
     log_probs: Tensor
-    """(N, T) of the sampled tokens under the policy that is trained; the only field with gradient."""
+    """(N, T) of the sampled tokens under the policy being trained; the only field with gradient."""
     proximal_log_probs: Tensor
-    """(N, T) the ratio's denominator."""
+    """(N, T) denominator of the ratio."""
     advantages: Tensor
     """(N, T)"""
     mask: Tensor
@@ -40,12 +40,12 @@ class LossInputs:
     clip_high: float
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None
-    """PPOClip: ratio beyond which a token of negative advantage has no more gradient; None: there is none."""
+    """PPOClip: ratio above which a token of negative advantage has no gradient; None: no such bound."""
 
 
 @dataclass(frozen=True)
 class LossOutput:
-    """Losses of one micro-batch."""
+    """Losses and metrics of one micro-batch."""
 
     per_token: Tensor
     """(N, T), 0 on padding."""
@@ -54,19 +54,19 @@ class LossOutput:
     ratio; clip_fraction_low and clip_fraction_high, clip_fraction_dual: tokens at which that bound changed the loss."""
 
 
-type PolicyLoss = Callable[[LossInputs], LossOutput]
+type LossFunction = Callable[[LossInputs], LossOutput]
 
-LOSSES: Registry[PolicyLoss] = Registry("loss")
+LOSSES: Registry[LossFunction] = Registry("loss")
 
 
-def policy_loss(name: str) -> PolicyLoss:
-    """The loss called `name`: LossInputs -> LossOutput. ValueError if unknown."""
+def policy_loss(name: str) -> LossFunction:
+    """Return the loss registered as `name`: LossInputs -> LossOutput. Raises ValueError if unknown."""
     return LOSSES.get(name)
 
 
 @LOSSES.register("PPOClip")
 def ppo_clip(inputs: LossInputs) -> LossOutput:
-    """Clipped surrogate; the dual clip bounds the loss of tokens that became likely although they were bad."""
+    """Compute the clipped surrogate; the dual clip bounds the loss of likely tokens with a negative advantage."""
     advantages = zero_padding(inputs.advantages, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
     loss, metrics = _clipped_surrogate(ratio, advantages, inputs)
@@ -80,25 +80,25 @@ def ppo_clip(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("GSPO")
 def gspo(inputs: LossInputs) -> LossOutput:
-    """The surrogate with the sequence's geometric mean ratio, clipped for all of its tokens at once.
+    """Compute the surrogate with the geometric mean ratio of the sequence, clipped for all of its tokens together.
 
-    Each token's ratio has the value s of its sequence and the gradient s·∇logp of its own token, so that advantages may
+    Each token's ratio has the value s of its sequence and the gradient s·∇logp of the token, so that advantages may
     differ within a sequence. `dual_clip` is not used, as in the paper.
     """
     log_probs = zero_padding(inputs.log_probs, inputs.mask)
     per_token = zero_padding(log_probs.detach() - inputs.proximal_log_probs, inputs.mask)
-    # The value is the sequence's, the gradient the token's: the bracket is 0 with slope 1.
+    # The value is that of the sequence, the gradient that of the token: the bracket is 0 with slope 1.
     sequence = sequence_mean(per_token, inputs.mask)[:, None] + (log_probs - log_probs.detach())
-    ratio = sequence.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    ratio = sequence.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     loss, metrics = _clipped_surrogate(ratio, zero_padding(inputs.advantages, inputs.mask), inputs)
     return _output(loss, inputs, **metrics)
 
 
 @LOSSES.register("CISPO")
 def cispo(inputs: LossInputs) -> LossOutput:
-    """REINFORCE weighted by the clipped ratio: a clipped token keeps a gradient, of bounded weight.
+    """Compute REINFORCE weighted by the clipped ratio: a clipped token keeps a gradient, with a bounded weight.
 
-    The paper leaves the lower bound open; here clip_low applies too (as in verl): set it near 1 for the paper's form.
+    The paper has no lower bound; here clip_low applies too (as in verl): set it near 1 for the form in the paper.
     """
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).detach().exp()
     low, high = 1 - inputs.clip_low, 1 + inputs.clip_high
@@ -109,7 +109,7 @@ def cispo(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("GPG")
 def gpg(inputs: LossInputs) -> LossOutput:
-    """Plain policy gradient, without ratio or clip. Off-policy tokens need a correction that weighs them."""
+    """Compute the plain policy gradient, without ratio or clip. Off-policy tokens need a correction that weighs them."""
     loss = -zero_padding(inputs.advantages, inputs.mask) * zero_padding(inputs.log_probs, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
     never = torch.zeros_like(loss)
@@ -119,7 +119,7 @@ def gpg(inputs: LossInputs) -> LossOutput:
 def _clipped_surrogate(ratio: Tensor, advantages: Tensor, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     low, high = 1 - inputs.clip_low, 1 + inputs.clip_high
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
-    # The maximum is pessimistic: the low bound acts on bad tokens only, the high one on good tokens only.
+    # The maximum is pessimistic: the low bound affects negative advantages only, the high bound positive ones only.
     return loss, {
         "ratio": ratio,
         "clip_fraction_low": (advantages < 0) & (ratio < low),

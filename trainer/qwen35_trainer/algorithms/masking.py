@@ -1,7 +1,7 @@
 """Sums and means over the tokens that train.
 
-A product with a mask of zeros does not stop NaN (0 · NaN = NaN), neither in the value nor in the gradient.
-Selection does, in both directions, so padding is always selected away and never multiplied away.
+Multiplying by a mask of zeros does not remove NaN (0 · NaN = NaN), neither from the value nor from the gradient.
+Selection removes it from both, so padding is always removed by selection (`torch.where`).
 """
 
 import torch
@@ -9,21 +9,21 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """`values` (N, T) where `mask` (N, T) is set, 0 elsewhere, at least float32. The rest gets no gradient."""
+    """Return `values` (N, T) where `mask` (N, T) is set, 0 without gradient elsewhere; at least float32."""
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))
 
 
 def token_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """Scalar sum of `values` (N, T) over all trained tokens."""
+    """Sum `values` (N, T) over all trained tokens.  Returns a scalar."""
     return zero_padding(values, mask).sum()
 
 
 def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """(N,) sum of `values` (N, T) over each sequence's trained tokens."""
+    """Sum `values` (N, T) over the trained tokens of each sequence.  Returns (N,)."""
     return zero_padding(values, mask).sum(dim=-1)
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """(N,) mean of `values` (N, T) over each sequence's trained tokens; 0 for a sequence without any."""
+    """Average `values` (N, T) over the trained tokens of each sequence; 0 without any.  Returns (N,)."""
     return sequence_sum(values, mask) / mask.bool().sum(dim=-1).clamp(min=1)

@@ -1,11 +1,12 @@
-"""What an update minimises.
+"""The objective that an update minimises.
 
     loss = aggregate( weight · policy_loss  +  kl_coefficient · kl  -  entropy_coefficient · entropy )
 
-Three policies can differ on a token: behaviour (sampled it), proximal (the trust region's centre) and current (has the
-gradient). One ratio corrects for who sampled, one bounds the step; the correction's type says which is which:
+Three policies can differ on a token: behaviour (sampled it), proximal (the centre of the trust region) and current (has
+the gradient). One ratio corrects for the behaviour policy, another one bounds the step. The type of the correction
+decides which is which:
 
-correction     proximal log-probs          ratio's denominator    weight of the policy loss      verl's word for it
+correction     proximal log-probs          ratio's denominator    weight of the policy loss      name in verl
 None           not used                    behaviour              1                              bypass
 TokenTIS       current, unless passed      proximal               min(r, cap) per token          decoupled
 SequenceTIS    current, unless passed      proximal               min(Π r, cap) per sequence     decoupled
@@ -13,43 +14,43 @@ IcePop         current, unless passed      proximal               r in [floor, c
 SequenceMask   current, unless passed      proximal               1, or 0 for a whole sequence   decoupled
 DecoupledPPO   required                    proximal               min(r, cap) per token          decoupled
 
-with r = proximal / behaviour. The rule behind the table: behaviour → current is covered once, never twice. Under None
-the loss's own ratio covers all of it, so its weight is 1. Under the others the weight covers behaviour → proximal and
-the ratio covers proximal → current. (SequenceMask covers the first part by dropping sequences, not by weighing; GPG
-has no ratio, so under None nothing corrects it.)
+with r = proximal / behaviour. The table follows one rule: the change from behaviour to current is corrected once, never
+twice. Under None the ratio of the loss corrects all of it, so the weight is 1. Under the others the weight corrects
+behaviour → proximal, and the ratio proximal → current. (SequenceMask corrects the first part by dropping sequences, not
+by weights; GPG has no ratio, so under None it is not corrected.)
 
 "Current, unless passed": with one optimizer step per batch the weights at the batch's start are the current ones, so
-the detached log-probs of the very forward pass are the proximal ones and no second pass is needed. The ratio is then 1
-and clips nothing: the correction's bounds alone limit the step. With several steps per batch pass log-probs recomputed
-with the weights at the batch's start to keep the clip meaningful; DecoupledPPO insists on that. It is the objective of
-Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298; AReaL's code drops tokens above the cap, here they
-are truncated to it.
+the detached log-probs of the same forward pass are the proximal ones and no second pass is needed. The ratio is then 1
+and nothing is clipped: only the bounds of the correction limit the step. With several steps per batch, pass log-probs
+recomputed with the weights at the batch's start, so that clipping has an effect; DecoupledPPO requires them. It is the
+objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298; the code of AReaL drops tokens above the cap,
+here they are truncated to it.
 
-KL and entropy cover all trained tokens, with weight 1 whatever the correction. GSPO is always aggregated by
-SequenceMeanTokenMean, all three terms of it: its gradient is that of a sequence's ratio only under that mean
-(arXiv:2507.18071). With kl_placement Reward the penalty is already in the advantages
-(`AdvantageInputs.token_penalty`), and kl is only reported here.
+KL and entropy cover all trained tokens, with weight 1 under every correction. GSPO always aggregates all three terms by
+SequenceMeanTokenMean: only under that mean is its gradient that of a sequence's ratio (arXiv:2507.18071). With
+kl_placement Reward the penalty is already in the advantages (`AdvantageInputs.token_penalty`), and kl is only reported
+here.
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from .aggregation import AGGREGATIONS, GlobalCounts, aggregate
-from .corrections import CORRECTIONS, correction
-from .kl import ESTIMATORS, kl
-from .losses import LOSSES, LossInputs
-from .masking import token_sum, zero_padding
-from .user import is_own, loss_of
+from qwen35_trainer.algorithms.aggregation import AGGREGATIONS, GlobalCounts, aggregate
+from qwen35_trainer.algorithms.corrections import CORRECTIONS, correction
+from qwen35_trainer.algorithms.kl import ESTIMATORS, kl
+from qwen35_trainer.algorithms.losses import LOSSES, LossInputs
+from qwen35_trainer.algorithms.masking import token_sum, zero_padding
+from qwen35_trainer.algorithms.user import is_user_function, loss_of
 
 KL_PLACEMENTS = ("None", "Loss", "Reward")
 
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the objective; names are those of the registries, the loss may be the user's own (`user.py`).
+    """Settings of the objective. Names are those of the registries; the loss may be a function of the user (`user.py`).
 
-    Raises ValueError with all wrong fields together.
+    Raises ValueError naming all wrong fields together.
     """
 
     loss: str
@@ -72,7 +73,7 @@ class Objective:
     """Lower bound of the correction's ratio; IcePop and SequenceMask only."""
 
     def __post_init__(self) -> None:
-        known = {
+        choices = {
             "loss": LOSSES.names,
             "aggregation": AGGREGATIONS.names,
             "kl_placement": KL_PLACEMENTS,
@@ -81,8 +82,8 @@ class Objective:
         }
         problems = [
             f"{field} {getattr(self, field)!r} is unknown, use one of {', '.join(names)}"
-            for field, names in known.items()
-            if getattr(self, field) not in names and not (field == "loss" and is_own(self.loss))
+            for field, names in choices.items()
+            if getattr(self, field) not in names and not (field == "loss" and is_user_function(self.loss))
         ]
         if self.dual_clip is not None and self.dual_clip <= 1:
             problems.append(f"dual_clip {self.dual_clip} would cut off the gradient at ratio 1, use a value above 1")
@@ -93,7 +94,7 @@ class Objective:
 
 
 def needs_proximal(correction: str) -> bool:
-    """Whether `policy_objective` must be passed recomputed proximal log-probs. ValueError for an unknown correction."""
+    """Whether `policy_objective` needs recomputed proximal log-probs. Raises ValueError for an unknown correction."""
     CORRECTIONS.get(correction)
     return correction == "DecoupledPPO"
 
@@ -110,7 +111,7 @@ def policy_objective(
     mask: Tensor,
     counts: GlobalCounts,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """One micro-batch's share of the batch's loss, and its metrics.
+    """Compute the share of one micro-batch in the loss of its update, and its metrics.
 
     All tensors (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and reference_log_probs
     may be None where the objective does not use them; ValueError names all that are missing.
@@ -121,7 +122,7 @@ def policy_objective(
     passed. They are sums per token under every aggregation, so policy_loss / tokens is the loss under TokenMean only.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
-    # Here every gradient passes; aggregation guards the values. What is between may see NaN on padding.
+    # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.
     log_probs = zero_padding(log_probs, mask)
     proximal = log_probs.detach() if proximal_log_probs is None else proximal_log_probs
     denominator = behaviour_log_probs if objective.correction == "None" else proximal
@@ -151,7 +152,7 @@ def policy_objective(
 
 
 def supervised_objective(log_probs: Tensor, mask: Tensor, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
-    """Mean negative log-likelihood of the trained tokens (SFT), as this micro-batch's share of the batch's.
+    """Compute the share of one micro-batch in the mean negative log-likelihood of the trained tokens (SFT).
 
     log_probs, mask: (N, T). Metrics are sums as in `policy_objective`: tokens, nll (nats).
     """

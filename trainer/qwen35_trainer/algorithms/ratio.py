@@ -2,13 +2,14 @@
 
 from torch import Tensor
 
-from .masking import zero_padding
+from qwen35_trainer.algorithms.masking import zero_padding
 
-LOG_RATIO_BOUND = 20.0
-"""exp(±20) is 2e-9 and 5e8: beyond it a ratio says no more, and overflow would turn a loss into NaN. As in verl."""
+MAX_LOG_RATIO = 20.0
+"""In nats; exp(±20) is 2e-9 and 5e8. Ratios beyond it carry no more information, and overflow would turn a loss into NaN.
+The same bound as in verl."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """(N, T) difference of two log-probabilities, held to ±LOG_RATIO_BOUND (no gradient beyond). Padding: 0."""
+    """Subtract log-probabilities and clamp to ±MAX_LOG_RATIO (no gradient beyond).  Returns (N, T), 0 on padding."""
     difference = zero_padding(numerator, mask) - zero_padding(denominator, mask)
-    return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,29 +1,29 @@
-"""Functions by the name a manifest gives them."""
+"""Registries of functions by their names in the manifest."""
 
 from collections.abc import Callable
 
 
 class Registry[F]:
-    """Named functions of one kind. Filled while its module is imported, read-only in use."""
+    """Functions of one kind by name. A module fills its registry at import; afterwards it is only read."""
 
     def __init__(self, kind: str) -> None:
-        """kind: what the entries are, for error messages ("advantage")."""
+        """Create an empty registry. kind: what an entry is called in error messages ("advantage")."""
         self._kind = kind
         self._entries: dict[str, F] = {}
 
     def register(self, name: str) -> Callable[[F], F]:
-        """Decorator that files a function under `name`. Raises ValueError when the name is taken."""
+        """Return a decorator that registers a function as `name`. Raises ValueError when the name is taken."""
 
-        def file(entry: F) -> F:
+        def add(entry: F) -> F:
             if name in self._entries:
                 raise ValueError(f"{self._kind} {name!r} is registered twice; choose another name.")
             self._entries[name] = entry
             return entry
 
-        return file
+        return add
 
     def get(self, name: str) -> F:
-        """The function called `name`. Raises ValueError that lists the known names."""
+        """Return the function registered as `name`. Raises ValueError listing the registered names."""
         try:
             return self._entries[name]
         except KeyError:
@@ -31,5 +31,5 @@ class Registry[F]:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Known names, in the order of registration."""
+        """Registered names, in the order of registration."""
         return tuple(self._entries)

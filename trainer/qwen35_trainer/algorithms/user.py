@@ -1,10 +1,10 @@
-"""Losses and advantages by name: those of the registries, or the user's own, `module:function`.
+"""Losses and advantages by name: from the registries, or functions of the user, `module:function`.
 
     loss       LossInputs       ─► Tensor (N, T), the loss of each token
     advantage  AdvantageInputs  ─► Tensor (N, T)
 
-The types of the user's functions are those of `losses.py` and `advantages.py`. What they return for padding is not used. Their
-modules are imported in the train workers.
+The argument types are those of `losses.py` and `advantages.py`. Results for padding are ignored. The modules are
+imported in the train workers.
 """
 
 import importlib
@@ -13,44 +13,45 @@ from typing import Any
 
 from torch import Tensor
 
-from .advantages import Advantage, AdvantageInputs, advantage
-from .losses import LossInputs, LossOutput, PolicyLoss, policy_loss
-from .masking import zero_padding
+from qwen35_trainer.algorithms.advantages import AdvantageFunction, AdvantageInputs, advantage
+from qwen35_trainer.algorithms.losses import LossFunction, LossInputs, LossOutput, policy_loss
+from qwen35_trainer.algorithms.masking import zero_padding
 
 
-def is_own(name: str) -> bool:
-    """Whether a name is `module:function`."""
+def is_user_function(name: str) -> bool:
+    """Whether `name` is a function of the user, `module:function`."""
     return ":" in name
 
 
-def loss_of(name: str) -> PolicyLoss:
-    """The loss called `name`. Raises ValueError for an unknown name.
+def loss_of(name: str) -> LossFunction:
+    """Return the loss called `name`. Raises ValueError for an unknown name.
 
-    For the user's own also ImportError and AttributeError; when called, ValueError for a result of another kind or shape.
+    A function of the user can also raise ImportError and AttributeError here; when called, the returned function raises
+    ValueError for a result of the wrong type or shape.
     """
-    if not is_own(name):
+    if not is_user_function(name):
         return policy_loss(name)
     function = _imported(name)
 
-    def own(inputs: LossInputs) -> LossOutput:
-        loss = _checked(name, function(inputs), inputs.mask)
+    def checked(inputs: LossInputs) -> LossOutput:
+        loss = _check_result(name, function(inputs), inputs.mask)
         if inputs.log_probs.requires_grad and not loss.requires_grad:
             raise ValueError(f"{name} returned a loss without a gradient. Compute it from log_probs, without detach.")
         return LossOutput(loss, metrics={})
 
-    return own
+    return checked
 
 
-def advantage_of(name: str) -> Advantage:
-    """The advantage called `name`. Raises as `loss_of`."""
-    if not is_own(name):
+def advantage_of(name: str) -> AdvantageFunction:
+    """Return the advantage function called `name`. Raises the same errors as `loss_of`."""
+    if not is_user_function(name):
         return advantage(name)
     function = _imported(name)
 
-    def own(inputs: AdvantageInputs) -> Tensor:
-        return _checked(name, function(inputs), inputs.mask).float().detach()
+    def checked(inputs: AdvantageInputs) -> Tensor:
+        return _check_result(name, function(inputs), inputs.mask).float().detach()
 
-    return own
+    return checked
 
 
 def _imported(target: str) -> Callable[..., Any]:
@@ -59,8 +60,8 @@ def _imported(target: str) -> Callable[..., Any]:
     return function
 
 
-def _checked(target: str, result: object, mask: Tensor) -> Tensor:
-    """The result, with 0 on padding."""
+def _check_result(target: str, result: object, mask: Tensor) -> Tensor:
+    """Check the type and shape of a result, and return it with 0 on padding."""
     if not isinstance(result, Tensor):
         raise ValueError(f"{target} returned {type(result).__name__}. Return a tensor, one number for each token.")  # noqa: TRY004
     if result.shape != mask.shape:

@@ -1,25 +1,33 @@
-"""What operator and trainer say to each other while a training runs.
+"""The messages between operator and trainer while a training runs.
 
     operator ── -config ──►  trainer      the resolved manifest
-    operator ── -control ──► trainer      Control: stop, rollout nodes, live fields
-    operator ◄─ -progress ── trainer      Progress: where the attempt stands, and how it ended
+    operator ── -control ──► trainer      Control: stop, rollout nodes, live settings
+    operator ◄─ -progress ── trainer      ProgressReport: the state of the attempt, and how it ended
 
-Each arrow is one key of one ConfigMap, named after the training; `names` says which.
+Each arrow is one key of one ConfigMap. `shared_names` has the names, which begin with that of the training.
 """
 
-from qwen35_trainer.contract.control import Control, Live, Stop, parse_control
-from qwen35_trainer.contract.document import ContractError
-from qwen35_trainer.contract.progress import AttemptState, CheckpointReport, Progress, Replica, parse_progress
+from qwen35_trainer.contract.control_message import Control, LiveSettings, StopOrder, parse_control
+from qwen35_trainer.contract.message import ContractError
+from qwen35_trainer.contract.progress_report import (
+    AttemptState,
+    CheckpointReport,
+    ProgressReport,
+    ReplicaReport,
+    parse_progress,
+)
+from qwen35_trainer.failure_reasons import FailureReason
 
 __all__ = [
     "AttemptState",
     "CheckpointReport",
     "ContractError",
     "Control",
-    "Live",
-    "Progress",
-    "Replica",
-    "Stop",
+    "FailureReason",
+    "LiveSettings",
+    "ProgressReport",
+    "ReplicaReport",
+    "StopOrder",
     "parse_control",
     "parse_progress",
 ]

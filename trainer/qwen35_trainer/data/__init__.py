@@ -1,25 +1,25 @@
-"""Prompts and examples: where they come from, in which order they train, and how they become tokens.
+"""Prompts and examples: their sources, the order in which they train, and their tokens.
 
-Importing this package is quick: torch, transformers, datasets and reasoning-gym load when first used.
+Importing this package is quick: torch, transformers, datasets and reasoning-gym are imported when first used.
 """
 
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt, encode_prompts
-from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.data.picture_reader import PictureReader, load_picture_reader
-from qwen35_trainer.data.pictures import PictureArrays
-from qwen35_trainer.data.prompt import Message, Prompt, Video
-from qwen35_trainer.data.prompts import PromptOrder, PromptSet
+from qwen35_trainer.data.prompt import ChatMessage, Prompt, Video
+from qwen35_trainer.data.prompt_set import PromptOrder, PromptSet
 from qwen35_trainer.data.sft import SupervisedExample, encode_examples
 from qwen35_trainer.data.template import TemplateEncoder
 from qwen35_trainer.data.tokenizer import character_tokenizer, load_tokenizer
-from qwen35_trainer.data.tool_calls import MalformedCall, Parsed, ToolCall, parse_tool_calls
+from qwen35_trainer.data.tool_calls import MalformedCall, ParsedResponse, ToolCall, parse_tool_calls
 
 __all__ = [
+    "ChatMessage",
     "DataError",
     "EncodedPrompt",
     "MalformedCall",
-    "Message",
-    "Parsed",
+    "ParsedResponse",
     "PictureArrays",
     "PictureReader",
     "Prompt",

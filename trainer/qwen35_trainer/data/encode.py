@@ -1,13 +1,13 @@
-"""Prompts to token ids, within the length limit."""
+"""Encodes prompts as token ids, within the length limit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.template import EncodingError, TemplateEncoder, Tokens
+from qwen35_trainer.data.template import EncodingError, TemplateEncoder, TokenIds
 from qwen35_trainer.data.truncation import fit, select
-from qwen35_trainer.spec.data import Overlong
+from qwen35_trainer.manifest.data import Overlong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """A prompt and the tokens that the model continues."""
+    """A prompt and its tokens, which the model continues."""
 
     prompt: Prompt
-    token_ids: Tokens
+    token_ids: TokenIds
 
 
 def encode_prompts(
@@ -28,11 +28,12 @@ def encode_prompts(
     overlong: Overlong = "Error",
     thinking: bool | None = None,
 ) -> list[EncodedPrompt]:
-    """Each prompt with its tokens, in order.
+    """Encode each prompt, in order.
 
-    A plain text is encoded as it stands by a tokenizer without a chat template, and as a user's message by one with;
-    chat messages need a template. overlong: what becomes of prompts above max_prompt_tokens; those left out or cut are
-    counted in the log. thinking: see TemplateEncoder. Raises DataError with all problems, and when no prompt is left.
+    A plain text is encoded unchanged by a tokenizer without a chat template, and as a user message by one with a
+    template; chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the log has
+    the number of skipped or cut prompts. thinking: see TemplateEncoder. Raises DataError with all problems, and when no
+    prompt remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     encoded: list[EncodedPrompt] = []

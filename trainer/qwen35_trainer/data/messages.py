@@ -1,33 +1,33 @@
-"""Chat messages of a row, checked and in one form.
+"""Checks the chat messages of a row and converts them to one form.
 
     {role: user, content: "… <image> …"}                              text, or parts
     {role: assistant, content: …, reasoning_content: …, tool_calls: [{function: {name: …, arguments: {…}}}]}
     {role: tool, content: …, name: …}
 
-That is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a
-call are a mapping (a JSON text is read), and reasoning stands beside the content.
+This is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a call
+are a mapping (a JSON text is parsed), and reasoning is a field next to the content.
 
-Users and tools show images and videos, nobody else: an assistant's would be placeholders for the model to learn, and
-Qwen3.5's template refuses those of a system message.
+Only messages of users and tools may have images and videos: the model would learn to write the placeholders of an
+assistant's message, and Qwen3.5's template rejects those of a system message.
 """
 
 import json
 from collections.abc import Mapping, Sequence
 
-from qwen35_trainer.data.errors import RowError, kind
-from qwen35_trainer.data.prompt import Message
-from qwen35_trainer.data.shown import Shown
+from qwen35_trainer.data.data_errors import RowError, kind
+from qwen35_trainer.data.prompt import ChatMessage
+from qwen35_trainer.data.row_media import RowMedia
 
-_TEXTS = ("reasoning_content", "name", "tool_call_id")
-_SHOWING = ("user", "tool")
-
-
-def read_messages(entries: Sequence[object], name: str, shown: Shown, *, columnar: bool) -> tuple[Message, ...]:
-    """The messages of a field. shown: takes the images and videos, in order. Raises RowError, naming the message."""
-    return tuple(_message(entry, f"{name}[{index}]", shown, columnar=columnar) for index, entry in enumerate(entries))
+_TEXT_FIELDS = ("reasoning_content", "name", "tool_call_id")
+_ROLES_WITH_PICTURES = ("user", "tool")
 
 
-def _message(value: object, name: str, shown: Shown, *, columnar: bool) -> Message:
+def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, columnar: bool) -> tuple[ChatMessage, ...]:
+    """Read the messages of a field. media: collects the images and videos, in order. Raises RowError, naming the message."""
+    return tuple(_message(entry, f"{name}[{index}]", media, columnar=columnar) for index, entry in enumerate(entries))
+
+
+def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> ChatMessage:
     entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
     role, content = entry.get("role"), entry.get("content")
     calls = _calls(entry.get("tool_calls") or [], f"{name}.tool_calls", columnar=columnar)
@@ -37,10 +37,10 @@ def _message(value: object, name: str, shown: Shown, *, columnar: bool) -> Messa
         raise RowError(f"{name}: a message with the texts role and content is expected, found {kind(value)}")
     message: dict[str, object] = {"role": role}
     if isinstance(content, str):
-        message["content"] = shown.split(content) if role in _SHOWING else content
+        message["content"] = media.split(content) if role in _ROLES_WITH_PICTURES else content
     else:
-        message["content"] = _parts(content, f"{name}.content", role, shown)
-    for key in _TEXTS:
+        message["content"] = _parts(content, f"{name}.content", role, media)
+    for key in _TEXT_FIELDS:
         if key in entry:
             if not isinstance(entry[key], str):
                 raise RowError(f"{name}.{key}: a text is expected, found {kind(entry[key])}")
@@ -50,20 +50,20 @@ def _message(value: object, name: str, shown: Shown, *, columnar: bool) -> Messa
     return message
 
 
-def _parts(content: list[object], name: str, role: str, shown: Shown) -> str | list[dict[str, str]]:
-    """Text, image and video parts. Text alone is joined: templates of text models print a list as it stands."""
+def _parts(content: list[object], name: str, role: str, media: RowMedia) -> str | list[dict[str, str]]:
+    """Convert text, image and video parts. Parts of text only are joined: templates of text models print lists literally."""
     parts: list[dict[str, str]] = []
     for index, value in enumerate(content):
         entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}
         if isinstance(text := entry.get("text"), str):
             parts.append({"type": "text", "text": text})
-        elif role not in _SHOWING:
+        elif role not in _ROLES_WITH_PICTURES:
             raise RowError(
                 f"{name}[{index}]: a part with a text is expected in a message of the role {role!r}, found "
                 f"{kind(value)}. Show images and videos in a message of user or tool, or remove them"
             )
-        elif found := shown.take(entry):
-            parts.append({"type": found})
+        elif media_type := media.take(entry):
+            parts.append({"type": media_type})
         else:
             raise RowError(f"{name}[{index}]: a part with a text, an image or a video is expected, found {kind(value)}")
     if all("text" in part for part in parts):

@@ -1,11 +1,11 @@
-"""Images and videos of examples, from files to what the vision tower reads, and their placeholder tokens.
+"""Reads images and videos of examples for the vision tower, and expands their placeholder tokens.
 
-    …<|vision_start|><|image_pad|><|vision_end|>…        as the template writes it: one placeholder for each image
-    …<|vision_start|><|image_pad|>×n<|vision_end|>…      as the model reads it: n, one for each merge² patches
+    …<|vision_start|><|image_pad|><|vision_end|>…        written by the template: one placeholder for each image
+    …<|vision_start|><|image_pad|>×n<|vision_end|>…      read by the model: n placeholders, one for each merge² patches
 
-How many is known from the sizes in the files' headers. Pixels are read when a batch needs them, so that a data set of
-images is never in memory at once. Resizing, normalising and cutting into patches are transformers' own for this family:
-the PIL processor for images; the video processor needs torchvision and is built when the first video comes.
+Their number follows from the sizes in the headers of the files. Pixels are read when a batch needs them, so that the images
+of a data set are never in memory together. Resizing, normalising and cutting into patches are those of transformers for
+this family: the PIL processor for images; the video processor needs torchvision and is created for the first video.
 """
 
 import io
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.data.pictures import PictureArrays
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.data.prompt import Image, Video
-from qwen35_trainer.data.template import EncodingError, TemplateEncoder, Tokens
+from qwen35_trainer.data.template import EncodingError, TemplateEncoder, TokenIds
 from qwen35_trainer.data.tokenizer import IMAGE_PAD, VIDEO_PAD, VISION_END, VISION_START
-from qwen35_trainer.spec.model import Model
+from qwen35_trainer.manifest.model import ModelSpec
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Pixels
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Patching:
-    """How a vision tower cuts pictures up. patch: its side in pixels. frames: of one patch. merge: patches per side
-    that become one token. pixels: the least and the most of an image, which is resized to lie between.
+    """The division of pictures into patches.
+
+    patch: side of a patch in pixels. frames: frames per patch. merge: patches per side that become one token. pixels:
+    minimum and maximum of an image, which is resized to a number in between.
     """
 
     patch: int
@@ -47,7 +49,7 @@ class Patching:
 class PictureReader:
     """Reads pictures for one model.
 
-    folder: of a checkpoint, whose preprocessor settings count; None: `patching` says it all.
+    folder: a checkpoint whose preprocessor settings are used; None: only `patching` is used.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -80,8 +82,8 @@ class PictureReader:
     def _settings(self) -> dict[str, Any]:
         sizes: dict[str, Any] = {}
         if self.patching.pixels is not None:
-            least, most = self.patching.pixels
-            sizes["size"] = {"shortest_edge": least, "longest_edge": most}
+            min_pixels, max_pixels = self.patching.pixels
+            sizes["size"] = {"shortest_edge": min_pixels, "longest_edge": max_pixels}
         return {
             "patch_size": self.patching.patch,
             "temporal_patch_size": self.patching.frames,
@@ -98,19 +100,19 @@ class PictureReader:
             )
         return vocabulary[IMAGE_PAD], vocabulary[VIDEO_PAD]
 
-    def placeholders(self, token_ids: Tokens) -> tuple[int, int]:
-        """How many placeholders of images and of videos are among the tokens."""
+    def placeholders(self, token_ids: TokenIds) -> tuple[int, int]:
+        """Count the placeholders of images and of videos among the tokens."""
         image, video = self._pads
         return token_ids.count(image), token_ids.count(video)
 
     def expand(
-        self, token_ids: Tokens, mask: tuple[bool, ...], pictures: "PictureSet"
-    ) -> tuple[Tokens, tuple[bool, ...]]:
-        """Each placeholder as many times as its picture has tokens. Raises EncodingError where the numbers differ."""
-        found, wanted = self.placeholders(token_ids), (len(pictures.images), len(pictures.videos))
-        if found != wanted:
+        self, token_ids: TokenIds, mask: tuple[bool, ...], pictures: "PictureSet"
+    ) -> tuple[TokenIds, tuple[bool, ...]]:
+        """Repeat each placeholder for every token of its picture. Raises EncodingError where the numbers of pictures differ."""
+        counts, expected = self.placeholders(token_ids), (len(pictures.images), len(pictures.videos))
+        if counts != expected:
             raise EncodingError(
-                f"the text has {found[0]} image and {found[1]} video placeholders for {wanted[0]} images and {wanted[1]} "
+                f"the text has {counts[0]} image and {counts[1]} video placeholders for {expected[0]} images and {expected[1]} "
                 f"videos. The chat template must write one each, and no text may hold {IMAGE_PAD} or {VIDEO_PAD}."
             )
         runs = {
@@ -121,14 +123,14 @@ class PictureReader:
         expanded = tuple(token for piece in pieces for token in piece)
         return expanded, tuple(flag for piece, flag in zip(pieces, mask, strict=True) for _ in piece)
 
-    def _image_run(self, image: Image) -> Tokens:
+    def _image_run(self, image: Image) -> TokenIds:
         with _opened(image) as pixels:
             width, height = pixels.size
         patches = int(self.image_processor.get_number_of_image_patches(height, width))
         return (self._pads[0],) * (patches // self.patching.merge**2)
 
-    def _video_run(self, video: Video) -> Tokens:
-        """The time of each pair of frames as text, then its placeholders, as transformers' Qwen3VLProcessor has it."""
+    def _video_run(self, video: Video) -> TokenIds:
+        """Write the time of each pair of frames as text, then its placeholders, like transformers' Qwen3VLProcessor."""
         with _opened(video.frames[0]) as pixels:
             width, height = pixels.size
         times = list(self._times(video))
@@ -140,7 +142,7 @@ class PictureReader:
         return tuple(tokens)
 
     def _times(self, video: Video) -> Iterator[float]:
-        """Seconds in the middle of the frames of each patch; the last frame is repeated to fill the last patch."""
+        """Yield the middle of the frames of each patch in seconds; the last frame is repeated to fill the last patch."""
         frames = self.patching.frames
         for first in range(0, len(video.frames), frames):
             last = min(first + frames, len(video.frames)) - 1
@@ -148,20 +150,22 @@ class PictureReader:
             yield (first + final) / 2 / video.fps
 
     def read(self, images: Sequence[Image], videos: Sequence[Video]) -> PictureArrays:
-        """The pixels. Raises EncodingError for a file that is no image."""
+        """Read the pixels. Raises EncodingError for a file that is not an image."""
         return PictureArrays.of(
             images=self._patches(images) if images else None, videos=self._video_patches(videos) if videos else None
         )
 
     def _patches(self, images: Sequence[Image]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         pixels = [_pixels(image) for image in images]
-        found = self.image_processor(images=pixels, return_tensors="np")
-        return found["pixel_values"].astype(np.float32), found["image_grid_thw"].astype(np.int64)
+        arrays = self.image_processor(images=pixels, return_tensors="np")
+        return arrays["pixel_values"].astype(np.float32), arrays["image_grid_thw"].astype(np.int64)
 
     def _video_patches(self, videos: Sequence[Video]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         frames = [np.stack([np.asarray(_pixels(frame)) for frame in video.frames]) for video in videos]
-        found = self.video_processor(videos=frames, do_sample_frames=False, return_tensors="pt")
-        return found["pixel_values_videos"].numpy().astype(np.float32), found["video_grid_thw"].numpy().astype(np.int64)
+        arrays = self.video_processor(videos=frames, do_sample_frames=False, return_tensors="pt")
+        return arrays["pixel_values_videos"].numpy().astype(np.float32), arrays["video_grid_thw"].numpy().astype(
+            np.int64
+        )
 
 
 @dataclass(frozen=True)
@@ -176,21 +180,21 @@ class PictureSet:
         return len(self.images) + len(self.videos)
 
     def read(self) -> PictureArrays:
-        """As arrays. Raises EncodingError for a file that is no image."""
+        """Read all pictures. Raises EncodingError for a file that is not an image."""
         return self.reader.read(self.images, self.videos)
 
 
 def _opened(image: Image) -> "Pixels":
-    """An image whose header is read. Raises EncodingError."""
+    """Open an image and read its header. Raises EncodingError."""
     try:
-        from PIL import Image as pillow  # noqa: N813  # Image is our word for a file
+        from PIL import Image as pillow  # noqa: N813  # in this module Image is a file
         from PIL import UnidentifiedImageError
     except ImportError as missing:
         raise EncodingError("images need the package pillow. Install it.") from missing
     try:
         return pillow.open(io.BytesIO(image) if isinstance(image, bytes) else image)
     except (OSError, UnidentifiedImageError) as error:
-        raise EncodingError(f"{_named(image)}: no image that can be read ({error}).") from error
+        raise EncodingError(f"{_named(image)}: not a readable image ({error}).") from error
 
 
 def _pixels(image: Image) -> "Pixels":
@@ -205,10 +209,10 @@ def _named(image: Image) -> str:
     return f"image of {len(image)} bytes" if isinstance(image, bytes) else str(image)
 
 
-def load_picture_reader(model: Model, base: Path, tokenizer: "PreTrainedTokenizerBase") -> PictureReader | None:
-    """The reader of `spec.model`; None for a text model. base: folder that a relative path starts from.
+def load_picture_reader(model: ModelSpec, base: Path, tokenizer: "PreTrainedTokenizerBase") -> PictureReader | None:
+    """Create the reader of `spec.model`; None for a text model. base: the folder to which a path is relative.
 
-    Raises DataError for a checkpoint whose vision tower is not described as this family's.
+    Raises DataError for a checkpoint whose vision_config lacks fields of this family.
     """
     source = model.source
     if source.random is not None:
@@ -216,7 +220,7 @@ def load_picture_reader(model: Model, base: Path, tokenizer: "PreTrainedTokenize
         if vision is None:
             return None
         side = vision.patchSize * vision.spatialMergeSize
-        # From one token to 256: no enlargement of the small pictures that random models are fed.
+        # From 1 to 256 tokens, so that the small pictures of tests with random models are not enlarged.
         patching = Patching(
             vision.patchSize, vision.temporalPatchSize, vision.spatialMergeSize, (side**2, (16 * side) ** 2)
         )

@@ -1,15 +1,15 @@
-"""One prompt, as every later stage sees it."""
+"""A prompt: the form that all later stages use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-type Message = Mapping[str, object]
-"""`role` and `content`, a text or a list of parts ({type: text, text: …}, {type: image}, {type: video}); an assistant's
-may have `reasoning_content` and `tool_calls`, a tool's `name` and `tool_call_id`."""
+type ChatMessage = Mapping[str, object]
+"""`role` and `content`, a text or a list of parts ({type: text, text: …}, {type: image}, {type: video}). A message of an
+assistant may have `reasoning_content` and `tool_calls`, that of a tool `name` and `tool_call_id`."""
 
 type Tool = Mapping[str, object]
-"""The JSON schema of a function, as chat templates read it."""
+"""The JSON schema of a function, in the form of chat templates."""
 
 type Image = Path | bytes
 """A file, or the bytes of one (PNG, JPEG …)."""
@@ -17,7 +17,7 @@ type Image = Path | bytes
 
 @dataclass(frozen=True)
 class Video:
-    """Frames in order. fps: frames per second of these frames; the model reads the time of each from it."""
+    """The frames of a video, in order. fps: frames per second of these frames, from which the model gets their times."""
 
     frames: tuple[Image, ...]
     fps: float
@@ -25,17 +25,17 @@ class Video:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the model is asked, and what a reward needs to judge the response.
+    """The input of the model, and the data that a reward needs to judge the response.
 
-    id: `<source>/<row>`, the same in every run. text: a plain text, or chat messages. answer: the reference answer,
-    where the source has one. metadata: the row's other fields (files), or `gym` and `entry` (gym). tools: what the
-    messages may call. images, videos: one for each image and video part of the messages, in order. Plain values only,
-    so that it can be sent between processes.
+    id: `<source>/<row>`, the same in every run. text: a plain text, or chat messages. answer: the reference answer, if the
+    source has one. metadata: the other fields of the row (files), or `gym` and `entry` (gym). tools: functions that the
+    model may call. images, videos: one for each image and video part of the messages, in order. All values are plain, so
+    that a prompt can be sent between processes.
     """
 
     id: str
     source: str
-    text: str | tuple[Message, ...]
+    text: str | tuple[ChatMessage, ...]
     answer: str | None = None
     metadata: Mapping[str, object] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
@@ -43,6 +43,6 @@ class Prompt:
     videos: tuple[Video, ...] = ()
 
     @property
-    def messages(self) -> tuple[Message, ...]:
-        """The conversation; a plain text is a user's message."""
+    def messages(self) -> tuple[ChatMessage, ...]:
+        """The conversation; a plain text is one user message."""
         return ({"role": "user", "content": self.text},) if isinstance(self.text, str) else self.text

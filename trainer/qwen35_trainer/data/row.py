@@ -1,30 +1,30 @@
-"""A row of a data file as a prompt."""
+"""Converts a row of a data file to a prompt."""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwen35_trainer.data.errors import RowError, kind
+from qwen35_trainer.data.data_errors import RowError, kind
 from qwen35_trainer.data.messages import read_messages
 from qwen35_trainer.data.prompt import Prompt, Tool
-from qwen35_trainer.data.shown import Shown
-from qwen35_trainer.spec.data import Files
+from qwen35_trainer.data.row_media import RowMedia
+from qwen35_trainer.manifest.data import FilesSpec
 
-type Row = Mapping[str, object]
+type DataRow = Mapping[str, object]
 
 
 def prompt_of(
-    row: Row, identity: str, source: str, files: Files, folder: Path, *, answers_required: bool, columnar: bool
+    row: DataRow, identity: str, source: str, files: FilesSpec, folder: Path, *, answers_required: bool, columnar: bool
 ) -> Prompt:
-    """The prompt in a row. Raises RowError.
+    """Convert a row to a prompt. Raises RowError.
 
-    folder: where relative paths of images start, that of the data file. columnar: the format gives every row the
-    fields of all others, as null (Parquet).
+    folder: that of the data file, to which paths of images are relative. columnar: in this format every row has the fields
+    of all other rows, as null (Parquet).
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
-    shown = Shown.of_row(images, files.imagesField, videos, files.videosField, folder)
-    text = _text(_field(row, files.promptField), files.promptField, shown, columnar=columnar)
-    shown.check_used()
+    media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)
+    text = _text(_field(row, files.promptField), files.promptField, media, columnar=columnar)
+    media.check_used()
     answer = None
     if answers_required or _has(row, files.answerField):
         answer = _answer(_field(row, files.answerField), files.answerField)
@@ -38,12 +38,12 @@ def prompt_of(
         answer,
         metadata={key: value for key, value in row.items() if key not in used},
         tools=_tools(_optional(row, files.toolsField), files.toolsField, columnar=columnar),
-        images=tuple(shown.images),
-        videos=tuple(shown.videos),
+        images=tuple(media.images),
+        videos=tuple(media.videos),
     )
 
 
-def _has(row: Row, name: str) -> bool:
+def _has(row: DataRow, name: str) -> bool:
     try:
         _field(row, name)
     except RowError:
@@ -51,12 +51,12 @@ def _has(row: Row, name: str) -> bool:
     return True
 
 
-def _optional(row: Row, name: str) -> object:
+def _optional(row: DataRow, name: str) -> object:
     return _field(row, name) if _has(row, name) else None
 
 
-def _field(row: Row, name: str) -> object:
-    """The value of a field; `a.b` is field b of the mapping a, unless a field is itself named `a.b`."""
+def _field(row: DataRow, name: str) -> object:
+    """Return the value of a field; `a.b` is field b of the mapping a, unless the row has a field named `a.b`."""
     if name in row:
         return row[name]
     value: object = row
@@ -67,14 +67,14 @@ def _field(row: Row, name: str) -> object:
     return value
 
 
-def _text(value: object, name: str, shown: Shown, *, columnar: bool) -> str | tuple[Mapping[str, object], ...]:
+def _text(value: object, name: str, media: RowMedia, *, columnar: bool) -> str | tuple[Mapping[str, object], ...]:
     if isinstance(value, str) and value:
-        parts = shown.split(value)
+        parts = media.split(value)
         return value if isinstance(parts, str) else ({"role": "user", "content": parts},)
     if isinstance(value, list) and value:
-        return read_messages(value, name, shown, columnar=columnar)
-    found = "an empty one" if value in ("", []) else kind(value)
-    raise RowError(f"promptField {name!r}: a text or a list of chat messages is expected, found {found}")
+        return read_messages(value, name, media, columnar=columnar)
+    actual = "an empty one" if value in ("", []) else kind(value)
+    raise RowError(f"promptField {name!r}: a text or a list of chat messages is expected, found {actual}")
 
 
 def _answer(value: object, name: str) -> str | None:
@@ -86,7 +86,7 @@ def _answer(value: object, name: str) -> str | None:
 
 
 def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
-    """Schemas, or one JSON text of them. In a columnar file null is what other rows' schemas have and this one lacks."""
+    """Read schemas, or one JSON text of them. In a columnar file null stands for fields that only other rows have."""
     if isinstance(value, str) and value:
         try:
             value = json.loads(value)

@@ -1,14 +1,14 @@
-"""Supervised examples: which tokens of a row the model learns to write.
+"""Encodes supervised examples, and selects the tokens that the model learns to write.
 
     system, user, assistant ₁, tool, assistant ₂, user, assistant ₃
-                  ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔     learned: what the model writes, with its end tokens
+                  ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔     learned: the tokens that the model writes, with end tokens
 
-A turn is learned in the context that the model has when it writes it: the conversation before it, rendered with the
-assistant's turn opened. Qwen3.5's template leaves the reasoning of earlier turns out once the user speaks again, so
-that no single text holds all those contexts. Such a row becomes one example for each stretch that the template leaves
-alone: above ₁ and ₂ (tool results are no user's message), and ₃. Each turn is learned once.
+A turn is learned in the context in which the model would write it: the previous conversation, rendered with the start of
+the assistant's turn. Qwen3.5's template removes the reasoning of earlier turns after the next user message, so that no
+single text contains all contexts. Such a row becomes one example for each stretch of turns that the template does not
+change: above ₁ and ₂ (a tool result is not a user message), and ₃. Each turn is learned once.
 
-Context and response are encoded apart, as in generation: a token never reaches over the place where the model begins.
+Context and response are encoded separately, as in generation: no token contains characters of both.
 """
 
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.picture_reader import PictureReader, PictureSet
-from qwen35_trainer.data.prompt import Message, Prompt
-from qwen35_trainer.data.template import EncodingError, TemplateEncoder, Tokens
+from qwen35_trainer.data.prompt import ChatMessage, Prompt
+from qwen35_trainer.data.template import EncodingError, TemplateEncoder, TokenIds
 from qwen35_trainer.data.truncation import CutError, fit, select
-from qwen35_trainer.spec.data import Overlong
+from qwen35_trainer.manifest.data import Overlong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,18 +29,18 @@ type Mask = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class SupervisedExample:
-    """One sequence. loss_mask: (tokens,) true where the token is a target; as long as token_ids."""
+    """One training sequence. loss_mask: (tokens,) true where the token is a target; as long as token_ids."""
 
     prompt: Prompt
-    token_ids: Tokens
+    token_ids: TokenIds
     loss_mask: Mask
     pictures: PictureSet | None = None
-    """What its placeholders stand for; read when a batch needs it. None: text only."""
+    """Pictures of its placeholders; read when a batch needs them. None: text only."""
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """An assistant's turn. opened: the text that it continues. through: that text with the turn."""
+    """An assistant's turn. opened: the text before it. through: the text with the turn."""
 
     index: int
     opened: str
@@ -56,13 +56,13 @@ def encode_examples(
     thinking: bool | None = None,
     reader: PictureReader | None = None,
 ) -> list[SupervisedExample]:
-    """Each row as sequences whose answers, and the tokens that end them, train; the rest does not.
+    """Encode each row as sequences in which only the answers and their end tokens train.
 
-    Rows are a prompt with an answer, or chat messages, of which every assistant's turn trains; an answer beside
+    A row is a prompt with an answer, or chat messages, of which every assistant's turn trains; an answer in addition to
     messages is the last turn. A row gives one example, or several where the template rewrites earlier turns.
-    max_tokens bounds prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). thinking: see
+    max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). thinking: see
     TemplateEncoder. reader: of images and videos, None for a model without a vision tower.
-    Raises DataError with all problems at once.
+    Raises DataError with all problems.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []
@@ -86,9 +86,9 @@ def _examples(prompt: Prompt, encoder: TemplateEncoder, reader: PictureReader | 
         return [_plain(prompt, prompt.text, str(prompt.answer), encoder)]
     if reader is None and (prompt.images or prompt.videos):
         raise EncodingError(
-            "the model has no vision tower for its images and videos. Remove them, or use one that has."
+            "the model has no vision tower for its images and videos. Remove them, or use a model with a vision tower."
         )
-    answer: tuple[Message, ...] = ()
+    answer: tuple[ChatMessage, ...] = ()
     if prompt.answer is not None:
         answer = ({"role": "assistant", "content": prompt.answer},)
     messages = (*prompt.messages, *answer)
@@ -99,13 +99,13 @@ def _plain(prompt: Prompt, text: str, answer: str, encoder: TemplateEncoder) -> 
     end = encoder.tokenizer.eos_token_id
     if end is None:
         raise EncodingError("the tokenizer has no end-of-sequence token, so that an answer would never end")
-    asked = encoder.text(text)
+    context = encoder.text(text)
     learned = (*encoder.text(answer), end)
-    return SupervisedExample(prompt, asked + learned, (False,) * len(asked) + (True,) * len(learned))
+    return SupervisedExample(prompt, context + learned, (False,) * len(context) + (True,) * len(learned))
 
 
-def _stretches(messages: Sequence[Message], prompt: Prompt, encoder: TemplateEncoder) -> list[list[_Turn]]:
-    """The assistant's turns, those together whose contexts one text holds; in order."""
+def _stretches(messages: Sequence[ChatMessage], prompt: Prompt, encoder: TemplateEncoder) -> list[list[_Turn]]:
+    """Group the assistant's turns, in order: the turns of a stretch have their contexts in one text."""
     waiting = [
         _turn(index, messages, prompt, encoder)
         for index, message in enumerate(messages)
@@ -121,27 +121,27 @@ def _stretches(messages: Sequence[Message], prompt: Prompt, encoder: TemplateEnc
     return stretches
 
 
-def _turn(index: int, messages: Sequence[Message], prompt: Prompt, encoder: TemplateEncoder) -> _Turn:
+def _turn(index: int, messages: Sequence[ChatMessage], prompt: Prompt, encoder: TemplateEncoder) -> _Turn:
     opened = encoder.render(messages[:index], prompt.tools, generation_prompt=True)
     through = encoder.render(messages[: index + 1], prompt.tools, generation_prompt=False)
     if not through.startswith(opened):
         switch = "data.chatTemplate.thinking" if "reasoning_content" in messages[index] else "the template"
         raise EncodingError(
-            f"message {index} does not begin as the chat template opens the assistant's turn ({opened[-30:]!r}), so that "
-            f"the model would never write it. Check {switch}."
+            f"message {index} does not begin with the chat template's start of an assistant's turn ({opened[-30:]!r}), so "
+            f"that the model would never write it. Check {switch}."
         )
     return _Turn(index, opened, through)
 
 
 def _example(
     stretch: Sequence[_Turn],
-    messages: Sequence[Message],
+    messages: Sequence[ChatMessage],
     prompt: Prompt,
     encoder: TemplateEncoder,
     reader: PictureReader | None,
 ) -> SupervisedExample:
-    """The stretch's text, up to the end of its last turn."""
-    token_ids: Tokens = ()
+    """Encode the text of a stretch, up to the end of its last turn."""
+    token_ids: TokenIds = ()
     mask: Mask = ()
     done = 0
     for turn in stretch:
@@ -154,14 +154,14 @@ def _example(
         done = len(turn.opened) + end
     if reader is None:
         return SupervisedExample(prompt, token_ids, mask)
-    seen = messages[: stretch[-1].index + 1]
-    pictures = PictureSet(reader, prompt.images[: _parts(seen, "image")], prompt.videos[: _parts(seen, "video")])
+    context = messages[: stretch[-1].index + 1]
+    pictures = PictureSet(reader, prompt.images[: _parts(context, "image")], prompt.videos[: _parts(context, "video")])
     token_ids, mask = reader.expand(token_ids, mask, pictures)
     return SupervisedExample(prompt, token_ids, mask, pictures if pictures else None)
 
 
-def _parts(messages: Sequence[Message], kind: str) -> int:
-    """Image, or video, parts of the messages."""
+def _parts(messages: Sequence[ChatMessage], kind: str) -> int:
+    """Count the parts of this kind in the messages."""
     contents = [message["content"] for message in messages]
     return sum(part.get("type") == kind for content in contents if isinstance(content, list) for part in content)
 

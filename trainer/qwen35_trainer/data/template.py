@@ -1,11 +1,11 @@
-"""Text and chat messages to token ids, with the reason when that is impossible.
+"""Encodes text and chat messages as token ids, or explains why that is impossible.
 
     messages ─► render ─► text ─► token ids
                   │
-                  └─ no user's message: Qwen3.5's template refuses it, so that an empty one is put in and cut out again
+                  └─ without a user message, which Qwen3.5's template rejects: render with an empty one, and remove its text
 
-A rendered conversation is text that grows turn by turn, and everything else is a difference of two such texts: what
-opens the assistant's turn, the system prompt, what stands between two turns.
+A rendered conversation is text that grows turn by turn. Everything else is a difference of two such texts: the start of an
+assistant's turn, the system prompt, the separator of two turns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from qwen35_trainer.data.prompt import Message, Tool
+from qwen35_trainer.data.prompt import ChatMessage, Tool
 from qwen35_trainer.data.tokenizer import alphabet, unknown_characters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-type Tokens = tuple[int, ...]
+type TokenIds = tuple[int, ...]
 
-_NOBODY: Message = {"role": "user", "content": ""}
-_PREFACE = ("system", "developer")
+_EMPTY_USER_MESSAGE: ChatMessage = {"role": "user", "content": ""}
+_SYSTEM_ROLES = ("system", "developer")
 _REWRITTEN = (
-    "the chat template writes a message in another way once others follow, so that what an empty user's message adds "
-    "cannot be told. Add a user's message, or use another template in data.chatTemplate.file."
+    "the chat template writes a message differently when others follow, so the text of an empty user message cannot be "
+    "determined. Add a user message, or use another template in data.chatTemplate.file."
 )
 
 
 class EncodingError(Exception):
-    """Why a text or a conversation has no token ids."""
+    """A text or a conversation cannot be encoded."""
 
 
 @dataclass(frozen=True)
 class TemplateEncoder:
     """Encodes through the tokenizer's chat template where it has one.
 
-    thinking: handed to every rendering as enable_thinking; None leaves the choice to the template.
+    thinking: passed to the template as enable_thinking; None leaves the choice to the template.
     """
 
     tokenizer: "PreTrainedTokenizerBase"
@@ -47,83 +47,92 @@ class TemplateEncoder:
     def has_template(self) -> bool:
         return bool(self.tokenizer.chat_template)
 
-    def text(self, text: str) -> Tokens:
-        """A text as it stands. Raises EncodingError for characters without a token."""
+    def text(self, text: str) -> TokenIds:
+        """Encode a text unchanged. Raises EncodingError for characters without a token."""
         return self._encode(text, special_tokens=True)
 
-    def prompt(self, text: str | Sequence[Message], tools: Sequence[Tool] = ()) -> Tokens:
-        """What the model continues with its response: a plain text is a user's message if there is a template.
+    def prompt(self, text: str | Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
+        """Encode a prompt: with a template, a plain text is a user message, and the assistant's turn is opened.
 
-        Raises EncodingError for messages without a template, and for what the template refuses.
+        Raises EncodingError for messages without a template, and for conversations that the template rejects.
         """
         if isinstance(text, str):
             return self.chat([{"role": "user", "content": text}], tools) if self.has_template else self.text(text)
         return self.chat(text, tools)
 
     def chat(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
-    ) -> Tokens:
-        """A conversation; generation_prompt opens the assistant's next turn."""
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
+    ) -> TokenIds:
+        """Encode a conversation. generation_prompt: open the assistant's next turn."""
         return self.rendered(self.render(messages, tools, generation_prompt=generation_prompt))
 
-    def rendered(self, text: str) -> Tokens:
-        """A text that the template has written, special tokens included."""
+    def rendered(self, text: str) -> TokenIds:
+        """Encode a text that the template has written, with its special tokens."""
         return self._encode(text, special_tokens=False)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool) -> str:
-        """The conversation as text. Raises EncodingError without a template, and for what the template refuses.
+    def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool) -> str:
+        """Render a conversation as text. Raises EncodingError without a template, and if the template rejects it.
 
-        Qwen3.5's template refuses a conversation without a user's message. Such a one is rendered with an empty user's
-        message after the system prompt, whose text is then taken out: what is left is the conversation alone.
+        Qwen3.5's template rejects a conversation without a user message. It is rendered with an empty user message after
+        the system prompt, and the text of that message is removed.
         """
         if any(message["role"] == "user" for message in messages):
             return self._apply(messages, tools, generation_prompt=generation_prompt)
-        spoken = next((at for at, message in enumerate(messages) if message["role"] not in _PREFACE), len(messages))
-        opening = [*messages[:spoken], _NOBODY]
+        first_turn = next(
+            (at for at, message in enumerate(messages) if message["role"] not in _SYSTEM_ROLES), len(messages)
+        )
+        opening = [*messages[:first_turn], _EMPTY_USER_MESSAGE]
         through = self._apply(opening, tools)
-        whole = self._apply([*opening, *messages[spoken:]], tools, generation_prompt=generation_prompt)
-        if not through.endswith(self._turn_of_nobody):
+        whole = self._apply([*opening, *messages[first_turn:]], tools, generation_prompt=generation_prompt)
+        if not through.endswith(self._empty_user_turn):
             raise EncodingError(_REWRITTEN)
-        return through.removesuffix(self._turn_of_nobody) + _added(through, whole)
+        return through.removesuffix(self._empty_user_turn) + _added(through, whole)
 
     @cached_property
-    def generation_prompt(self) -> Tokens:
-        """What opens the assistant's turn."""
-        return self.rendered(_added(self._apply([_NOBODY]), self._apply([_NOBODY], generation_prompt=True)))
+    def generation_prompt(self) -> TokenIds:
+        """Tokens at the start of an assistant's turn."""
+        return self.rendered(
+            _added(self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE], generation_prompt=True))
+        )
 
     @cached_property
-    def system_prompt(self) -> Tokens:
-        """What the template writes ahead of a conversation that brings no system message; empty for Qwen3.5."""
-        return self.rendered(self._apply([_NOBODY]).removesuffix(self._turn_of_nobody))
+    def system_prompt(self) -> TokenIds:
+        """Tokens that the template writes before a conversation without a system message; empty for Qwen3.5."""
+        return self.rendered(self._apply([_EMPTY_USER_MESSAGE]).removesuffix(self._empty_user_turn))
 
     @cached_property
-    def separator(self) -> Tokens:
-        """What stands between a turn's end token and the next turn. The model stops at its end token and never writes it."""
-        turn = _added(self._apply([_NOBODY]), self._apply([_NOBODY, {"role": "assistant", "content": "."}]))
+    def separator(self) -> TokenIds:
+        """Tokens between a turn's end token and the next turn, which the model does not write: it stops at the end token."""
+        turn = _added(
+            self._apply([_EMPTY_USER_MESSAGE]),
+            self._apply([_EMPTY_USER_MESSAGE, {"role": "assistant", "content": "."}]),
+        )
         return self.rendered(turn[self.end_of_turn(turn) :])
 
-    def continuation(self, messages: Sequence[Message]) -> Tokens:
-        """Tokens to append to a response that ended with its end token, so that the model answers `messages`.
+    def continuation(self, messages: Sequence[ChatMessage]) -> TokenIds:
+        """Return the tokens to append to a response that ended with its end token, so that the model answers `messages`.
 
-        The tokens of the conversation so far stay as they were generated: nothing is rendered or encoded again.
-        Tool results after a call continue as a full rendering would. After a user's message Qwen3.5's template leaves
-        earlier reasoning out of a full rendering; appended, it stays, which is what the model has seen.
+        Only tests call it today; rollouts with several turns will. The previous tokens stay as they were generated: nothing
+        is rendered or encoded again. Tool results after a call continue like a full rendering. After a user message a full
+        rendering by Qwen3.5's template would omit earlier reasoning; here it stays, since the model has read it.
         """
-        following = _added(self._apply([_NOBODY]), self._apply([_NOBODY, *messages], generation_prompt=True))
+        following = _added(
+            self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE, *messages], generation_prompt=True)
+        )
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Length of the part of an assistant's turn that the model writes: through the last end token, if there is one."""
+        """Return the length of the part of an assistant's turn that the model writes, including the last end token."""
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
         return len(text) if at < 0 else at + len(str(end))
 
     @cached_property
-    def _turn_of_nobody(self) -> str:
-        return _added(self._apply([_NOBODY]), self._apply([_NOBODY, _NOBODY]))
+    def _empty_user_turn(self) -> str:
+        return _added(self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE, _EMPTY_USER_MESSAGE]))
 
     def _apply(
-        self, messages: Sequence[Message], tools: Sequence[Tool] = (), *, generation_prompt: bool = False
+        self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool = False
     ) -> str:
         from jinja2 import TemplateError  # comes with transformers' templates
 
@@ -144,10 +153,10 @@ class TemplateEncoder:
             )
         except TemplateError as error:
             roles = ", ".join(str(message["role"]) for message in messages)
-            raise EncodingError(f"the chat template refuses the roles {roles}: {error}") from error
+            raise EncodingError(f"the chat template rejects the roles {roles}: {error}") from error
         return str(rendered)
 
-    def _encode(self, text: str, *, special_tokens: bool) -> Tokens:
+    def _encode(self, text: str, *, special_tokens: bool) -> TokenIds:
         if self._alphabet is not None and (unknown := unknown_characters(text, self._alphabet)):
             raise EncodingError(
                 f"no token for {', '.join(map(repr, unknown))}. Add to model.source.random.characters, or change the text."
@@ -156,12 +165,12 @@ class TemplateEncoder:
 
     @cached_property
     def _alphabet(self) -> frozenset[str] | None:
-        known = alphabet(self.tokenizer)
-        return None if known is None else frozenset(known)
+        characters = alphabet(self.tokenizer)
+        return None if characters is None else frozenset(characters)
 
 
 def _added(before: str, whole: str) -> str:
-    """What a longer conversation has behind a shorter one."""
+    """Return the text that a longer conversation adds to a shorter one."""
     if not whole.startswith(before):
         raise EncodingError(_REWRITTEN)
     return whole.removeprefix(before)

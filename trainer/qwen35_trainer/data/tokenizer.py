@@ -1,11 +1,11 @@
-"""The tokenizer of a model: a checkpoint's own, or one token per character for random weights."""
+"""The tokenizer of a model: that of its checkpoint, or one token per character for random weights."""
 
 from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.spec.model import Model
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.manifest.model import ModelSpec
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -17,11 +17,11 @@ VISION_START, VISION_END = "<|vision_start|>", "<|vision_end|>"
 IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 
 
-def load_tokenizer(model: Model, base: Path, template: str | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer of `spec.model`. base: folder that a relative path starts from. template: a file with the chat
-    template to use instead of its own (data.chatTemplate.file).
+def load_tokenizer(model: ModelSpec, base: Path, template: str | None = None) -> "PreTrainedTokenizerBase":
+    """Load the tokenizer of `spec.model`. base: the folder to which a path is relative. template: a file with a chat
+    template that replaces the tokenizer's (data.chatTemplate.file).
 
-    Only local files are read. Raises DataError when there is no tokenizer, or no file, at the place named.
+    Only local files are read. Raises DataError if the tokenizer or the file does not exist.
     """
     tokenizer = _load(model, base)
     if template is not None:
@@ -32,7 +32,7 @@ def load_tokenizer(model: Model, base: Path, template: str | None = None) -> "Pr
     return tokenizer
 
 
-def _load(model: Model, base: Path) -> "PreTrainedTokenizerBase":
+def _load(model: ModelSpec, base: Path) -> "PreTrainedTokenizerBase":
     source = model.source
     if source.random is not None:
         return character_tokenizer(source.random.characters, vision=source.random.vision is not None)
@@ -42,8 +42,8 @@ def _load(model: Model, base: Path) -> "PreTrainedTokenizerBase":
         )
     folder = base / source.path
     if not (folder / "tokenizer_config.json").is_file():
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) if folder.is_dir() else "no folder"
-        raise DataError([f"model.source.path {folder}: no tokenizer_config.json (found: {found or 'nothing'})."])
+        names = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) if folder.is_dir() else "no folder"
+        raise DataError([f"model.source.path {folder}: no tokenizer_config.json (found: {names or 'nothing'})."])
     from transformers import AutoTokenizer  # seconds to import
 
     try:
@@ -54,11 +54,11 @@ def _load(model: Model, base: Path) -> "PreTrainedTokenizerBase":
 
 
 def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrainedTokenizerFast":
-    """One token per character, after the special tokens <|endoftext|> (0, padding), <|im_start|> (1) and
-    <|im_end|> (2, ends a response); with vision also <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and
-    <|video_pad|> (6). A character outside the alphabet has no token: see `unknown_characters`.
+    """Create a tokenizer with one token per character, after the special tokens.
 
-    Raises DataError for a character that is there twice.
+    These are <|endoftext|> (0, padding), <|im_start|> (1) and <|im_end|> (2, ends a response); with vision also
+    <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character outside the alphabet has
+    no token: see `unknown_characters`. Raises DataError for a character that is listed twice.
     """
     repeated = sorted({character for character in characters if characters.count(character) > 1})
     if repeated or not characters:
@@ -82,9 +82,9 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
 
 
 def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
-    """The text of a response as rewards judge it and people read it: without special tokens, such as the end token.
+    """Decode a response for rewards and readers, without special tokens such as the end token.
 
-    Bytes that are not UTF-8 are U+FFFD.
+    Bytes that are not UTF-8 become U+FFFD.
     """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)
@@ -92,7 +92,7 @@ def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> st
 
 
 def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
-    """The characters that a character tokenizer knows; None for a tokenizer that takes any text."""
+    """Return the characters of a character tokenizer; None for a tokenizer that encodes any text."""
     from tokenizers.models import WordLevel
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -101,8 +101,8 @@ def alphabet(tokenizer: "PreTrainedTokenizerBase") -> Set[str] | None:
     return {token for token in tokenizer.get_vocab() if len(token) == 1}
 
 
-def unknown_characters(text: str, known: Set[str]) -> list[str]:
-    """Characters of the text, special tokens aside, that the alphabet lacks; sorted."""
+def unknown_characters(text: str, alphabet: Set[str]) -> list[str]:
+    """Return the sorted characters of the text, without special tokens, that are not in the alphabet."""
     for token in (PAD, TURN_START, TURN_END, VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD):
         text = text.replace(token, "")
-    return sorted(set(text) - known)
+    return sorted(set(text) - alphabet)

@@ -1,24 +1,26 @@
-"""Tool calls in the XML format of Qwen3.5, from text to typed arguments.
+"""Parses tool calls in the XML format of Qwen3.5, from text to typed arguments.
+
+Only tests use this module today; rollouts with several turns will.
 
     text before the first call
     <tool_call>
     <function=NAME>
     <parameter=NAME>
-    value, over as many lines as it needs
+    value, of one or more lines
     </parameter>
     </function>
     </tool_call>
 
-The text is read once from left to right, so that a value may hold any tag but its own closing one. A call that the
-text ends within was cut off at the token limit: what is there counts, and the call says so. Anything else that breaks
-the format makes that one call malformed, and the next one is read as usual.
+The text is read once from left to right, so that a value may contain any tag except its closing tag. If the text ends
+within a call, the call was cut off at the token limit: it has the arguments so far, and `cut_off` is true. Any other
+violation of the format makes that call malformed, and parsing continues with the next call.
 
-The format has no escapes, so that a parameter left open looks like one whose value quotes the format: the next closing
-tag ends it, even behind a line with <parameter=NAME>. Only where the call ends first, and that tag is missing or belongs
-to a parameter of a later call, is the parameter not closed.
+The format has no escapes, so that an open parameter looks like one whose value quotes the format: the next closing tag ends
+it, even after a line with <parameter=NAME>. A parameter counts as not closed only if the call ends first, and the closing
+tag is missing or belongs to a parameter of a later call.
 
-Format: vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser. Where they lose something (an empty value, a call after
-an error, a JSON array that is no Python literal, a wrong number) this one keeps it or reports it.
+The format is that of vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser. They drop some input (an empty value, a call
+after an error, a JSON array that is not a Python literal, a wrong number), which this parser keeps or reports.
 """
 
 import json
@@ -27,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.data.prompt import Tool
-from qwen35_trainer.data.tool_values import Json, typed_value
+from qwen35_trainer.data.tool_values import JsonValue, typed_value
 
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
 FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
@@ -39,24 +41,24 @@ _CALL_WITH_PARAMETER = re.compile(rf"{CALL}\s*{FUNCTION}[^<>\n]*>\s*{PARAMETER}"
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One call. arguments: by parameter, in the order written; values of the types that the tool's schema names."""
+    """A call of a tool. arguments: values by parameter, in the order of the text, with the types of the tool's schema."""
 
     name: str
-    arguments: Mapping[str, Json]
+    arguments: Mapping[str, JsonValue]
     problems: tuple[str, ...] = ()
-    """What does not fit the tool: unknown names, missing parameters, values of another type (kept as text)."""
+    """Mismatches with the tool's schema: unknown names, missing parameters, values of another type (kept as text)."""
     cut_off: bool = False
     """The text ended within the call; the last value may be incomplete."""
 
     @property
     def arguments_json(self) -> str:
-        """As a chat message carries them; letters beyond ASCII stay as they are."""
+        """Arguments in the form of a chat message; characters beyond ASCII are not escaped."""
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A call that does not follow the format. text: as the model wrote it. reason: for the model, or a person."""
+    """A call that violates the format. text: the text of the model. reason: an explanation for the model, or a person."""
 
     text: str
     reason: str
@@ -64,28 +66,28 @@ class MalformedCall:
 
 
 @dataclass(frozen=True)
-class Parsed:
-    """A response. content: before the first call, unchanged. calls: in order."""
+class ParsedResponse:
+    """A parsed response. content: the text before the first call. calls: all calls, in order."""
 
     content: str
     calls: tuple[ToolCall | MalformedCall, ...]
     stray: tuple[str, ...] = ()
-    """Text between and after the calls, where the format has none; outer whitespace removed."""
+    """Text between and after the calls, which the format does not allow; outer whitespace is removed."""
 
 
 class _Broken(Exception):
-    """Why a call does not follow the format, and where reading stopped."""
+    """A call violates the format. at: the position at which reading stopped."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(reason)
         self.reason, self.at = reason, at
 
 
-def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> Parsed:
-    """The calls of a response, without its reasoning (the part up to </think>) and end token. Never raises.
+def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
+    """Parse the calls of a response, given without its reasoning (the part up to </think>) and end token. Never raises.
 
-    tools: what may be called, {type: function, function: {name, parameters}} or that inner mapping; their parameters'
-    JSON schemas decide the values' types. Arguments of an unknown tool, or of no parameter of the tool, are texts.
+    tools: functions that may be called, {type: function, function: {name, parameters}} or the inner mapping; the JSON
+    schemas of their parameters determine types. Values of unknown tools and unknown parameters are texts.
     """
     schemas = _schemas(tools)
     content, _, _ = text.partition(CALL)
@@ -104,11 +106,11 @@ def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> Parsed:
         following = text.find(CALL, end)
         start = following if following >= 0 else len(text)
         stray += [text[end:start].strip()] if text[end:start].strip() else []
-    return Parsed(content, tuple(calls), tuple(stray))
+    return ParsedResponse(content, tuple(calls), tuple(stray))
 
 
 def _resume(text: str, at: int) -> int:
-    """Where to go on after a malformed call: behind its closing tag, or before the next call."""
+    """Return the position at which to continue after a malformed call: after its closing tag, or at the next call."""
     closed, following = text.find(END_OF_CALL, at), text.find(CALL, at)
     if closed >= 0 and (following < 0 or closed < following):
         return closed + len(END_OF_CALL)
@@ -117,14 +119,14 @@ def _resume(text: str, at: int) -> int:
 
 @dataclass
 class _Reader:
-    """Reads one call from `at` on."""
+    """Reads one call, starting at position `at`."""
 
     text: str
     at: int
     cut_off: bool = False
 
     def call(self) -> tuple[str, list[tuple[str, str]]]:
-        """Name and values as written. Raises _Broken."""
+        """Read the name and the values, as texts. Raises _Broken."""
         values: list[tuple[str, str]] = []
         if not self._take(FUNCTION):
             raise _Broken(f"{FUNCTION}NAME> is expected after {CALL}", self._stop(FUNCTION))
@@ -134,7 +136,7 @@ class _Reader:
                 self.at, self.cut_off = len(self.text), True
                 return name, values
             parameter = self._name(PARAMETER)
-            if any(parameter == known for known, _ in values):
+            if any(parameter == earlier for earlier, _ in values):
                 raise _Broken(f"parameter {parameter!r} is there twice", self.at)
             values.append((parameter, self._value(parameter)))
             if self.cut_off:
@@ -144,7 +146,7 @@ class _Reader:
         return name, values
 
     def _close(self, tag: str, or_else: str = "") -> None:
-        """Step over a closing tag, or to the end of the text if that comes within it."""
+        """Skip a closing tag, or go to the end of the text if the text ends within the tag."""
         if self._take(tag):
             return
         if not self._ends_within(tag) and not (or_else and self._ends_within(or_else)):
@@ -152,7 +154,7 @@ class _Reader:
         self.at, self.cut_off = len(self.text), True
 
     def _take(self, tag: str) -> bool:
-        """Step over whitespace and the tag, if it is what comes next."""
+        """Skip whitespace, and the tag if it is next. Returns whether it is."""
         while self.text[self.at : self.at + 1].isspace():
             self.at += 1
         if not self.text.startswith(tag, self.at):
@@ -161,19 +163,19 @@ class _Reader:
         return True
 
     def _ends_within(self, tag: str) -> bool:
-        """Whether nothing is left but whitespace and perhaps the beginning of the tag."""
+        """Whether the remaining text is whitespace, or the beginning of the tag."""
         return tag.startswith(self.text[self.at :].strip())
 
     def _stop(self, tag: str) -> int:
         return len(self.text) if self._ends_within(tag) else self.at
 
     def _name(self, tag: str) -> str:
-        found = _NAME.match(self.text, self.at)
-        if found is None:
+        match = _NAME.match(self.text, self.at)
+        if match is None:
             stopped = len(self.text) if self._ended_in_name() else self.at
             raise _Broken(f"{tag} has no name that ends in >", stopped)
-        self.at = found.end()
-        name = found[1].strip()
+        self.at = match.end()
+        name = match[1].strip()
         if not name:
             raise _Broken(f"{tag}> has no name", self.at)
         return name
@@ -182,7 +184,7 @@ class _Reader:
         return not re.compile(r"[<>\n]").search(self.text, self.at)
 
     def _value(self, parameter: str) -> str:
-        """The text up to the closing tag, less one newline at each end."""
+        """Read the text up to the closing tag, without one newline at each end."""
         start, closed = self.at, self.text.find(END_OF_PARAMETER, self.at)
         end = closed if closed >= 0 else len(self.text)
         ended = _CALL_ENDS.search(self.text, start, end)
@@ -196,14 +198,14 @@ class _Reader:
 
 
 def _without_beginning_of_tag(value: str) -> str:
-    """A value that the text ends within, less what is already there of the line that would close it."""
+    """Remove the beginning of the closing line from a value within which the text ends."""
     closing = f"\n{END_OF_PARAMETER}"
     lengths = range(len(closing) - 1, 0, -1)
     return next((value[:-length] for length in lengths if value.endswith(closing[:length])), value)
 
 
 def _schemas(tools: Sequence[Tool]) -> dict[str, Mapping[str, object]]:
-    """Parameter schema by tool."""
+    """Return the parameter schemas by the names of the tools."""
     functions = [tool.get("function", tool) for tool in tools]
     named = [function for function in functions if isinstance(function, Mapping)]
     return {str(function.get("name")): _mapping(function.get("parameters")) for function in named}
@@ -217,10 +219,10 @@ def _typed(
     name: str, values: Sequence[tuple[str, str]], schemas: Mapping[str, Mapping[str, object]], *, cut_off: bool
 ) -> ToolCall:
     if name not in schemas:
-        known = f"there are {', '.join(schemas)}" if schemas else "there are none"
-        return ToolCall(name, dict(values), (f"unknown tool {name!r}; {known}",), cut_off)
+        names = f"there are {', '.join(schemas)}" if schemas else "there are none"
+        return ToolCall(name, dict(values), (f"unknown tool {name!r}; {names}",), cut_off)
     properties = _mapping(schemas[name].get("properties"))
-    arguments: dict[str, Json] = {}
+    arguments: dict[str, JsonValue] = {}
     problems: list[str] = []
     for parameter, text in values:
         if parameter not in properties:

@@ -1,4 +1,7 @@
-"""The value of a tool's argument, from text to the type that the tool's JSON schema names."""
+"""Converts the text of a tool's argument to the type in the tool's JSON schema.
+
+Only `tool_calls` uses this module, which only tests use today.
+"""
 
 import ast
 import json
@@ -7,7 +10,7 @@ import re
 import warnings
 from collections.abc import Mapping
 
-type Json = bool | int | float | str | list[Json] | dict[str, Json] | None
+type JsonValue = bool | int | float | str | list[JsonValue] | dict[str, JsonValue] | None
 
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -15,14 +18,13 @@ _INTEGER_TYPES = ("int", "uint", "long", "short", "unsigned")
 _NUMBER_TYPES = ("num", "float", "double")
 
 
-def typed_value(text: str, schema: Mapping[str, object]) -> tuple[Json, str | None]:
-    """A value of the type that its JSON schema names, and what is wrong with the text, if anything is.
+def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str | None]:
+    """Convert `text` to the type in its JSON schema. Returns the value, and the problem of the text if there is one.
 
-    Text without a value of its type stays as it is; a boolean that is neither true nor false is False, as in vLLM's
-    qwen3_coder parser and in verl.
-    null in any case is null for every type, as the published parsers read it; where null is allowed by the schema,
-    None too (Qwen3.5's template writes it so). With several types the narrowest that fits is taken, text last.
-    Structures are JSON, or else a Python literal, which is read and never run.
+    A text that does not fit its type is kept; a boolean that is neither true nor false is False, as in vLLM's qwen3_coder
+    parser and in verl. "null" in upper or lower case is null for every type, as in these parsers; where the schema allows
+    null, "None" is too (Qwen3.5's template writes it). With several types the narrowest that fits is used, text last.
+    Structures are JSON, or otherwise Python literals, which are parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()
@@ -41,7 +43,7 @@ def typed_value(text: str, schema: Mapping[str, object]) -> tuple[Json, str | No
 
 
 def _types(schema: Mapping[str, object]) -> set[str]:
-    """Kinds that a schema allows: null, boolean, integer, number, object, array, string; any where it names none."""
+    """Return the types that a schema allows: null, boolean, integer, number, object, array, string; any if it has none."""
     named = schema.get("type")
     types = [named] if isinstance(named, str) else list(named) if isinstance(named, list | tuple) else []
     kinds = {_kind(str(each)) for each in types}
@@ -56,7 +58,7 @@ def _types(schema: Mapping[str, object]) -> set[str]:
 
 
 def _kind(name: str) -> str:
-    """The JSON schema type behind a type's name, among them those of other languages that tool authors write."""
+    """Map the name of a type to its JSON schema type; tool authors also write names from other languages."""
     name = name.strip().lower()
     if name.startswith(_INTEGER_TYPES):
         return "integer"
@@ -69,19 +71,19 @@ def _kind(name: str) -> str:
     return name if name in ("null", "string", "any") else "string" if name in ("str", "text", "enum") else "any"
 
 
-def _boolean(text: str) -> Json:
+def _boolean(text: str) -> JsonValue:
     if text.lower() not in ("true", "false"):
         raise ValueError(f"{_shown(text)} is neither true nor false")
     return text.lower() == "true"
 
 
-def _integer(text: str) -> Json:
+def _integer(text: str) -> JsonValue:
     if not _INTEGER.fullmatch(text):
         raise ValueError(f"{_shown(text)} is not an integer")
     return int(text)
 
 
-def _number(text: str) -> Json:
+def _number(text: str) -> JsonValue:
     if _INTEGER.fullmatch(text):
         return int(text)
     if not _DECIMAL.fullmatch(text) or not math.isfinite(number := float(text)):
@@ -89,33 +91,33 @@ def _number(text: str) -> Json:
     return int(number) if number.is_integer() else number
 
 
-def _object(text: str) -> Json:
+def _object(text: str) -> JsonValue:
     if isinstance(value := _structure(text), dict):
         return value
     raise ValueError(f"{_shown(text)} is not an object")
 
 
-def _array(text: str) -> Json:
+def _array(text: str) -> JsonValue:
     if isinstance(value := _structure(text), list):
         return value
     raise ValueError(f"{_shown(text)} is not an array")
 
 
-def _structure(text: str) -> Json:
-    """JSON, or else a Python literal of the same values. Raises ValueError."""
+def _structure(text: str) -> JsonValue:
+    """Parse JSON, or otherwise a Python literal of the same values. Raises ValueError."""
     for read in (json.loads, ast.literal_eval):
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", SyntaxWarning)  # a literal with a doubtful escape is the model's affair
+                warnings.simplefilter("ignore", SyntaxWarning)  # a literal of the model may have a doubtful escape
                 return _plain(read(text))
-        # Text without end of brackets: the two readers give up in these ways.
+        # These are the errors of both parsers for invalid or deeply nested text.
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
     raise ValueError(f"{_shown(text)} is neither JSON nor a Python literal")
 
 
-def _plain(value: object) -> Json:
-    """The value if JSON can hold it. Raises ValueError."""
+def _plain(value: object) -> JsonValue:
+    """Return the value if JSON can represent it. Raises ValueError."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,31 +1,31 @@
-"""What becomes of sequences above the limit: `data.overlongPrompts`."""
+"""Handles sequences that are longer than the limit: `data.overlongPrompts`."""
 
 import logging
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from qwen35_trainer.data.errors import DataError
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.template import Tokens
-from qwen35_trainer.spec.data import Overlong
+from qwen35_trainer.data.template import TokenIds
+from qwen35_trainer.manifest.data import Overlong
 
 logger = logging.getLogger(__name__)
-_NAMED_OFFENDERS = 5
+_MAX_NAMED_PROMPTS = 5
 
 
 class CutError(Exception):
-    """Why a sequence cannot be cut."""
+    """A sequence cannot be cut."""
 
 
 class Encoded(Protocol):
     @property
     def prompt(self) -> Prompt: ...
     @property
-    def token_ids(self) -> Tokens: ...
+    def token_ids(self) -> TokenIds: ...
 
 
-def kept(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
-    """The positions that stay of a sequence of `length` > `limit`, as a head and a tail; one of them may be empty.
+def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
+    """Return the positions to keep of a sequence of `length` > `limit`, as a head and a tail; one of them may be empty.
 
     TruncateLeft keeps the end, TruncateRight the beginning, TruncateMiddle half of the limit (rounded down) at the
     beginning and the rest at the end.
@@ -35,7 +35,7 @@ def kept(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
 
 
 def select[T](values: tuple[T, ...], parts: tuple[range, range]) -> tuple[T, ...]:
-    """The values at those positions."""
+    """Return the values at the positions in `parts`."""
     head, tail = parts
     return values[head.start : head.stop] + values[tail.start : tail.stop]
 
@@ -48,12 +48,12 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """All of at most `limit` tokens: longer ones are refused, left out, or cut.
+    """Return the sequences of at most `limit` tokens; longer ones are rejected, skipped or cut.
 
-    cut: makes a sequence of the positions given; raises CutError. Raises DataError with `problems`, with the sequences
-    that are refused, and when nothing is left.
+    cut: reduces a sequence to the given positions; raises CutError. Raises DataError with `problems` and the rejected
+    sequences, and when no sequence remains.
     """
-    found = list(problems)
+    all_problems = list(problems)
     fitting: list[T] = []
     offenders: list[T] = []
     for entry in encoded:
@@ -64,16 +64,16 @@ def fit[T: Encoded](
         offenders.append(entry)
         if rule not in ("Error", "Skip"):
             try:
-                fitting.append(cut(entry, kept(length, limit, rule)))
+                fitting.append(cut(entry, kept_positions(length, limit, rule)))
             except CutError as reason:
-                found.append(f"prompt {entry.prompt.id}, {length} tokens cut to {limit_name} {limit}: {reason}")
+                all_problems.append(f"prompt {entry.prompt.id}, {length} tokens cut to {limit_name} {limit}: {reason}")
     if offenders and rule == "Error":
-        found.append(_too_long(offenders, limit, limit_name))
-    if not fitting and not found:
+        all_problems.append(_too_long(offenders, limit, limit_name))
+    if not fitting and not all_problems:
         skipped = f", all {len(offenders)} are longer than {limit_name} {limit}" if offenders else ""
-        found.append(f"no prompt is left{skipped}. Add prompts{f' or raise {limit_name}' if offenders else ''}.")
-    if found:
-        raise DataError(found)
+        all_problems.append(f"no prompt is left{skipped}. Add prompts{f' or raise {limit_name}' if offenders else ''}.")
+    if all_problems:
+        raise DataError(all_problems)
     if offenders:
         done = "left out" if rule == "Skip" else "cut"
         logger.warning(
@@ -84,8 +84,8 @@ def fit[T: Encoded](
 
 def _too_long(offenders: Sequence[Encoded], limit: int, limit_name: str) -> str:
     longest = max(len(entry.token_ids) for entry in offenders)
-    named = ", ".join(f"{entry.prompt.id} ({len(entry.token_ids)} tokens)" for entry in offenders[:_NAMED_OFFENDERS])
-    more = len(offenders) - _NAMED_OFFENDERS
+    named = ", ".join(f"{entry.prompt.id} ({len(entry.token_ids)} tokens)" for entry in offenders[:_MAX_NAMED_PROMPTS])
+    more = len(offenders) - _MAX_NAMED_PROMPTS
     return (
         f"{len(offenders)} longer than {limit_name} {limit}: {named}{f' and {more} more' if more > 0 else ''}. "
         f"Raise {limit_name} to {longest}, or set data.overlongPrompts: Skip to leave them out, or Truncate… to cut them."

@@ -1,1 +1,1 @@
-"""Training engines: one contract (`base`), one package per engine."""
+"""Training engines: one contract (`train_engine`), and one package per engine."""

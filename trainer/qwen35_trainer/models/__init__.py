@@ -1,1 +1,1 @@
-"""Model families. Each has one adapter that knows its layers; nothing here changes a class of another library."""
+"""Model families, each with one adapter for its layers. No class of another library is changed."""

@@ -1,8 +1,8 @@
 """A linear layer with a low-rank adapter (LoRA, arXiv:2106.09685): y = W·x + scale · B·A·x.
 
-The adapter's matrices are parameters of the layer itself, beside its weight: modules and their names stay the library's, and FSDP
-shards them with their layer. They are not added to the weight: a change smaller than half of the spacing of bfloat16 numbers would be
-lost, and a rollout engine would generate with the base as long as all changes are that small.
+The adapter's matrices are parameters of the layer, next to its weight: modules and their names stay those of the library,
+and FSDP shards them with their layer. They are not added to the weight: a change smaller than half of the spacing of
+bfloat16 numbers would be lost, and replicas would generate with the base model while all changes are that small.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from qwen35_trainer.weights.adapters import DOWN, UP
 
 
 def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
-    """Give `layer` an adapter in place of the one that it may have. down: A (rank, in).  up: B (out, rank)."""
+    """Give `layer` an adapter, which replaces an existing one. down: A (rank, in).  up: B (out, rank)."""
     for name, matrix in ((DOWN, down), (UP, up)):
         layer.register_parameter(name, nn.Parameter(matrix))
     layer.adapter_scale = scale  # type: ignore[assignment]
@@ -25,15 +25,15 @@ def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
 
 
 def detach(layer: nn.Linear) -> None:
-    """Make `layer` a plain one again."""
+    """Remove the adapter of `layer`."""
     for name in (DOWN, UP, "adapter_scale", "forward"):
         delattr(layer, name)
 
 
 def _forward(layer: HFModule, x: Tensor) -> Tensor:
-    own_output = F.linear(x, layer.weight, layer.bias)
+    base_output = F.linear(x, layer.weight, layer.bias)
     if layer.adapter_scale == 0:
-        return own_output
+        return base_output
     down, up = layer.get_parameter(DOWN), layer.get_parameter(UP)
-    adapted: Tensor = own_output + layer.adapter_scale * F.linear(F.linear(x, down), up)
+    adapted: Tensor = base_output + layer.adapter_scale * F.linear(F.linear(x, down), up)
     return adapted

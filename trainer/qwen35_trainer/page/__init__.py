@@ -1,7 +1,7 @@
-"""Pages of charts: one HTML file that opens anywhere, with no network, light or dark.
+"""Pages of charts: one HTML file that needs no network and follows the reader's light or dark mode.
 
-A figure is plotly's, as plain values. A colour in it is a name such as "@bound"; the page puts in the value of the style sheet
-in force.
+A figure is a plotly figure as plain data. Its colours are names such as "@bound", which the page replaces by the values of
+the active style sheet.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from pathlib import Path
 from string import Template
 from typing import Any, Final
 
-type Figure = Mapping[str, Any]
+from qwen35_trainer.atomic_files import write_atomically
+
+type Figure = dict[str, Any]
+"""A plotly figure, or a part of one."""
 
 _PAGE: Final = Path(__file__).with_name("page.html")
 
 
-def page(title: str, *, style: str, body: str, figures: Mapping[str, Figure]) -> str:
-    """The whole document. `style` and `body` are the caller's; each figure is drawn where `body` has its `card`."""
+def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figure]) -> str:
+    """Render the whole document. Each figure is drawn where `body` contains its `figure_card`."""
     from plotly.offline import get_plotlyjs  # a second to import
 
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(
@@ -28,24 +31,22 @@ def page(title: str, *, style: str, body: str, figures: Mapping[str, Figure]) ->
     )
 
 
-def card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
-    """Where figure `name` is drawn, under its title. `size` is a class of the caller's style, `key` more of the caption."""
+def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
+    """The HTML of the place where figure `name` is drawn, with its caption.
+
+    size: a class of the caller's style sheet. key: HTML that is appended to the caption.
+    """
     return (
         f'<figure class="{size}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'
         f'<div class="plot" id="plot-{name}"></div></figure>'
     )
 
 
-def write(path: Path, text: str) -> None:
-    """Write a page, whole or not at all. Raises OSError."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+def write_page(path: Path, text: str) -> None:
+    """Write a page that is complete or absent. Several processes may write the same page. Raises OSError."""
+    write_atomically(path, text, suffix=str(os.getpid()))
 
 
 def _script(value: object) -> str:
-    """JSON that may stand in a script element: no text in it can close the element."""
+    """Encode a value as JSON for a script element. No text in it can close the element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

@@ -1,7 +1,7 @@
-"""What the coordinator asks for, in the order in which it is to be done.
+"""The coordinator's actions, which the runtime or the simulator carries out in the order given.
 
-`Dispatched`, `Left` and `Train` are also the journal's records. A `Train` is on disk, and what came before it too, before its
-batch is trained.
+`GroupDispatched`, `GroupLeft` and `TrainGroups` are also the journal's records. A `TrainGroups` and everything before it is
+on disk before its batch trains.
 """
 
 from __future__ import annotations
@@ -10,48 +10,48 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 
-class Reason(StrEnum):
-    """Why a group left. Every dispatched group leaves exactly once."""
+class LeaveReason(StrEnum):
+    """The reason why a group left. Every dispatched group leaves exactly once."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
-    """Its rewards do not differ: there is nothing to learn."""
+    """Its rewards are all equal, so it has no gradient."""
     DISCARDED = "discarded"
-    """It missed its deadline; its prompt is dispatched again, as another group."""
+    """It missed its deadline. Its prompt is dispatched again, as another group."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Dispatched:
-    """A group entered the window. `position`: its prompt, by place in the epoch order."""
+class GroupDispatched:
+    """A group entered the window. `position`: its prompt's place in the epoch order."""
 
     group: int
     position: int
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A group left untrained. Those of a batch leave by `Train`."""
+class GroupLeft:
+    """A group left untrained. The groups of a batch leave by `TrainGroups`."""
 
     group: int
     position: int
-    reason: Reason
+    reason: LeaveReason
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Generate on `worker`: each sequence with the response tokens that it keeps, 0 to begin anew."""
+class StartSequences:
+    """Generate sequences on `replica`. Each comes with the number of response tokens that it keeps; 0 starts it over."""
 
-    worker: int
+    replica: int
     sequences: tuple[tuple[SequenceId, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Hand a running sequence over, with its tokens. One that has finished meanwhile stays finished."""
+class MoveSequence:
+    """Move a running sequence with its tokens to another replica. If it has finished meanwhile, nothing happens."""
 
     sequence: SequenceId
     source: int
@@ -59,16 +59,16 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Cancel:
-    """Drop sequences that `worker` holds; their tokens are not needed."""
+class CancelSequences:
+    """Drop sequences that `replica` holds; their tokens are not needed."""
 
-    worker: int
+    replica: int
     sequences: tuple[SequenceId, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Train:
-    """Train these groups, the batch's number being `batch`, at `version`."""
+class TrainGroups:
+    """Train batch number `batch`, which consists of `groups`, at weight version `version`."""
 
     batch: int
     version: int
@@ -76,45 +76,56 @@ class Train:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """Copy the trainer's weights aside, as `version`, before the next batch changes them."""
+class CopyWeights:
+    """Copy the trainer's weights as `version` before the next batch changes them."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """Give the copied weights to every worker, without draining it."""
+class PublishWeights:
+    """Send the copied weights to every replica. Replicas load them between two tokens and are not drained."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """Every worker has `version`, except workers that joined with older weights and have not caught up."""
+class VersionPublished:
+    """Every replica has `version`, except replicas that joined with older weights and have not caught up."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluated:
-    """The evaluation of `version` has all its sequences."""
+class VersionEvaluated:
+    """All sequences of the evaluation of `version` are complete."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """Save the trainer's state together with this: as it is before the next batch, which may train once it is copied."""
+class SaveCheckpoint:
+    """Save the trainer's state together with `snapshot`. The next batch may train once the state is copied."""
 
-    snapshot: Snapshot
+    snapshot: SchedulingSnapshot
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """There is nothing more to do."""
+class RunEnded:
+    """The run is complete: no action follows."""
 
 
 type Action = (
-    Dispatched | Left | Start | Move | Cancel | Train | Copy | Publish | Published | Evaluated | Checkpoint | Ended
+    GroupDispatched
+    | GroupLeft
+    | StartSequences
+    | MoveSequence
+    | CancelSequences
+    | TrainGroups
+    | CopyWeights
+    | PublishWeights
+    | VersionPublished
+    | VersionEvaluated
+    | SaveCheckpoint
+    | RunEnded
 )

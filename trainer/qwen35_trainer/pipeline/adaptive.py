@@ -1,11 +1,11 @@
-"""Adaptive dispatch: hold prompts back while those in flight would miss their deadlines.
+"""Adaptive dispatch: hold prompts back while groups in flight would miss their deadlines.
 
-    every batch ─► of the groups in flight, how many will still run at their deadline?
-                     more than TOLERATED of a batch ─► fewer in flight (× CUT)
-                     slots stand idle               ─► more in flight (+ STEP of a batch)
+    every batch ─► how many groups in flight will still run at their deadline?
+                     more than TOLERATED_BATCH_SHARE of a batch ─► fewer in flight (× DECREASE_FACTOR)
+                     slots are idle                             ─► more in flight (+ INCREASE_BATCH_SHARE of a batch)
 
-Additive increase, multiplicative decrease, as congestion control does it. A finish is predicted from the lengths of finished
-groups of the same data source, and from how many tokens a sequence grows in a batch; never from the answer.
+Additive increase and multiplicative decrease, as in congestion control. A finish is predicted from the lengths of finished
+groups of the same data source and from the tokens that a sequence gains per batch, never from the answer.
 """
 
 from __future__ import annotations
@@ -15,95 +15,100 @@ from dataclasses import dataclass, field
 
 from qwen35_trainer.pipeline.window import Window
 
-TOLERATED = 0.1
-CUT, STEP = 0.9, 0.25
-PER_OCTAVE = 4
-"""Bins of the histograms per doubling of the length: a bin is 19 % wide."""
-FORGET = 0.98
-"""Per batch: lengths drift while a model learns; half of the memory is 35 batches old."""
+TOLERATED_BATCH_SHARE = 0.1
+DECREASE_FACTOR, INCREASE_BATCH_SHARE = 0.9, 0.25
+BINS_PER_DOUBLING = 4
+"""Histogram bins per doubling of the length: a bin is 19 % wide."""
+DECAY_PER_BATCH = 0.98
+"""Weight of older lengths, which drift while a model learns. A length counts half after 35 batches."""
 
 
 @dataclass
-class Lengths:
-    """Lengths seen, as a histogram over logarithmic bins that forgets."""
+class LengthHistogram:
+    """Observed lengths in logarithmic bins, with weights that decay."""
 
     counts: dict[int, float] = field(default_factory=dict)
 
     def add(self, tokens: int) -> None:
-        at = self._bin(tokens)
-        self.counts[at] = self.counts.get(at, 0.0) + 1.0
+        index = self._bin(tokens)
+        self.counts[index] = self.counts.get(index, 0.0) + 1.0
 
-    def forget(self, factor: float) -> None:
-        self.counts = {at: count * factor for at, count in self.counts.items() if count * factor > 1e-3}
+    def decay(self, factor: float) -> None:
+        """Multiply all weights by `factor`, and drop bins whose weight has become negligible."""
+        self.counts = {index: count * factor for index, count in self.counts.items() if count * factor > 1e-3}
 
-    def beyond(self, tokens: float) -> float:
-        """Weight of the lengths in higher bins than this one."""
-        at = self._bin(tokens)
-        return sum(count for each, count in self.counts.items() if each > at)
+    def weight_above(self, tokens: float) -> float:
+        """Return the weight of the lengths in higher bins than that of `tokens`."""
+        limit = self._bin(tokens)
+        return sum(count for index, count in self.counts.items() if index > limit)
 
     @staticmethod
     def _bin(tokens: float) -> int:
-        return math.floor(math.log2(max(tokens, 1.0)) * PER_OCTAVE)
+        return math.floor(math.log2(max(tokens, 1.0)) * BINS_PER_DOUBLING)
 
 
-class Adaptive:
-    """`limit`: groups that may be in flight. Begins with the whole window, and never leaves 1 … window."""
+class AdaptiveDispatch:
+    """`limit` is the number of groups that may be in flight. It starts at the window's limit and stays between 1 and it."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._limit = float(window.limit)
-        self._lengths: dict[str, Lengths] = {}  # by source
-        self._flying: dict[int, tuple[str, int]] = {}  # group → (source, batch at dispatch)
-        self._in_flight: dict[tuple[str, int], int] = {}  # the same, counted
-        self._tokens = self._batches = 0.0  # of finished groups: longest sequence, and batches from dispatch to finish
+        self._lengths: dict[str, LengthHistogram] = {}  # by source
+        self._in_flight: dict[int, tuple[str, int]] = {}  # group → (source, batch at dispatch)
+        self._in_flight_counts: dict[tuple[str, int], int] = {}  # (source, batch at dispatch) → groups
+        # Sums over finished groups, with decay: tokens of the longest sequence, and batches from dispatch to finish.
+        self._tokens = self._batches = 0.0
 
     @property
     def limit(self) -> int:
         return max(1, math.floor(self._limit))
 
     def dispatched(self, group: int, source: str, batch: int) -> None:
-        key = self._flying[group] = (source, batch)
-        self._in_flight[key] = self._in_flight.get(key, 0) + 1
+        """Count a dispatched group. `batch`: the next one to train."""
+        key = self._in_flight[group] = (source, batch)
+        self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
 
     def finished(self, group: int, longest: int, batch: int) -> None:
-        """`longest`: response tokens of the group's longest sequence; `batch`: the next one."""
-        source, began = self._flying[group]
+        """Learn from a finished group. `longest`: tokens of its longest response; `batch`: the next one to train."""
+        source, dispatched_at = self._in_flight[group]
         self.left(group)
-        self._lengths.setdefault(source, Lengths()).add(longest)
+        self._lengths.setdefault(source, LengthHistogram()).add(longest)
         self._tokens += longest
-        # Batches are whole numbers and dispatch falls anywhere between two: half a batch on average.
-        self._batches += batch - began + 0.5
+        # Batches are whole numbers and dispatch falls anywhere between two: add half a batch, the average.
+        self._batches += batch - dispatched_at + 0.5
 
     def left(self, group: int) -> None:
-        """The group is in flight no longer."""
-        key = self._flying.pop(group, None)
+        """Stop counting a group that is no longer in flight. Unknown groups are ignored."""
+        key = self._in_flight.pop(group, None)
         if key is not None:
-            self._in_flight[key] -= 1
-            if not self._in_flight[key]:
-                del self._in_flight[key]
+            self._in_flight_counts[key] -= 1
+            if not self._in_flight_counts[key]:
+                del self._in_flight_counts[key]
 
     def trained(self, batch: int, *, idle: bool) -> None:
-        """A batch has trained, and `batch` is the next one; `idle`: some slot is free."""
-        if self.late(batch) > TOLERATED * self._window.groups_per_batch:
-            self._limit = max(1.0, min(self._limit, sum(self._in_flight.values())) * CUT)
+        """Adjust the limit after a batch has trained. `batch`: the next one; `idle`: whether some slot is free."""
+        if self.expected_late(batch) > TOLERATED_BATCH_SHARE * self._window.groups_per_batch:
+            self._limit = max(1.0, min(self._limit, sum(self._in_flight_counts.values())) * DECREASE_FACTOR)
         elif idle:
-            self._limit = min(self._limit + STEP * self._window.groups_per_batch, float(self._window.limit))
+            increase = INCREASE_BATCH_SHARE * self._window.groups_per_batch
+            self._limit = min(self._limit + increase, float(self._window.limit))
         for lengths in self._lengths.values():
-            lengths.forget(FORGET)
-        self._tokens, self._batches = self._tokens * FORGET, self._batches * FORGET
+            lengths.decay(DECAY_PER_BATCH)
+        self._tokens, self._batches = self._tokens * DECAY_PER_BATCH, self._batches * DECAY_PER_BATCH
 
-    def late(self, batch: int) -> float:
-        """Groups in flight that are expected to run beyond their deadline."""
+    def expected_late(self, batch: int) -> float:
+        """The expected number of groups in flight that will run beyond their deadline."""
         if self._batches == 0.0:
             return 0.0
-        speed = self._tokens / self._batches
+        tokens_per_batch = self._tokens / self._batches
         late = 0.0
-        for (source, began), count in self._in_flight.items():
+        for (source, dispatched_at), count in self._in_flight_counts.items():
             lengths = self._lengths.get(source)
             if lengths is None:
                 continue
-            last = self._window.deadline(self._window.version_of(began))
-            alive = lengths.beyond(speed * (batch - began))
-            if alive > 0.0:
-                late += count * lengths.beyond(speed * (max(last, batch) - began + 1)) / alive
+            deadline = self._window.deadline(self._window.version_of(dispatched_at))
+            running = lengths.weight_above(tokens_per_batch * (batch - dispatched_at))
+            if running > 0.0:
+                batches_allowed = max(deadline, batch) - dispatched_at + 1
+                late += count * lengths.weight_above(tokens_per_batch * batches_allowed) / running
         return late

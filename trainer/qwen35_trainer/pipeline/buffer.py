@@ -1,15 +1,15 @@
-"""What is dispatched and not yet trained, and which of it the next batch takes: deadline-first.
+"""The groups between dispatch and training, and the choice of the next batch among them: deadline first.
 
     dispatch ─► running ──finish──► finished ──take──► trained
                    ├────────────── leave ────────────► filtered, failed
                    └────────────── take ─────────────► discarded          every group leaves exactly once
 
-Before batch b may leave, for every d ≥ b at least |D(d)| - (d - b)·P groups of D(d) must be in it, where D(d) are the
-held groups with deadline ≤ d and P is the batch's size. They are taken first, earliest deadline first; the rest of the
-batch fills in the order of completion. When a group that must go has not finished, the missed-deadline policy decides.
+Batch b must contain, for every d ≥ b, at least |D(d)| - (d - b)·P groups of D(d), where D(d) are the held groups with
+deadline ≤ d and P is the batch size. These groups are due. They are taken first, earliest deadline first; the rest of the
+batch is filled in order of completion. If a due group has not finished, the missed-deadline policy decides.
 
-Groups of one deadline share a bucket. There are at most S + 1 deadlines to come, so that a question about all D(d) looks at
-that many counters however much is held.
+Groups with the same deadline share a bucket. There are at most S + 1 future deadlines, so a computation over all D(d) reads
+that many counters, however many groups are held.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from enum import StrEnum
 from qwen35_trainer.pipeline.window import Window
 
 
-class OnMissedDeadline(StrEnum):
-    """What happens when a group that must go has not finished (values of `spec.async.onMissedDeadline`)."""
+class MissedDeadlinePolicy(StrEnum):
+    """Policies for a due group that has not finished (values of `spec.async.onMissedDeadline`)."""
 
     WAIT = "Wait"
-    """The batch waits for it: the bound holds for every token."""
+    """The batch waits for it, so the lag of every trained token is bounded."""
     MASK_TOKENS = "MaskTokens"
-    """The batch goes without it; when it trains later, its tokens older than the bound are left out of the loss."""
+    """The batch trains without it. When it trains later, its tokens older than the bound are left out of the loss."""
     DISCARD = "Discard"
-    """The batch goes without it. What cannot train by its deadline leaves, finished or not, and its prompt is dispatched
-    again: biased against long answers, for comparison only."""
+    """The batch trains without it. Groups past their deadline leave, finished or not, and their prompts are dispatched
+    again. This is biased against long responses; use it for comparison only."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups to train now, and groups that leave without being trained."""
+    """Groups to train now, and groups that leave untrained."""
 
     groups: tuple[int, ...]
     discarded: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Blocked:
-    """No batch can leave yet. `due` are running groups that it must contain; empty when there is just too little."""
+    """The reason why no batch is complete. `due` are the running groups that it must contain; empty if only the number is too low."""
 
     finished: int
     needed: int
@@ -55,23 +55,24 @@ class Blocked:
 
 @dataclass
 class _Bucket:
-    """Held groups of one deadline. Of the finished ones, with the place of each in the order of completion."""
+    """The held groups of one deadline."""
 
     deadline: int
     running: dict[int, None] = field(default_factory=dict)
     finished: deque[tuple[int, int]] = field(default_factory=deque)
+    """(place in the order of completion, group)."""
 
     def __len__(self) -> int:
         return len(self.running) + len(self.finished)
 
 
 class Buffer:
-    """Groups between dispatch and training. Deterministic: the same calls give the same batches."""
+    """The groups between dispatch and training. Deterministic: the same calls give the same batches."""
 
     def __init__(
-        self, window: Window, on_missed_deadline: OnMissedDeadline = OnMissedDeadline.WAIT, *, batch: int = 0
+        self, window: Window, on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT, *, batch: int = 0
     ) -> None:
-        """`batch` is the next one: 0, or where an earlier run stopped."""
+        """`batch`: the number of the next batch, 0 or where an earlier run stopped."""
         self.window = window
         self._policy = on_missed_deadline
         self._held: dict[int, _Bucket] = {}
@@ -82,38 +83,38 @@ class Buffer:
 
     @property
     def batch(self) -> int:
-        """Number of the next batch."""
+        """The number of the next batch."""
         return self._batch
 
     @property
     def published(self) -> int:
-        """The version that every worker has, except workers that joined with older weights and have not caught up."""
+        """The version that every replica has, except replicas that joined with older weights and have not caught up."""
         return self._published
 
     @property
     def held(self) -> int:
-        """Groups dispatched and not yet left."""
+        """The number of groups that were dispatched and have not left."""
         return len(self._held)
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """Groups dispatched and not yet left, in order of dispatch."""
+        """The groups that were dispatched and have not left, in order of dispatch."""
         return tuple(self._held)
 
     @property
     def finished(self) -> int:
-        """Groups that a batch could take."""
+        """The number of groups that a batch could take."""
         return self._finished
 
     @property
     def counted(self) -> int:
-        """Groups that count against the window: held, or trained at the version that replicas have, or a later one."""
+        """The number of groups that count against the window: those held, and those trained since the published version."""
         trained = self._batch - self._published * self.window.batches_per_version
         return len(self._held) + trained * self.window.groups_per_batch
 
     @property
     def room(self) -> int:
-        """Groups that may be dispatched now."""
+        """The number of groups that may be dispatched now."""
         return self.window.limit - self.counted
 
     def deadline(self, group: int) -> int:
@@ -121,7 +122,7 @@ class Buffer:
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
-        """A group enters. `version`: every replica has at least these weights, so it cannot be born earlier."""
+        """Add a running group. `version`: every replica has at least these weights, so its birth is not earlier."""
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:
@@ -130,7 +131,7 @@ class Buffer:
         bucket.running[group] = None
 
     def born(self, group: int, version: int) -> None:
-        """The first token of a running group comes from `version`: that sets its deadline. No news of any other."""
+        """Set the deadline of a running group from the version of its oldest token. Other groups are ignored."""
         old = self._held.get(group)
         if old is None or group not in old.running:
             return
@@ -142,7 +143,7 @@ class Buffer:
             new.running[group] = None
 
     def finish(self, group: int) -> None:
-        """All sequences of the group are complete and scored."""
+        """Note that all sequences of a group are complete and scored."""
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} finished twice")
@@ -152,7 +153,7 @@ class Buffer:
         self._finished += 1
 
     def leave(self, group: int) -> None:
-        """A running group leaves without being trained: it has failed, or has nothing to teach."""
+        """Take out a running group that will not train: it failed, or all its rewards are equal."""
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} has finished: it leaves with a batch")
@@ -160,31 +161,33 @@ class Buffer:
         self._drop_if_empty(bucket)
 
     def publish(self, version: int) -> None:
-        """Every replica has `version`: what trained before it counts no longer.
+        """Note that every replica has `version`: groups trained before it no longer count against the window.
 
-        The next batch may be training already while its predecessors' weights travel; it goes on counting.
+        A later batch may already be training while the weights are in transfer. Its groups still count.
         """
-        # Rounded up: the last version of a run may be cut short.
+        # Rounded up, because the last version of a run may have fewer batches.
         if not self._published < version <= -(-self._batch // self.window.batches_per_version):
             raise ValueError(f"version {version} published after {self._published}, with {self._batch} batches trained")
         self._published = version
 
     def missing(self) -> Blocked:
-        """What the next batch waits for."""
-        _, due = self._required()
-        waited_for = () if due is None or self._policy is not OnMissedDeadline.WAIT else self._running_until(due)
-        return Blocked(self.finished, self.window.groups_per_batch, tuple(waited_for))
+        """Return what the next batch waits for."""
+        _, deadline = self._required()
+        due: tuple[int, ...] = ()
+        if deadline is not None and self._policy is MissedDeadlinePolicy.WAIT:
+            due = tuple(self._running_until(deadline))
+        return Blocked(self.finished, self.window.groups_per_batch, due)
 
     def take(self) -> Batch | None:
-        """The next batch, which thereby leaves the buffer; None when there is none yet, and `missing` says why.
+        """Take the next batch out of the buffer. None if it is not complete; `missing` explains why.
 
-        Asked after every event, so it does not look for what a batch waits for.
+        Called after every event, so it does not collect the groups that the batch waits for.
         """
         size = self.window.groups_per_batch
         if self._finished < size:
             return None
-        required, due = self._required()
-        if due is not None and self._policy is OnMissedDeadline.WAIT:
+        required, first_running = self._required()
+        if first_running is not None and self._policy is MissedDeadlinePolicy.WAIT:
             return None
         groups = [*self._earliest_deadlines(required), *self._earliest_completions(size - required)]
         for group in groups:
@@ -193,40 +196,41 @@ class Buffer:
         self._batch += 1
         for deadline in tuple(self._deadlines):
             self._drop_if_empty(self._buckets[deadline])
-        return Batch(tuple(groups), self._missed() if self._policy is OnMissedDeadline.DISCARD else ())
+        return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """By how much the claim of docs/design/staleness.md fails: max over d of |D(d)| - (d - b + 1)·P, or 0."""
-        nested, worst = 0, 0
+        """Return by how much the inequality of docs/design/staleness.md is violated: max over d of |D(d)| - (d - b + 1)·P, or 0."""
+        nested, excess = 0, 0
         for deadline in self._deadlines:
             nested += len(self._buckets[deadline])
-            worst = max(worst, nested - (deadline - self._batch + 1) * self.window.groups_per_batch)
-        return worst
+            excess = max(excess, nested - (deadline - self._batch + 1) * self.window.groups_per_batch)
+        return excess
 
     def _required(self) -> tuple[int, int | None]:
-        """How many finished groups the batch must contain, counted in the order of deadlines, and the first deadline of
-        which it must contain groups that still run.
+        """The number of finished groups that the batch must contain, counted in order of deadlines, and the first deadline
+        of a due group that still runs.
         """
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
-        due: int | None = None
+        first_running: int | None = None
         for deadline in self._deadlines:
             bucket = self._buckets[deadline]
             finished += len(bucket.finished)
-            # What runs past its deadline can no longer be required: it is masked, or it has left.
+            # A group that runs past its deadline can no longer be required: it is masked, or it has left.
             held += len(bucket) if deadline >= self._batch else len(bucket.finished)
             needed = min(held - (max(deadline, self._batch) - self._batch) * size, size)
-            if needed > finished and due is None:
-                due = deadline
+            if needed > finished and first_running is None:
+                first_running = deadline
             required = max(required, min(needed, finished))
-        return required, due
+        return required, first_running
 
     def _running_until(self, deadline: int) -> Iterator[int]:
-        """Running groups whose deadline is that one or an earlier one to come."""
-        for each in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
-            if each <= deadline:
-                yield from self._buckets[each].running
+        """The running groups whose deadline has not passed and is not after `deadline`."""
+        for candidate in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
+            if candidate <= deadline:
+                yield from self._buckets[candidate].running
 
     def _earliest_deadlines(self, count: int) -> Iterator[int]:
+        """Take `count` finished groups in order of deadlines."""
         for deadline in self._deadlines:
             finished = self._buckets[deadline].finished
             while count and finished:
@@ -234,6 +238,7 @@ class Buffer:
                 yield finished.popleft()[1]
 
     def _earliest_completions(self, count: int) -> Iterator[int]:
+        """Take `count` finished groups in order of completion."""
         buckets = [(bucket.finished[0], bucket.deadline) for bucket in self._buckets.values() if bucket.finished]
         heapq.heapify(buckets)
         for _ in range(count):
@@ -246,8 +251,8 @@ class Buffer:
                 heapq.heappop(buckets)
             yield group
 
-    def _missed(self) -> tuple[int, ...]:
-        """Take out what cannot train any more, in order of deadlines."""
+    def _take_missed(self) -> tuple[int, ...]:
+        """Take out the groups past their deadline, in order of deadlines."""
         missed: list[int] = []
         while self._deadlines and self._deadlines[0] < self._batch:
             bucket = self._buckets.pop(self._deadlines.pop(0))

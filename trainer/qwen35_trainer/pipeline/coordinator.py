@@ -1,22 +1,26 @@
-"""The coordinator: told what has happened, it says what is to be done. No clock, no thread, no I/O.
+"""The coordinator: turns events into actions. It has no clock, no thread and no I/O.
 
-    prompts ─► Dispatched ─► queue ─► Start ─► Finished ─► Scored ─► buffer ─► Train ─► Trained ─► Copy ─► Publish ─► Loaded
-                  ▲            ▲         │                  │  │                 ▲          │                            │
-                  │            └─ lost ◄─┤                  │  └ Left: filtered  │          ├─► Checkpoint, beside Train │
-                  │               lane ◄─┘ Move             └──── Left: failed   └──────────┘                            │
-                  └─────────────────────────── room in the window ◄── Published ◄────────────────────────────────────────┘
+    prompts ─► GroupDispatched ─► queue ─► StartSequences ─► SequenceFinished ─► GroupScored ─► buffer ─► TrainGroups
+                      ▲             ▲            │                    │               │                        │
+                      │             └─── lost ◄──┼──► lane            └ GroupLeft:    └ GroupLeft:             ▼
+                      │                     MoveSequence                failed          filtered          BatchTrained
+                      │                                                                                        │
+                      │                                                                  SaveCheckpoint ◄──────┤
+                      │                                                                                        ▼
+              room in the window ◄── VersionPublished ◄── VersionLoaded by all ◄── PublishWeights ◄──── CopyWeights
 
-what waits            for                                                              then
-a prompt              room in the window, a free slot, an empty queue                  Dispatched, Start
-a sequence            a free slot; those of the earliest birth first                   Start
-a straggler           a free slot of the lane; the earliest deadline first             Move
-a batch               P finished groups, what is due among them; an idle trainer       Train
-the next batch        the copy of a version that is complete                           Copy
-a copied version      the one before it: loaded by all, and evaluated                  Publish
-a checkpoint          the batch that trains; the checkpoint before it                  Checkpoint
-the end               the batch that trains; a checkpoint of all that has trained      Ended
+waits                 for                                                              then
+a prompt              room in the window, a free slot, an empty queue                  GroupDispatched, StartSequences
+a sequence            a free slot; the earliest birth first                            StartSequences
+a straggler           a free slot of the lane; the earliest deadline first             MoveSequence
+a batch               P finished groups, among them those due; an idle trainer         TrainGroups
+the next batch        the copy of a version whose batches have trained                 CopyWeights
+a copied version      the previous version: loaded by all, and evaluated               PublishWeights
+a checkpoint          the batch in training; the previous checkpoint                   SaveCheckpoint
+the end               the batch in training; a checkpoint of everything trained        RunEnded
 
-The simulator drives it in virtual time, the runtime for real. docs/design/staleness.md proves what it guarantees.
+A checkpoint is written while the next batch trains. The simulator drives the coordinator in virtual time, the runtime in
+real time. docs/design/staleness.md proves what it guarantees.
 """
 
 from __future__ import annotations
@@ -24,126 +28,130 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action, Reason
-from qwen35_trainer.pipeline.adaptive import Adaptive
+from qwen35_trainer.pipeline.adaptive import AdaptiveDispatch
 from qwen35_trainer.pipeline.buffer import Batch, Buffer
-from qwen35_trainer.pipeline.events import Event
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.placement import Placement
-from qwen35_trainer.pipeline.prompts import PromptFeed
-from qwen35_trainer.pipeline.publication import Publication
-from qwen35_trainer.pipeline.settings import Settings
-from qwen35_trainer.pipeline.snapshot import Snapshot
+from qwen35_trainer.pipeline.prompt_feed import PromptFeed
+from qwen35_trainer.pipeline.publication_state import PublicationState
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 
 class NothingToTrain(RuntimeError):
-    """Group after group left untrained: the run would go on for ever."""
+    """Too many groups in a row left untrained: the run would never end."""
+
+    failure = FailureReason.NOTHING_TO_TRAIN
 
 
 class Coordinator:
-    """One run. Deterministic: the same events give the same actions."""
+    """Schedules one run. Deterministic: the same events give the same actions."""
 
     def __init__(
         self,
-        settings: Settings,
-        start: Snapshot = Snapshot(),  # noqa: B008, frozen
+        settings: CoordinatorSettings,
+        start: SchedulingSnapshot = SchedulingSnapshot(),  # noqa: B008, frozen
         *,
         source_of: Callable[[int], str] = lambda position: "",
         buffer: Buffer | None = None,
     ) -> None:
-        """source_of: the name of the data source of a position. buffer: one with another rule, to compare with."""
+        """start: where the run starts or continues. source_of: the data source of a position. buffer: one with another
+        rule, for comparisons.
+        """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
-        self.left: dict[Reason, int] = dict.fromkeys(Reason, 0)
-        """Groups that have left, by reason."""
+        self.left_by_reason: dict[do.LeaveReason, int] = dict.fromkeys(do.LeaveReason, 0)
+        """Number of groups that have left, by reason."""
         self._source_of = source_of
         self._feed = PromptFeed(start.position, start.pending)
         self._next_group = start.group
         self._placement = Placement(self.buffer, settings.lane_after)
-        self._publication = Publication(self.buffer, self._placement, partial_rollout=settings.partial_rollout)
-        self._adaptive = Adaptive(settings.window) if settings.adaptive else None
-        self._trained = self._saved = start.batch
+        self._publication = PublicationState(self.buffer, self._placement, partial_rollout=settings.partial_rollout)
+        self._adaptive = AdaptiveDispatch(settings.window) if settings.adaptive else None
+        self._trained = start.batch  # the next batch after the last trained one
+        self._saved = start.batch  # the next batch after the last checkpoint
         self._training = self._ended = False
         self._saving: int | None = None  # the next batch after the checkpoint that is being written
-        self._checkpoint_asked = self._stopping = False
-        self._fruitless = 0  # groups in a row that left untrained
+        self._checkpoint_requested = self._stopping = False
+        self._untrained_in_a_row = 0  # groups
         placement, publication = self._placement, self._publication
-        self._handlers: dict[type, Callable[[Any, list[Action]], object]] = {
-            on.WorkerJoined: self._joined,
-            on.WorkerLeaving: lambda event, _: placement.with_worker(event.worker).leave(event.worker, event.leaving),
-            on.WorkerLost: self._lost,
-            on.Started: lambda event, _: placement.started(event),
-            on.Progressed: lambda event, _: placement.progressed(event),
-            on.Finished: self._finished,
-            on.Scored: self._scored,
-            on.Failed: self._failed,
-            on.Trained: self._batch_trained,
-            on.Loaded: self._loaded,
-            on.EvaluationAsked: lambda event, _: publication.ask_for_evaluation(event),
-            on.CheckpointAsked: self._checkpoint_wanted,
-            on.Checkpointed: self._checkpointed,
-            on.StopAsked: self._stop_wanted,
+        self._handlers: dict[type, Callable[[Any, list[do.Action]], object]] = {
+            on.ReplicaJoined: self._joined,
+            on.ReplicaLeaving: lambda event, _: placement.set_leaving(event),
+            on.ReplicaLost: self._lost,
+            on.SequenceStarted: lambda event, _: placement.started(event),
+            on.SequencesProgressed: lambda event, _: placement.progressed(event),
+            on.SequenceFinished: self._finished,
+            on.GroupScored: self._scored,
+            on.GroupFailed: self._failed,
+            on.BatchTrained: self._batch_trained,
+            on.VersionLoaded: self._loaded,
+            on.EvaluationRequested: lambda event, _: publication.request_evaluation(event),
+            on.CheckpointRequested: self._request_checkpoint,
+            on.CheckpointCompleted: self._checkpoint_completed,
+            on.StopRequested: self._stop,
         }
 
-    def handle(self, event: Event) -> list[Action]:
-        """Take note of an event. Returns what is to be done now, in this order."""
-        actions: list[Action] = []
+    def handle(self, event: on.Event) -> list[do.Action]:
+        """Process an event. Returns the actions to carry out now, in this order."""
+        actions: list[do.Action] = []
         self._handlers[type(event)](event, actions)
         self._publication.advance(actions)
         self._next_batch(actions)
-        self._placement.hand_over(actions)
-        if not (self._publication.drains or self._in_turn_of_training):
+        self._placement.move_stragglers(actions)
+        if not (self._publication.is_draining or self._is_training_turn):
             self._placement.place(actions, self._dispatch)
         return actions
 
     @property
     def version(self) -> int:
-        """The version that every worker has, except workers that joined with older weights and have not caught up."""
+        """The version that every replica has, except replicas that joined with older weights and have not caught up."""
         return self.buffer.published
 
     @property
     def running(self) -> int:
-        """Sequences on workers."""
+        """The number of sequences on replicas."""
         return self._placement.running
 
     @property
     def waiting(self) -> int:
-        """Sequences without a worker."""
+        """The number of sequences without a replica."""
         return self._placement.waiting
 
     @property
-    def snapshot(self) -> Snapshot:
-        """What a run that goes on from here needs to know. Of use between two batches."""
+    def snapshot(self) -> SchedulingSnapshot:
+        """The state from which another run can continue. Meaningful between two batches."""
         held = (self._placement.groups[group].position for group in self.buffer.pending)
         pending = (*held, *self._feed.returned)
-        return Snapshot(self.buffer.batch, self._feed.position, pending, self._next_group)
+        return SchedulingSnapshot(self.buffer.batch, self._feed.position, pending, self._next_group)
 
-    # Workers.
+    # Replicas.
 
-    def _joined(self, event: on.WorkerJoined, actions: list[Action]) -> None:
-        # Without a worker to load it, a version is published at once. A worker that joins at that moment, in place of the one that was
-        # lost, has still loaded the version before: it is behind, and the pool sends it the published one.
+    def _joined(self, event: on.ReplicaJoined, actions: list[do.Action]) -> None:
+        # While no replica exists, a version is published immediately. A replacement that joins at that moment may still
+        # have the previous version: it is behind, and the pool sends it the published one.
         if self._placement.join(event):
-            self._publication.joined(event.version)
+            self._publication.replica_joined(event.version)
 
-    def _loaded(self, event: on.Loaded, actions: list[Action]) -> None:
-        if event.worker not in self._placement.behind:
+    def _loaded(self, event: on.VersionLoaded, actions: list[do.Action]) -> None:
+        if event.replica not in self._placement.behind:
             self._publication.loaded(event)
-        elif self._placement.caught_up(event.worker, event.version):
-            self._publication.joined(event.version)
+        elif self._placement.catch_up(event.replica, event.version):
+            self._publication.replica_joined(event.version)
 
-    def _lost(self, event: on.WorkerLost, actions: list[Action]) -> None:
-        if event.worker in self._placement.behind:
-            self._placement.behind.lose(event.worker)
+    def _lost(self, event: on.ReplicaLost, actions: list[do.Action]) -> None:
+        if event.replica in self._placement.behind:
+            self._placement.behind.remove(event.replica)
             return
-        worker = self._placement.lose(event, keep=self.settings.partial_rollout)
-        self._publication.lost(worker.version)
+        replica = self._placement.lose(event, keep=self.settings.partial_rollout)
+        self._publication.replica_lost(replica.version)
 
-    # Groups, from dispatch to their end. An event about a group that has left already is ignored.
+    # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
-    def _dispatch(self, actions: list[Action]) -> bool:
-        """A new group, if there may be one."""
+    def _dispatch(self, actions: list[do.Action]) -> bool:
+        """Dispatch a new group if one may enter. Returns whether it did."""
         if self.why_no_dispatch is not None:
             return False
         number, self._next_group = self._next_group, self._next_group + 1
@@ -152,12 +160,12 @@ class Coordinator:
         self._placement.add(number, position, self.settings.group_size)
         if self._adaptive:
             self._adaptive.dispatched(number, self._source_of(position), self.buffer.batch)
-        actions.append(do.Dispatched(number, position))
+        actions.append(do.GroupDispatched(number, position))
         return True
 
     @property
     def why_no_dispatch(self) -> str | None:
-        """Why no new group may enter, slots aside; None when one may."""
+        """Explain why no new group may enter, free slots not considered. None if one may."""
         window, buffer = self.settings.window, self.buffer
         if self._stopping or self._ended:
             return "the run is stopping"
@@ -169,12 +177,12 @@ class Coordinator:
             return f"adaptive dispatch holds at {self._adaptive.limit} groups in flight"
         return None
 
-    def _finished(self, event: on.Finished, actions: list[Action]) -> None:
+    def _finished(self, event: on.SequenceFinished, actions: list[do.Action]) -> None:
         number = event.sequence[0]
         if self._placement.finished(event) and self._placement.groups[number].is_evaluation:
-            self._publication.evaluated(number, actions)
+            self._publication.evaluation_group_ended(number, actions)
 
-    def _scored(self, event: on.Scored, actions: list[Action]) -> None:
+    def _scored(self, event: on.GroupScored, actions: list[do.Action]) -> None:
         group = self._placement.groups.get(event.group)
         if group is None:
             return
@@ -184,105 +192,106 @@ class Coordinator:
             longest = max(sequence.tokens for sequence in group.sequences)
             self._adaptive.finished(event.group, longest, self.buffer.batch)
         if event.signal or not self.settings.dynamic_sampling:
-            self._fruitless = 0
+            self._untrained_in_a_row = 0
             self.buffer.finish(event.group)
         else:
-            self._leave(event.group, Reason.FILTERED, actions)
-            self._lose_patience(
+            self._leave(event.group, do.LeaveReason.FILTERED, actions)
+            self._count_untrained(
                 "had no signal (algorithm.dynamicSampling leaves out a group whose rewards are all equal): the prompts are "
                 "all too easy or too hard, or the reward is constant"
             )
 
-    def _failed(self, event: on.Failed, actions: list[Action]) -> None:
+    def _failed(self, event: on.GroupFailed, actions: list[do.Action]) -> None:
         group = self._placement.groups.get(event.group)
         if group is None:
             return
         self._placement.drop([event.group], actions)
         if group.is_evaluation:
-            self._publication.evaluated(event.group, actions)
+            self._publication.evaluation_group_ended(event.group, actions)
         else:
-            self._leave(event.group, Reason.FAILED, actions)
-            self._lose_patience("failed: the log says why each did")
+            self._leave(event.group, do.LeaveReason.FAILED, actions)
+            self._count_untrained("failed: the log gives the reason for each")
 
-    def _leave(self, number: int, reason: Reason, actions: list[Action]) -> None:
-        """A running group leaves untrained, for good."""
+    def _leave(self, number: int, reason: do.LeaveReason, actions: list[do.Action]) -> None:
+        """Take a running group out for good, untrained."""
         self.buffer.leave(number)
-        self._count_out(number, reason, actions)
+        self._record_leave(number, reason, actions)
 
-    def _count_out(self, number: int, reason: Reason, actions: list[Action]) -> int:
-        """A group has left the buffer untrained. Returns its position."""
+    def _record_leave(self, number: int, reason: do.LeaveReason, actions: list[do.Action]) -> int:
+        """Record that a group has left the buffer untrained. Returns its position."""
         if self._adaptive:
             self._adaptive.left(number)
-        self.left[reason] += 1
+        self.left_by_reason[reason] += 1
         position = self._placement.groups.pop(number).position
-        actions.append(do.Left(number, position, reason))
+        actions.append(do.GroupLeft(number, position, reason))
         return position
 
-    def _lose_patience(self, why: str) -> None:
-        """Nothing to train came of one more group. Raises NothingToTrain when that never ends."""
-        self._fruitless += 1
-        if self._fruitless >= self.settings.patience:
-            raise NothingToTrain(f"{self._fruitless} groups in a row left untrained; the last one {why}")
+    def _count_untrained(self, why: str) -> None:
+        """Count a group that left untrained. Raises NothingToTrain after `settings.patience` in a row."""
+        self._untrained_in_a_row += 1
+        if self._untrained_in_a_row >= self.settings.patience:
+            raise NothingToTrain(f"{self._untrained_in_a_row} groups in a row left untrained; the last one {why}")
 
     # The trainer: batches, checkpoints, the end.
 
     @property
-    def _in_turn_of_training(self) -> bool:
+    def _is_training_turn(self) -> bool:
+        """Whether the pools take turns and the train pool has its turn."""
         return self.settings.taking_turns and self._training
 
     @property
-    def _in_turn_of_generation(self) -> bool:
-        """Whether anything is dispatched and not finished, where the pools take turns."""
-        generating = self._publication.evaluates or self.buffer.finished < self.buffer.held
+    def _is_generation_turn(self) -> bool:
+        """Whether the pools take turns and any dispatched group is unfinished."""
+        generating = self._publication.is_evaluating or self.buffer.finished < self.buffer.held
         return self.settings.taking_turns and generating
 
-    def _batch_trained(self, event: on.Trained, actions: list[Action]) -> None:
+    def _batch_trained(self, event: on.BatchTrained, actions: list[do.Action]) -> None:
         if not self._training or event.batch != self._trained:
-            raise ValueError(f"batch {event.batch} trained, which was not asked for")
+            raise ValueError(f"batch {event.batch} trained, which was not requested")
         self._training = False
         self._trained += 1
-        version, rest = divmod(self._trained, self.settings.window.batches_per_version)
-        if rest == 0 or self._trained == self.settings.batches:
-            self._publication.want(version + (rest > 0))
+        version, batches_after = divmod(self._trained, self.settings.window.batches_per_version)
+        if batches_after == 0 or self._trained == self.settings.batches:
+            self._publication.version_trained(version + (batches_after > 0))
         if self._adaptive:
             self._adaptive.trained(self._trained, idle=self._placement.pool.least_loaded() is not None)
 
-    def _next_batch(self, actions: list[Action]) -> None:
-        """What an idle trainer does next."""
-        if self._training or self._ended or self._publication.holds_trainer:
+    def _next_batch(self, actions: list[do.Action]) -> None:
+        """Decide what an idle trainer does: save, end, or train the next batch."""
+        if self._training or self._ended or self._publication.blocks_training:
             return
-        over = self._trained >= self.settings.batches
-        ending = self._stopping or (over and self._publication.rests)
-        wanted = self._checkpoint_asked or (ending and self._saved < self._trained)
-        if wanted and self._saving is None:
-            self._saving, self._checkpoint_asked = self._trained, False
-            actions.append(do.Checkpoint(self.snapshot))
+        all_trained = self._trained >= self.settings.batches
+        ending = self._stopping or (all_trained and self._publication.is_idle)
+        save = self._checkpoint_requested or (ending and self._saved < self._trained)
+        if save and self._saving is None:
+            self._saving, self._checkpoint_requested = self._trained, False
+            actions.append(do.SaveCheckpoint(self.snapshot))
         if ending:
             if self._saving is None:
                 self._ended = True
-                actions.append(do.Ended())
-        elif not over and not self._in_turn_of_generation and (batch := self.buffer.take()) is not None:
+                actions.append(do.RunEnded())
+        elif not all_trained and not self._is_generation_turn and (batch := self.buffer.take()) is not None:
             self._train(batch, actions)
 
-    def _train(self, batch: Batch, actions: list[Action]) -> None:
+    def _train(self, batch: Batch, actions: list[do.Action]) -> None:
         self._training = True
         number = self.buffer.batch - 1
         for group in batch.groups:
             del self._placement.groups[group]
-        self.left[Reason.TRAINED] += len(batch.groups)
-        actions.append(do.Train(number, self.settings.window.version_of(number), batch.groups))
+        self.left_by_reason[do.LeaveReason.TRAINED] += len(batch.groups)
+        actions.append(do.TrainGroups(number, self.settings.window.version_of(number), batch.groups))
         self._placement.drop(batch.discarded, actions)
         for group in batch.discarded:
-            self._feed.give_back(self._count_out(group, Reason.DISCARDED, actions))
+            self._feed.give_back(self._record_leave(group, do.LeaveReason.DISCARDED, actions))
 
-    def _checkpoint_wanted(self, event: on.CheckpointAsked, actions: list[Action]) -> None:
-        # One of this very state may be under way: that is what was asked for.
-        self._checkpoint_asked |= self._training or self._saving != self._trained
+    def _request_checkpoint(self, event: on.CheckpointRequested, actions: list[do.Action]) -> None:
+        # If a checkpoint of the present state is already being written, it answers the request.
+        self._checkpoint_requested |= self._training or self._saving != self._trained
 
-    def _checkpointed(self, event: on.Checkpointed, actions: list[Action]) -> None:
+    def _checkpoint_completed(self, event: on.CheckpointCompleted, actions: list[do.Action]) -> None:
         if event.batch != self._saving:
-            raise ValueError(f"a checkpoint before batch {event.batch} is complete, which was not asked for")
+            raise ValueError(f"a checkpoint before batch {event.batch} is complete, which was not requested")
         self._saving, self._saved = None, event.batch
 
-    def _stop_wanted(self, event: on.StopAsked, actions: list[Action]) -> None:
+    def _stop(self, event: on.StopRequested, actions: list[do.Action]) -> None:
         self._stopping = True

@@ -1,4 +1,4 @@
-"""What the coordinator is told. Each event is a fact that has happened; none asks for an answer."""
+"""The coordinator's events: facts about the pools, and requests of the run (`…Requested`)."""
 
 from __future__ import annotations
 
@@ -10,37 +10,38 @@ type SequenceId = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerJoined:
-    """A rollout worker is ready. `version`: the weights that it has. If they are older than the published ones, it is to load
-    those next, and gets no sequences before it has.
+class ReplicaJoined:
+    """A rollout replica is ready. `version`: the weights that it has.
+
+    A replica whose weights are older than the published ones loads those next, and gets no sequences until it has.
     """
 
-    worker: int
+    replica: int
     slots: int
-    """Sequences that it takes at a time, those that wait in its own queue included."""
+    """Sequences that it accepts at a time, including those in its own queue."""
     version: int
     lane: bool = False
-    """It decodes faster, and takes only stragglers."""
+    """It belongs to the straggler lane: it decodes faster and takes only stragglers."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLeaving:
-    """It gets no more sequences; what it holds it finishes. `leaving` False takes that back."""
+class ReplicaLeaving:
+    """A replica gets no more sequences and finishes those that it holds. `leaving` False takes this back."""
 
-    worker: int
+    replica: int
     leaving: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
-    """It is gone. `kept`: response tokens, with log-probs and versions, that are at hand for what it was generating."""
+class ReplicaLost:
+    """A replica is gone. `kept`: for each sequence that it generated, the response tokens that are still available."""
 
-    worker: int
+    replica: int
     kept: Mapping[SequenceId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class SequenceStarted:
     """A sequence's first token was computed with the weights of `version`."""
 
     sequence: SequenceId
@@ -48,53 +49,53 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Progressed:
-    """Response tokens that running sequences have so far."""
+class SequencesProgressed:
+    """The response tokens that running sequences have so far."""
 
     tokens: Mapping[SequenceId, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A sequence is complete, with so many response tokens."""
+class SequenceFinished:
+    """A sequence is complete. `tokens`: the length of its response."""
 
     sequence: SequenceId
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """All sequences of a finished group have their rewards. `signal`: these differ, so there is something to learn."""
+class GroupScored:
+    """All sequences of a finished group have their rewards. `signal`: the rewards differ, so the group has a gradient."""
 
     group: int
     signal: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class GroupFailed:
     """A group cannot be generated or scored, and will not be tried again."""
 
     group: int
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
-    """The train pool is done with a batch."""
+class BatchTrained:
+    """The train pool has finished a batch."""
 
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A worker's next token comes from `version`."""
+class VersionLoaded:
+    """A replica has loaded `version`: its next token comes from these weights."""
 
-    worker: int
+    replica: int
     version: int
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationAsked:
-    """Generate `samples` sequences for each of `groups` as soon as `version` is published, and before the next one is."""
+class EvaluationRequested:
+    """Generate `samples` sequences for each of `groups` once `version` is published, and before the next version is."""
 
     version: int
     groups: tuple[int, ...]
@@ -102,35 +103,35 @@ class EvaluationAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointAsked:
-    """Save what has trained before the next batch does, or once the save under way is complete."""
+class CheckpointRequested:
+    """Save a checkpoint before the next batch trains, or when the save in progress is complete."""
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpointed:
-    """The checkpoint is complete. `batch`: the next one to train after it, as in its snapshot."""
+class CheckpointCompleted:
+    """A checkpoint is complete. `batch`: the next batch to train after it, as in its snapshot."""
 
     batch: int
 
 
 @dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Train no further batch; save, and end."""
+class StopRequested:
+    """Train no further batch; save, then end."""
 
 
 type Event = (
-    WorkerJoined
-    | WorkerLeaving
-    | WorkerLost
-    | Started
-    | Progressed
-    | Finished
-    | Scored
-    | Failed
-    | Trained
-    | Loaded
-    | EvaluationAsked
-    | CheckpointAsked
-    | Checkpointed
-    | StopAsked
+    ReplicaJoined
+    | ReplicaLeaving
+    | ReplicaLost
+    | SequenceStarted
+    | SequencesProgressed
+    | SequenceFinished
+    | GroupScored
+    | GroupFailed
+    | BatchTrained
+    | VersionLoaded
+    | EvaluationRequested
+    | CheckpointRequested
+    | CheckpointCompleted
+    | StopRequested
 )

@@ -1,11 +1,11 @@
-"""Where sequences run: the queue, the workers of the pool, and the lane for stragglers.
+"""Places sequences: the queue, the replicas of the rollout pool, and the straggler lane.
 
-    add ─► queue ──place──► worker of the pool ──Finished──► done
+    add ─► queue ──place──► replica of the pool ──SequenceFinished──► done
              ▲                 │        │
-             └── lost ◄────────┤        └── past afterTokens: hand_over ─► worker of the lane ──Finished──► done
+             └── lost ◄────────┤        └── past afterTokens: move_stragglers ─► replica of the lane ──SequenceFinished──► done
                                └── drop: its group left
 
-The queue gives the earliest birth first, the lane takes the earliest deadline first. An event about a group that has left is ignored.
+The queue is ordered by birth, the lane's by deadline, earliest first. Events about groups that have left are ignored.
 """
 
 from __future__ import annotations
@@ -16,221 +16,232 @@ from dataclasses import dataclass
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.pipeline.workers import Worker, Workers
+from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
 
-NOT_A_PROMPT = -1
-"""The position of an evaluation's group: it never enters the window."""
-FIRST = -1
-"""Before every version and every batch: an evaluation goes first, since a publication waits for it."""
+EVALUATION_POSITION = -1
+"""The position of an evaluation's group, which never enters the window."""
+EVALUATION_PRIORITY = -1
+"""Before every version and every batch: a publication waits for the evaluation, so its sequences go first."""
 
 
 @dataclass(slots=True)
-class Sequence:
-    """One sample."""
+class PlacedSequence:
+    """The state of one sequence of a group."""
 
     tokens: int = 0
     born: int | None = None
-    """The version of its first token, or an older one that its worker had for sure."""
-    worker: int | None = None
+    """The version of its first token, or an older one that bounds it."""
+    replica: int | None = None
     done: bool = False
 
 
 @dataclass(slots=True)
-class Group:
+class PlacedGroup:
     """The samples of one prompt."""
 
     position: int
-    sequences: list[Sequence]
+    sequences: list[PlacedSequence]
     unfinished: int
 
     @property
     def is_evaluation(self) -> bool:
-        return self.position == NOT_A_PROMPT
+        return self.position == EVALUATION_POSITION
 
 
 class Placement:
-    """Groups from their dispatch to their end, and the workers that they run on. Tells `buffer` when groups are born."""
+    """Groups from dispatch to their end, and the replicas that they run on. Reports births of groups to `buffer`."""
 
     def __init__(self, buffer: Buffer, lane_after: int | None) -> None:
-        self.groups: dict[int, Group] = {}
-        self.pool, self.lane = Workers(), Workers()
-        self.behind = Workers()
-        """Joined with older weights than the published ones. They get nothing until they have loaded those."""
+        self.groups: dict[int, PlacedGroup] = {}
+        self.pool, self.lane = ReplicaPool(), ReplicaPool()
+        self.behind = ReplicaPool()
+        """Replicas that joined with older weights than the published ones. They get no sequences until they caught up."""
         self._buffer, self._lane_after = buffer, lane_after
-        self._queue: list[tuple[int, int, int]] = []  # (birth, group, index) without a worker
-        self._stragglers: list[tuple[int, int, int]] = []  # (deadline, group, index) that wait for the lane
+        self._queue: list[tuple[int, int, int]] = []  # (birth, group, index) without a replica
+        self._stragglers: list[tuple[int, int, int]] = []  # (deadline, group, index) waiting for the lane
 
     @property
     def running(self) -> int:
-        """Sequences on workers."""
-        return self.pool.held + self.lane.held
+        """The number of sequences on replicas."""
+        return self.pool.sequence_count + self.lane.sequence_count
 
     @property
     def waiting(self) -> int:
-        """Sequences without a worker."""
+        """The number of sequences without a replica."""
         return len(self._queue)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """A group whose sequences are to be generated."""
-        self.groups[number] = Group(position, [Sequence() for _ in range(samples)], samples)
+        """Enqueue the sequences of a new group."""
+        self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
         for index in range(samples):
             self._enqueue((number, index))
 
-    def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
-        """Take groups off their workers. They stay known until they are taken out of `groups`."""
-        held: dict[int, list[SequenceId]] = {}
+    def drop(self, numbers: Iterable[int], actions: list[do.Action]) -> None:
+        """Cancel the sequences of groups. The groups remain in `groups` until the caller takes them out."""
+        cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
             for index, sequence in enumerate(self.groups[number].sequences):
-                if sequence.worker is not None:
-                    self.with_worker(sequence.worker).remove(sequence.worker, (number, index))
-                    held.setdefault(sequence.worker, []).append((number, index))
-                    sequence.worker = None
-        actions += [do.Cancel(worker, tuple(names)) for worker, names in held.items()]
+                if sequence.replica is not None:
+                    self.pool_of(sequence.replica).remove_sequence(sequence.replica, (number, index))
+                    cancelled.setdefault(sequence.replica, []).append((number, index))
+                    sequence.replica = None
+        actions += [do.CancelSequences(replica, tuple(names)) for replica, names in cancelled.items()]
 
-    # Workers.
+    # Replicas.
 
-    def with_worker(self, number: int) -> Workers:
-        """The collection that holds the worker: the lane, those behind, or the pool."""
-        return next((workers for workers in (self.lane, self.behind) if number in workers), self.pool)
+    def pool_of(self, number: int) -> ReplicaPool:
+        """The collection that holds a replica: the lane, those behind, or the pool."""
+        return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
-    def join(self, event: on.WorkerJoined) -> bool:
-        """True if the worker may work now, False if it is behind. Raises ValueError for a worker that is there already."""
-        if any(event.worker in workers for workers in (self.pool, self.lane, self.behind)):
-            raise ValueError(f"worker {event.worker} joins twice")
-        self.behind.join(Worker(event.worker, event.slots, event.version, event.lane))
-        return self.caught_up(event.worker, event.version)
+    def join(self, event: on.ReplicaJoined) -> bool:
+        """Add a replica. Returns whether it may work now; if not, it is behind. Raises ValueError if it has joined already."""
+        if any(event.replica in pool for pool in (self.pool, self.lane, self.behind)):
+            raise ValueError(f"replica {event.replica} joins twice")
+        self.behind.add(ReplicaState(event.replica, event.slots, event.version, event.lane))
+        return self.catch_up(event.replica, event.version)
 
-    def caught_up(self, number: int, version: int) -> bool:
-        """A worker that was behind has loaded `version`. True if it may work now."""
+    def catch_up(self, number: int, version: int) -> bool:
+        """Note that a replica that was behind has loaded `version`. Returns whether it may work now."""
         if version < self._buffer.published:
             return False
-        worker = self.behind.lose(number)
-        worker.version = version
-        (self.lane if worker.lane else self.pool).join(worker)
+        replica = self.behind.remove(number)
+        replica.version = version
+        (self.lane if replica.lane else self.pool).add(replica)
         return True
 
-    def lose(self, event: on.WorkerLost, *, keep: bool) -> Worker:
-        """Its sequences wait for another, with the tokens that are at hand if they may keep them."""
-        worker = self.with_worker(event.worker).lose(event.worker)
-        for name in worker.sequences:
+    def set_leaving(self, event: on.ReplicaLeaving) -> None:
+        """Mark a replica as leaving, or take that back."""
+        self.pool_of(event.replica).set_leaving(event.replica, event.leaving)
+
+    def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
+        """Remove a lost replica and enqueue its sequences, with their available tokens if `keep`."""
+        replica = self.pool_of(event.replica).remove(event.replica)
+        for name in replica.sequences:
             sequence = self.groups[name[0]].sequences[name[1]]
-            sequence.worker = None
+            sequence.replica = None
             sequence.tokens = event.kept.get(name, 0) if keep else 0
             if sequence.tokens == 0:
                 sequence.born = None
             self._enqueue(name)
-            self._birth(name[0])
-        return worker
+            self._report_birth(name[0])
+        return replica
 
     # Sequences.
 
-    def started(self, event: on.Started) -> None:
+    def started(self, event: on.SequenceStarted) -> None:
+        """Note the version of a sequence's first token."""
         group = self.groups.get(event.sequence[0])
         if group is None:
             return
         sequence = group.sequences[event.sequence[1]]
         if sequence.born is None or (sequence.born < event.version and sequence.tokens == 0):
             sequence.born = event.version
-            self._birth(event.sequence[0])
+            self._report_birth(event.sequence[0])
 
-    def progressed(self, event: on.Progressed) -> None:
+    def progressed(self, event: on.SequencesProgressed) -> None:
+        """Note how long running sequences are. Those that have become stragglers wait for the lane."""
         for name, tokens in event.tokens.items():
             group = self.groups.get(name[0])
             if group is None or group.sequences[name[1]].done:
                 continue
             sequence = group.sequences[name[1]]
-            was = self._is_straggler(sequence)
+            was_straggler = self._is_straggler(sequence)
             sequence.tokens = max(sequence.tokens, tokens)
-            if self._is_straggler(sequence) and not was:
-                self._enlist(name)
+            if self._is_straggler(sequence) and not was_straggler:
+                self._enqueue_for_lane(name)
 
-    def finished(self, event: on.Finished) -> bool:
-        """Whether its group is complete with it."""
+    def finished(self, event: on.SequenceFinished) -> bool:
+        """Note that a sequence is complete. Returns whether its group is complete now."""
         group = self.groups.get(event.sequence[0])
         if group is None or group.sequences[event.sequence[1]].done:
             return False
         sequence = group.sequences[event.sequence[1]]
-        if sequence.worker is not None:
-            self.with_worker(sequence.worker).remove(sequence.worker, event.sequence)
-        sequence.worker, sequence.tokens, sequence.done = None, event.tokens, True
+        if sequence.replica is not None:
+            self.pool_of(sequence.replica).remove_sequence(sequence.replica, event.sequence)
+        sequence.replica, sequence.tokens, sequence.done = None, event.tokens, True
         group.unfinished -= 1
         return group.unfinished == 0
 
     # Slots.
 
-    def hand_over(self, actions: list[Action]) -> None:
-        """Move stragglers to the lane, as long as it has slots."""
+    def move_stragglers(self, actions: list[do.Action]) -> None:
+        """Move stragglers to the lane while it has free slots."""
         while self._stragglers and (target := self.lane.least_loaded()) is not None:
             _, number, index = heapq.heappop(self._stragglers)
             group = self.groups.get(number)
             sequence = None if group is None else group.sequences[index]
-            if sequence is None or sequence.worker is None or sequence.worker in self.lane:
-                continue  # it has finished, or waits for another worker
+            if sequence is None or sequence.replica is None or sequence.replica in self.lane:
+                continue  # it has finished, or waits for another replica
             if not self._is_straggler(sequence):
-                continue  # it began anew
-            self.pool.remove(sequence.worker, (number, index))
-            self.lane.put(target, (number, index))
-            actions.append(do.Move((number, index), sequence.worker, target.number))
-            sequence.worker = target.number
-            self._lands(number, sequence, target)
+                continue  # it started over
+            self.pool.remove_sequence(sequence.replica, (number, index))
+            self.lane.add_sequence(target, (number, index))
+            actions.append(do.MoveSequence((number, index), sequence.replica, target.number))
+            sequence.replica = target.number
+            self._update_birth(number, sequence, target)
 
-    def place(self, actions: list[Action], dispatch: Callable[[list[Action]], bool]) -> None:
-        """Give free slots to sequences that wait, and to those of a new prompt when none does.
+    def place(self, actions: list[do.Action], dispatch: Callable[[list[do.Action]], bool]) -> None:
+        """Give free slots to waiting sequences, and to those of new groups when none waits.
 
-        dispatch: adds a group, if there may be one, and tells whether it did.
+        dispatch: adds a group if one may enter, and returns whether it did.
         """
         starts: dict[int, list[tuple[SequenceId, int]]] = {}
         while self._queue or (self.pool.least_loaded() is not None and dispatch(actions)):
             _, number, index = self._queue[0]
             group = self.groups.get(number)
-            if group is None or group.sequences[index].done or group.sequences[index].worker is not None:
-                heapq.heappop(self._queue)  # it has left meanwhile
+            if group is None or group.sequences[index].done or group.sequences[index].replica is not None:
+                heapq.heappop(self._queue)  # the entry is outdated
                 continue
             sequence = group.sequences[index]
-            worker = self._slot_for(sequence)
-            if worker is None:
+            replica = self._replica_for(sequence)
+            if replica is None:
                 break
             heapq.heappop(self._queue)
-            self.with_worker(worker.number).put(worker, (number, index))
-            sequence.worker = worker.number
-            if self._is_straggler(sequence) and not worker.lane:
-                self._enlist((number, index))
-            self._lands(number, sequence, worker)
-            starts.setdefault(worker.number, []).append(((number, index), sequence.tokens))
-        actions += [do.Start(worker, tuple(names)) for worker, names in starts.items()]
+            self.pool_of(replica.number).add_sequence(replica, (number, index))
+            sequence.replica = replica.number
+            if self._is_straggler(sequence) and not replica.lane:
+                self._enqueue_for_lane((number, index))
+            self._update_birth(number, sequence, replica)
+            starts.setdefault(replica.number, []).append(((number, index), sequence.tokens))
+        actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
-    def _slot_for(self, sequence: Sequence) -> Worker | None:
-        """The lane's for a straggler that lost its worker, and for all when the pool has no worker left."""
-        fast = self.lane.least_loaded() if self._is_straggler(sequence) or not len(self.pool) else None
-        return fast or self.pool.least_loaded()
+    def _replica_for(self, sequence: PlacedSequence) -> ReplicaState | None:
+        """A replica with a free slot: the lane's for stragglers, and for all sequences while the pool has no replica."""
+        uses_lane = self._is_straggler(sequence) or not len(self.pool)
+        return (self.lane.least_loaded() if uses_lane else None) or self.pool.least_loaded()
 
-    def _is_straggler(self, sequence: Sequence) -> bool:
+    def _is_straggler(self, sequence: PlacedSequence) -> bool:
         return self._lane_after is not None and sequence.tokens >= self._lane_after
 
-    def _lands(self, number: int, sequence: Sequence, worker: Worker) -> None:
-        """Its next token comes from the worker's weights. While a version travels they may be older than those of its last."""
-        known = None if sequence.tokens == 0 else sequence.born
-        born = worker.version if known is None else min(known, worker.version)
+    def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
+        """Lower the birth of a sequence to the replica's version, from which its next token comes.
+
+        While a version is in transfer, that can be older than the version of its last token.
+        """
+        born_before = None if sequence.tokens == 0 else sequence.born
+        born = replica.version if born_before is None else min(born_before, replica.version)
         if born != sequence.born:
             sequence.born = born
-            self._birth(number)
+            self._report_birth(number)
 
-    def _birth(self, number: int) -> None:
-        """Tell the buffer of a group's oldest token. What has no token yet is born at the published version or later."""
+    def _report_birth(self, number: int) -> None:
+        """Report the version of a group's oldest token to the buffer.
+
+        A sequence without a token will be born at the published version or later.
+        """
         group = self.groups[number]
         if not group.is_evaluation:
             born = [sequence.born for sequence in group.sequences if sequence.born is not None]
             self._buffer.born(number, min(born, default=self._buffer.published))
 
-    def _enlist(self, name: SequenceId) -> None:
-        """Among those that wait for the lane."""
-        evaluation = self.groups[name[0]].is_evaluation
-        heapq.heappush(self._stragglers, (FIRST if evaluation else self._buffer.deadline(name[0]), *name))
+    def _enqueue_for_lane(self, name: SequenceId) -> None:
+        is_evaluation = self.groups[name[0]].is_evaluation
+        priority = EVALUATION_PRIORITY if is_evaluation else self._buffer.deadline(name[0])
+        heapq.heappush(self._stragglers, (priority, *name))
 
     def _enqueue(self, name: SequenceId) -> None:
         group = self.groups[name[0]]
-        born = FIRST if group.is_evaluation else group.sequences[name[1]].born
+        born = EVALUATION_PRIORITY if group.is_evaluation else group.sequences[name[1]].born
         heapq.heappush(self._queue, (self._buffer.published if born is None else born, *name))

@@ -1,10 +1,10 @@
-"""How far the pipeline may run ahead of training: by count and by age.
+"""The limits on how far the pipeline may run ahead of training: by count and by age.
 
-    version      0                 1                 2            P groups a batch, K batches a version
+    version      0                 1                 2            P groups per batch, K batches per version
     batch     0 … K-1          K … 2K-1         2K … 3K-1
-    a group born at version 0, with maximal lag S = 1, may train up to and including batch 2K-1
+    with a maximum lag S = 1, a group born at version 0 may train up to and including batch 2K-1
 
-See docs/design/staleness.md for the rule and its proof.
+docs/design/staleness.md states the rule and proves it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two knobs, and the arithmetic that follows from them."""
+    """The two knobs of staleness, and what follows from them. Raises ValueError for knobs that contradict each other."""
 
     groups_per_batch: int
-    """P: prompt groups that one training batch takes."""
+    """P: prompt groups per batch."""
     batches_per_version: int
     """K: batches between two weight publications."""
     staleness_threshold: float
-    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups dispatched and not yet trained or trained in the current version."""
+    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may be in the pipeline or trained in the current version."""
     max_version_lag: int
     """S, in versions: no token trains at a version later than its own + S."""
 
@@ -35,7 +35,7 @@ class Window:
                 if 0 <= self.staleness_threshold <= self.max_version_lag
                 else [
                     f"stalenessThreshold {self.staleness_threshold} must lie between 0 and maxVersionLag "
-                    f"{self.max_version_lag}: otherwise groups would be born past their deadline"
+                    f"{self.max_version_lag}: otherwise groups would start after their deadline"
                 ]
             ),
         ]
@@ -44,12 +44,13 @@ class Window:
 
     @property
     def limit(self) -> int:
-        """Most groups that may count against the window at one time."""
-        # The product of decimal fractions lands just under whole numbers (1.1 * 10): forgive one part in a billion.
+        """The maximum number of groups that may count against the window at one time."""
+        # Rounding can put the product of decimal fractions just below a whole number (1.1 * 10): allow for one part in
+        # a billion.
         return math.floor((1 + self.staleness_threshold) * self.groups_per_batch * self.batches_per_version + 1e-9)
 
     def version_of(self, batch: int) -> int:
-        """The weight version that batch number `batch` (from 0) trains."""
+        """The weight version at which batch number `batch` (from 0) trains."""
         return batch // self.batches_per_version
 
     def deadline(self, born: int) -> int:

@@ -1,32 +1,32 @@
-"""The charts of the report, as plotly figures in plain data: pure, from records to dicts.
+"""The charts of the report: pure functions from records to plotly figures as plain data.
 
-A colour is a name such as "@rollout"; the page puts in the value of its style sheet, light or dark. Rollout and train
-keep their colours in every chart. Lines carry their names at their ends, so that no legend is needed.
+A colour is a name such as "@rollout", which the page replaces by the value of its style sheet, light or dark. Rollout and
+train have the same colours in every chart. Each line has its name at its end, so that no legend is needed.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
-from qwen35_trainer.progress.formatting import number
+from qwen35_trainer.formatting import number
+from qwen35_trainer.page import Figure
 from qwen35_trainer.progress.held_out import measures
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
-type Figure = dict[str, Any]
 type Value = Callable[[UpdateRecord], float | None]
 
-_LABEL_GAP: Final = 0.085  # of the axis, so that two names at line ends do not touch
+_MIN_LABEL_GAP: Final = 0.085  # share of the axis: names at line ends must not touch
 
 _COLOURS: Final = ("@rollout", "@train", "@publish", "@accuracy", "@bad", "@checkpoint", "@warn", "@none")
-"""Of curves that have nothing to do with a pool."""
+"""Colours of curves that belong to no pool."""
 
-_MARKED: Final = 40  # more markers than that hide their line
+_MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure and what stands above it. A wide one takes two thirds of the page, a full one all of it."""
+    """A figure with its caption. Size "wide" takes two thirds of the page's width, "full" all of it."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class Chart:
     figure: Figure
     size: str = "small"
     key: tuple[tuple[str, str], ...] = ()
-    """Colour and word of what cannot be named in place."""
+    """(colour, name) of curves that cannot be named at their ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Series:
     x: list[int]
     y: list[float | None]
     markers: bool = False
-    quiet: bool = False
+    thin: bool = False
 
 
 def charts(
@@ -53,13 +53,13 @@ def charts(
     staleness: Mapping[int, int],
     bound: int | None,
 ) -> list[Chart]:
-    """Those that the run has numbers for, in the order of the page. staleness: trained tokens by lag."""
+    """The charts for which the run has numbers, in the order of the page. staleness: trained tokens by lag."""
     if not updates and not evaluations:
         return []
     loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
     supervised = all(update.reward_mean is None for update in updates)
     reward = _reward(updates, evaluations)
-    found = [
+    drawn = [
         loss if supervised else None,
         *reward[:1],
         _staleness(staleness, bound),
@@ -69,7 +69,7 @@ def charts(
             "Response length",
             "tokens per sample",
             "",
-            ("longest", "@rollout", lambda u: u.response_tokens_max),
+            ("maximum", "@rollout", lambda u: u.response_tokens_max),
             ("mean", "@rollout", lambda u: u.response_tokens_mean),
             zero=True,
         ),
@@ -79,7 +79,7 @@ def charts(
             "of each pool's time",
             ".1~%",
             ("rollout", "@rollout", lambda u: u.rollout_idle),
-            ("train", "@train", lambda u: u.trainer_idle),
+            ("train", "@train", lambda u: u.train_idle),
             zero=True,
         ),
         _lines(
@@ -99,19 +99,19 @@ def charts(
         *_signal(updates),
         *_steps(updates),
     ]
-    return [chart for chart in found if chart is not None]
+    return [chart for chart in drawn if chart is not None]
 
 
 def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """What the samples are worth to the trainer."""
-    silent = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
-    cut = ("", "@rollout", lambda u: u.truncated_share)
+    """Charts of how many samples have a training signal."""
+    without_signal = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
+    truncated = ("", "@rollout", lambda u: u.truncated_share)
     failed = ("", "@bad", lambda u: u.reward_errors)
     sampled = any(update.reward_mean is not None for update in updates)
     erred = any(update.reward_errors for update in updates)
     return [
-        _lines(updates, "Truncated", "share of responses that reached the limit", ".1~%", cut, zero=True),
-        _lines(updates, "Without signal", "share of groups of equal rewards", ".1~%", silent, zero=True)
+        _lines(updates, "Truncated", "share of responses that reached the limit", ".1~%", truncated, zero=True),
+        _lines(updates, "Without signal", "share of groups whose rewards are equal", ".1~%", without_signal, zero=True)
         if sampled
         else None,
         _lines(updates, "Reward errors", "calls that failed since the last update", "", failed, zero=True)
@@ -121,11 +121,13 @@ def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
 
 
 def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """How far each update goes."""
+    """Charts of how far each update moves the policy."""
     reference, rollout = ("reference", "@train", lambda u: u.kl), ("rollout", "@rollout", lambda u: u.behaviour_kl)
     clipped, rate = ("", "@train", lambda u: u.clip_fraction), ("", "@train", lambda u: u.learning_rate)
     return [
-        _lines(updates, "KL", "of the trained policy to each of these, nats per token", "", reference, rollout),
+        _lines(
+            updates, "KL", "divergence of the trained policy from each of these, nats per token", "", reference, rollout
+        ),
         _lines(updates, "Clipped", "share of trained tokens", ".1~%", clipped, zero=True),
         _lines(updates, "Learning rate", "", "", rate, zero=True),
     ]
@@ -134,7 +136,10 @@ def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
 def _named(
     updates: Sequence[UpdateRecord], title: str, note: str, values: Callable[[UpdateRecord], Mapping[str, float]]
 ) -> Chart | None:
-    """A curve for each name, as many as have a colour; the names are in the caption. A single one would repeat the reward."""
+    """One curve per name, as many as there are colours, with the names in the caption.
+
+    None for a single name, whose curve would repeat the reward.
+    """
     names = list(dict.fromkeys(name for update in updates for name in values(update)))
     if len(names) < 2:
         return None
@@ -151,29 +156,29 @@ def _named(
 
 
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
-    """Reward, of the updates and held out, and held-out accuracy: on one axis where the rewards are shares too."""
+    """Reward, held-out reward and held-out accuracy, on one axis if all rewards are between 0 and 1."""
     measured = [(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations]
-    shown = {measure.name for measure in measures(measured)}
-    held_out = _held_out("held out", "@publish", evaluations, lambda e: e.reward_mean) if "reward" in shown else None
-    accuracy = _held_out("accuracy", "@accuracy", evaluations, lambda e: e.accuracy) if "accuracy" in shown else None
+    names = {measure.name for measure in measures(measured)}
+    held_out = _held_out("held out", "@publish", evaluations, lambda e: e.reward_mean) if "reward" in names else None
+    accuracy = _held_out("accuracy", "@accuracy", evaluations, lambda e: e.accuracy) if "accuracy" in names else None
     rewards = [
         series for series in (_series("reward", "@rollout", updates, lambda u: u.reward_mean), held_out) if series
     ]
     shares = all(value is None or 0 <= value <= 1 for series in rewards for value in series.y)
     together = [*rewards, accuracy] if accuracy and shares else rewards
-    found = []
+    drawn = []
     if rewards:
-        note = "mean over each update's samples" + ("; held out: of prompts that are never trained" if measured else "")
+        note = "mean over each update's samples" + ("; held out: prompts that are never trained" if measured else "")
         title = "Reward and held-out accuracy" if accuracy in together else "Reward"
         values = [value for series in together for value in series.y]
         if shares:
-            found.append(_share("reward", title, note, together))
+            drawn.append(_share("reward", title, note, together))
         else:
             single = together if len(together) > 1 else [replace(together[0], name="")]
-            found.append(Chart("reward", title, note, _figure(single, _range(values, zero=False), ""), "wide"))
+            drawn.append(Chart("reward", title, note, _figure(single, _range(values, zero=False), ""), "wide"))
     if accuracy and accuracy not in together:
-        found.append(_share("accuracy", "Held-out accuracy", "of prompts that are never trained", [accuracy]))
-    return found
+        drawn.append(_share("accuracy", "Held-out accuracy", "on prompts that are never trained", [accuracy]))
+    return drawn
 
 
 def _held_out(
@@ -193,7 +198,7 @@ def _held_out_loss(evaluations: Sequence[EvaluationRecord]) -> Chart | None:
     points = [_finite(evaluation.loss) for evaluation in measured]
     series = _Series("", "@accuracy", [evaluation.update for evaluation in measured], points, markers=True)
     figure = _figure([series], _range(points, zero=False), "")
-    return Chart("held-out-loss", "Held-out loss", "nats per token of examples that are never trained", figure)
+    return Chart("held-out-loss", "Held-out loss", "nats per token, on examples that are never trained", figure)
 
 
 def _share(name: str, title: str, note: str, series: Sequence[_Series]) -> Chart:
@@ -244,7 +249,7 @@ def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
             }
         ]
     mean = sum(lag * count for lag, count in tokens.items()) / total
-    note = f"share of the trained tokens by lag; mean {number(mean)} versions"
+    note = f"share of trained tokens by lag; mean {number(mean)} versions"
     return Chart("staleness", "Staleness", note, {"data": data, "layout": layout})
 
 
@@ -261,11 +266,11 @@ def _lines(
     *lines: tuple[str, str, Value],
     zero: bool = False,
 ) -> Chart | None:
-    """Curves over the updates; of two in one colour the first is the quiet one."""
-    found = [_series(name, colour, updates, value) for name, colour, value in lines]
+    """Curves over the updates. Of two curves in one colour, the first is drawn thin."""
     colours = [colour for _, colour, _ in lines]
-    quiet = len(set(colours)) < len(colours)
-    series = [replace(line, quiet=quiet and place == 0) for place, line in enumerate(found) if line]
+    same_colour = len(set(colours)) < len(colours)
+    candidates = [_series(name, colour, updates, value) for name, colour, value in lines]
+    series = [replace(line, thin=same_colour and place == 0) for place, line in enumerate(candidates) if line]
     if not series:
         return None
     if len(series) == 1 and len(lines) == 1:
@@ -275,20 +280,20 @@ def _lines(
 
 
 def _series(name: str, colour: str, updates: Sequence[UpdateRecord], value: Value) -> _Series | None:
-    seen = [_finite(value(update)) for update in updates]
-    if all(point is None for point in seen):
+    points = [_finite(value(update)) for update in updates]
+    if all(point is None for point in points):
         return None
-    return _Series(name, colour, [update.update for update in updates], seen)
+    return _Series(name, colour, [update.update for update in updates], points)
 
 
 def _finite(value: float | None) -> float | None:
-    """Six digits are what a chart can show; a diverged value is a gap."""
+    """Round to the six digits that a chart can show. A value that is not finite becomes a gap."""
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
 def _range(values: Sequence[float | None], *, zero: bool) -> tuple[float, float]:
-    seen = [value for value in values if value is not None] or [0.0]
-    low, high = min(seen), max(seen)
+    numbers = [value for value in values if value is not None] or [0.0]
+    low, high = min(numbers), max(numbers)
     if zero and low >= 0:
         return 0.0, high * 1.08 or 1.0
     pad = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
@@ -313,12 +318,12 @@ def _trace(line: _Series) -> Figure:
     alone = len(line.x) < 2
     return {
         "type": "scatter",
-        "mode": "lines+markers" if alone or (line.markers and len(line.x) <= _MARKED) else "lines",
+        "mode": "lines+markers" if alone or (line.markers and len(line.x) <= _MAX_MARKED_POINTS) else "lines",
         "x": line.x,
         "y": line.y,
         "name": line.name,
-        "opacity": 0.4 if line.quiet else 1,
-        "line": {"color": line.colour, "width": 1.25 if line.quiet else 2},
+        "opacity": 0.4 if line.thin else 1,
+        "line": {"color": line.colour, "width": 1.25 if line.thin else 2},
         "marker": {"color": line.colour, "size": 8, "line": {"color": "@card", "width": 1.5}},
         "cliponaxis": False,
         "hovertemplate": f"update %{{x}}: %{{y:.4~g}}<extra>{line.name}</extra>",
@@ -326,13 +331,13 @@ def _trace(line: _Series) -> Figure:
 
 
 def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[Figure]:
-    """The name of each line at its end, moved apart where lines end close together."""
+    """The name of each line at its end. Names of lines that end close together are moved apart."""
     low, high = limits
     ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
     placed: list[Figure] = []
     floor = -math.inf
     for line, end in sorted(((line, end) for line, end in ends if end is not None), key=lambda pair: pair[1]):
-        place = max((end - low) / (high - low), floor + _LABEL_GAP)
+        place = max((end - low) / (high - low), floor + _MIN_LABEL_GAP)
         floor = place
         placed.append(
             {
@@ -344,7 +349,7 @@ def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[
                 "showarrow": False,
                 "xanchor": "left",
                 "xshift": 9,
-                "opacity": 0.65 if line.quiet else 1,
+                "opacity": 0.65 if line.thin else 1,
                 "font": {"color": line.colour, "size": 12.5},
             }
         )

@@ -1,4 +1,4 @@
-"""A run as lines, for logs and grep."""
+"""The display of a run as lines, for logs and grep."""
 
 from collections.abc import Mapping
 from typing import Final, Self
@@ -11,7 +11,7 @@ from qwen35_trainer.progress.records import (
     EvaluationRecord,
     ExportRecord,
     FinishRecord,
-    Record,
+    RunRecord,
     UpdateRecord,
 )
 from qwen35_trainer.progress.state import RunState
@@ -20,7 +20,7 @@ _NONE: Final = "-"
 
 
 class LineView:
-    """One line per event, `update=3/40 reward=0.612 …`, for logs and grep. Lines are never broken."""
+    """Prints one line per record, `update=3/40 reward=0.612 …`. Lines are never wrapped."""
 
     def __init__(self, console: Console, run: RunState) -> None:
         self._console = console
@@ -30,7 +30,7 @@ class LineView:
     def phase(self, text: str) -> None:
         self._line(f"phase={text}")
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         failed_before = bool(self._run.first_reward_error)
         self._run.add(record)
         if self._run.first_reward_error and not failed_before:
@@ -49,7 +49,7 @@ class LineView:
                 self._line(f"outcome={record.outcome} seconds={record.time:.0f} message={_one_line(record.message)}")
 
     def close(self) -> None:
-        """Nothing is held back: every line is already out."""
+        """Do nothing: lines are not buffered."""
 
     def __enter__(self) -> Self:
         return self
@@ -62,34 +62,33 @@ class LineView:
 
 
 def _update_fields(run: RunState, update: UpdateRecord) -> list[tuple[str, str]]:
-    left = run.seconds_left()
     return [
         ("update", f"{update.update}/{update.updates_total}"),
         ("version", str(update.version)),
-        ("reward", _shown(update.reward_mean, ".3f")),
+        ("reward", _format(update.reward_mean, ".3f")),
         *_parts("reward", update.score_by_reward),
         *_parts("source", update.reward_by_source),
         ("errors", str(update.reward_errors)),
-        ("loss", _shown(update.loss, ".4g")),
-        ("response", _shown(update.response_tokens_mean, ".1f")),
-        ("lag", f"{_shown(update.lag_mean, '.2f')}/{_shown(update.lag_max, 'd')}"),
-        ("idle", f"{_shown(update.rollout_idle, '.0%')}/{_shown(update.trainer_idle, '.0%')}"),
-        ("tokens/s", _shown(update.tokens_per_second, ".0f")),
+        ("loss", _format(update.loss, ".4g")),
+        ("response", _format(update.response_tokens_mean, ".1f")),
+        ("lag", f"{_format(update.lag_mean, '.2f')}/{_format(update.lag_max, 'd')}"),
+        ("idle", f"{_format(update.rollout_idle, '.0%')}/{_format(update.train_idle, '.0%')}"),
+        ("tokens/s", _format(update.tokens_per_second, ".0f")),
         ("seconds", f"{update.seconds:.1f}"),
-        ("left", _shown(left, ".0f")),
+        ("left", _format(run.seconds_left(), ".0f")),
     ]
 
 
 def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
-    """Accuracy is `-` where it is not meaningful, as for graded rewards (see held_out)."""
+    """The fields of an evaluation. Accuracy is `-` if it is not meaningful, as for graded rewards (see held_out)."""
     samples = ("samples", str(evaluation.samples))
     if evaluation.loss is not None:
         return [("evaluation", str(evaluation.update)), ("loss", f"{evaluation.loss:.4f}"), samples]
     meaningful = accuracy_is_meaningful([(evaluation.accuracy, evaluation.reward_mean)])
     return [
         ("evaluation", str(evaluation.update)),
-        ("accuracy", _shown(evaluation.accuracy if meaningful else None, ".1%")),
-        ("reward", _shown(evaluation.reward_mean, ".3f")),
+        ("accuracy", _format(evaluation.accuracy if meaningful else None, ".1%")),
+        ("reward", _format(evaluation.reward_mean, ".3f")),
         *_parts("reward", evaluation.score_by_reward),
         *_parts("source", evaluation.reward_by_source),
         samples,
@@ -97,11 +96,11 @@ def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
 
 
 def _parts(name: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """One field for each reward or source. None for a single one, whose mean is already there."""
+    """One field per reward or source. Empty for a single one, whose mean is already shown."""
     return [(f"{name}.{part}", f"{value:.3f}") for part, value in values.items()] if len(values) > 1 else []
 
 
-def _shown(value: float | None, form: str) -> str:
+def _format(value: float | None, form: str) -> str:
     return _NONE if value is None else format(value, form)
 
 

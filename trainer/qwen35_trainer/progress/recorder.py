@@ -1,23 +1,23 @@
-"""Appends records to the metrics file, then hands them to the sinks."""
+"""Appends records to the metrics file, then passes them to the sinks."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
-from qwen35_trainer.progress.records import Record, to_line
-from qwen35_trainer.progress.sinks.base import Sink
+from qwen35_trainer.progress.records import RunRecord, to_line
+from qwen35_trainer.progress.sinks.sink import Sink
 
-_BLOCK: Final = 1 << 16
+_BLOCK_BYTES: Final = 1 << 16
 
 
 class Recorder:
-    """The metrics file of a run, open for appending, and the sinks that mirror it. For one thread.
+    """The metrics file of a run, open for appending, and the sinks that mirror it. For use by one thread.
 
-    A record is in the file before any sink sees it. A process that dies while writing leaves a torn last line; the
-    next Recorder of the same file cuts it off, so a resumed run goes on in the same file.
+    A record is in the file before any sink receives it. A process that dies while writing leaves a torn last line. The
+    next Recorder of the same file cuts it off, so a resumed run continues in the same file.
 
-    Raises OSError naming the file when it cannot be opened or written, such as on a full disk; the file then still
+    Raises OSError naming the file when it cannot be opened or written, for example on a full disk. The file then still
     ends with its last complete line.
     """
 
@@ -26,14 +26,15 @@ class Recorder:
         self._sinks = tuple(sinks)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: a buffer would keep what a full disk refused, and write it into the middle of later lines.
+            # Unbuffered: a buffer would keep bytes that a full disk refused, and write them into the middle of later lines.
             self._file = path.open("a+b", buffering=0)
             self._size = _complete_size(self._file)
             self._file.truncate(self._size)
         except OSError as error:
             raise self._failure("open", error) from error
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RunRecord) -> None:
+        """Write a record to the file, then to every sink."""
         line = memoryview(to_line(record).encode() + b"\n")
         written = 0
         try:
@@ -57,20 +58,20 @@ class Recorder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _failure(self, act: str, error: OSError) -> OSError:
+    def _failure(self, verb: str, error: OSError) -> OSError:
         reason = error.strerror or str(error)
         return OSError(
             error.errno,
-            f"cannot {act} the metrics file: {reason}. Free space or choose another run folder, then resume",
+            f"cannot {verb} the metrics file: {reason}. Free space or choose another run folder, then resume",
             str(self._path),
         )
 
 
 def _complete_size(file: BinaryIO) -> int:
-    """Bytes up to and with the last newline."""
+    """The number of bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
-        start = max(0, end - _BLOCK)
+        start = max(0, end - _BLOCK_BYTES)
         file.seek(start)
         newline = file.read(end - start).rfind(b"\n")
         if newline >= 0:

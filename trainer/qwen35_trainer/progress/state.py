@@ -1,4 +1,4 @@
-"""A run as its records tell it so far."""
+"""The present state of a run, built from its records."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,16 +8,16 @@ from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
     FinishRecord,
-    Record,
+    RunRecord,
     UpdateRecord,
 )
 
-_RECENT: Final = 20
+_RECENT_UPDATES: Final = 20
 
 
 @dataclass(slots=True)
 class RunState:
-    """What the views know of a run so far: the latest of everything."""
+    """The latest record of each kind, and what the views need of earlier ones."""
 
     name: str
     folder: Path
@@ -32,15 +32,16 @@ class RunState:
     checkpoint: CheckpointRecord | None = None
     finish: FinishRecord | None = None
     first_reward_error: str = ""
-    """Of all that this process has seen."""
+    """The first reward error that this process received."""
 
-    def add(self, record: Record) -> None:
+    def add(self, record: RunRecord) -> None:
+        """Update the state with the next record."""
         if isinstance(record, UpdateRecord | EvaluationRecord):
             self.first_reward_error = self.first_reward_error or record.first_reward_error
         match record:
             case UpdateRecord():
                 self.update, self.updates_total, self.phase = record, record.updates_total, "training"
-                self.seconds = [*self.seconds[1 - _RECENT :], record.seconds]
+                self.seconds = [*self.seconds[1 - _RECENT_UPDATES :], record.seconds]
                 if record.reward_mean is not None:
                     self.rewards.append(record.reward_mean)
             case EvaluationRecord():
@@ -52,7 +53,7 @@ class RunState:
                 self.finish = record
 
     def seconds_left(self) -> float | None:
-        """From the mean of the latest updates."""
+        """The estimated time to the end, from the mean duration of the latest updates. None before the first update."""
         if not self.update or not self.updates_total:
             return None
         return (self.updates_total - self.update.update) * sum(self.seconds) / len(self.seconds)

@@ -1,4 +1,4 @@
-"""The numbers of a run: summary.json, derived from the records."""
+"""The summary of a run, summary.json, derived from the records."""
 
 import math
 from collections import Counter
@@ -12,8 +12,8 @@ from qwen35_trainer.progress.records import (
     EvaluationRecord,
     ExportRecord,
     FinishRecord,
-    Outcome,
-    Record,
+    RunOutcome,
+    RunRecord,
     SpanRecord,
     UpdateRecord,
     latest,
@@ -23,13 +23,13 @@ from qwen35_trainer.progress.records import (
 
 
 class Summary(TypedDict):
-    """None where the run has no such number: no evaluation, no rollout, no update yet."""
+    """The numbers of a run. None means that the run does not have the number: no evaluation, no rollout, or no update yet."""
 
     version: str
-    """Of qwen35."""
+    """The release of qwen35."""
     startedAt: str | None
     """When the training first started, as 2026-01-31T09:30:00Z."""
-    outcome: Outcome | None
+    outcome: RunOutcome | None
     """None: the run has not finished."""
     message: str
     seconds: float
@@ -37,65 +37,69 @@ class Summary(TypedDict):
     updatesTotal: int | None
     weightVersion: int
     accuracyBefore: float | None
-    """Held-out accuracy of the model as it came."""
+    """Held-out accuracy of the original model."""
     accuracyAfter: float | None
     """The last held-out accuracy after at least one update."""
     heldOutRewardBefore: float | None
     """Mean reward of the held-out prompts, at the same evaluations as the accuracies."""
     heldOutRewardAfter: float | None
     heldOutScores: dict[str, float]
-    """Of the latest evaluation, by reward: the mean of its own scores, before the weight."""
+    """Reward → mean of its scores in the latest evaluation, before its weight."""
     heldOutRewardBySource: dict[str, float]
-    """Of the latest evaluation."""
+    """Data source → mean reward in the latest evaluation."""
     heldOutLossBefore: float | None
     """SFT: negative log-likelihood of the validation examples, nats per target token."""
     heldOutLossAfter: float | None
     rewardMean: float | None
-    """Of the last update, as the next two."""
+    """Mean reward of the last update."""
     scoreByReward: dict[str, float]
+    """Of the last update."""
     rewardBySource: dict[str, float]
+    """Of the last update."""
     loss: float | None
-    """Of the last update, as rewardMean; None where it is not finite."""
+    """Of the last update; None if it is not finite."""
     promptsTrained: int
     samplesTrained: int
     tokensTrained: int
     maskedTokens: int
     maxVersionLag: int | None
-    """The bound that the manifest sets; maxTokenLag is what was seen."""
+    """The bound in the manifest; `maxTokenLag` is the maximum that occurred."""
     maxTokenLag: int | None
     meanTokenLag: float | None
     staleness: dict[str, int]
     """Trained tokens by lag in versions."""
     rolloutIdle: float | None
-    """Share of the time, 0 to 1."""
-    trainerIdle: float | None
+    """Share of the slot time of the rollout pool without a sequence, 0 to 1."""
+    trainIdle: float | None
+    """Share of the time during which the train pool waited, 0 to 1."""
     tokensPerSecond: float | None
-    """Generated."""
+    """Generated tokens per second."""
     trainedTokensPerSecond: float | None
+    """Trained tokens per second, over the duration of all updates."""
     samplesPerSecond: float | None
-    """Trained, as `trainedTokensPerSecond`, over the time from the start of the first update to the last."""
+    """Trained samples per second, over the duration of all updates."""
     timeToFirstUpdateSeconds: float | None
     peakRssMiB: float | None
     rewardErrors: int
-    """Calls of rewards that failed, evaluations included: the sum of the next two."""
+    """Failed reward calls, including those of evaluations: the sum of the next two fields."""
     errorsByReward: dict[str, int]
     timeoutsByReward: dict[str, int]
     firstRewardError: str | None
-    """Reward, prompt and reason."""
+    """Reward, prompt and reason of the first failed call."""
     groupsWithoutSignal: int
     groupsLeft: dict[str, int]
-    """Groups that left untrained until the last update, by reason; a discarded one's prompt was dispatched again."""
+    """Groups that left untrained up to the last update, by reason. Prompts of discarded groups were dispatched again."""
     checkpoint: str | None
     export: str | None
-    """The newest Hugging Face folder that the run has written (checkpoint.export)."""
+    """The newest Hugging Face folder that the run wrote (checkpoint.export)."""
     exportProblem: str
-    """Why the last export was not written, or nothing."""
+    """Why the last export was not written, or empty."""
 
 
-def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
-    """The summary of a run so far. Updates that a resumed attempt repeated count once.
+def summarise(records: Sequence[RunRecord], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
+    """Summarise a run so far. Updates that a resumed attempt repeated count once.
 
-    Shares and rates are means over time: each update weighs as many seconds as it took.
+    Shares and rates are means over time: the weight of an update is its duration.
     """
     updates = surviving_updates(records)
     evaluations = surviving_evaluations(records)
@@ -137,7 +141,7 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         meanTokenLag=sum(lag * count for lag, count in lags.items()) / lags.total() if lags else None,
         staleness={str(lag): lags[lag] for lag in sorted(lags)},
         rolloutIdle=_mean_over_time(updates, lambda update: update.rollout_idle),
-        trainerIdle=_mean_over_time(updates, lambda update: update.trainer_idle),
+        trainIdle=_mean_over_time(updates, lambda update: update.train_idle),
         tokensPerSecond=_mean_over_time(updates, lambda update: update.tokens_per_second),
         trainedTokensPerSecond=tokens / seconds if seconds else None,
         samplesPerSecond=samples / seconds if seconds else None,
@@ -149,15 +153,15 @@ def summarise(records: Sequence[Record], *, max_version_lag: int | None, peak_rs
         timeoutsByReward=failures.timeouts,
         firstRewardError=failures.first,
         groupsWithoutSignal=sum(update.groups_without_signal for update in updates),
-        groupsLeft=_left(updates),
+        groupsLeft=_groups_left(updates),
         checkpoint=checkpoint.path if checkpoint else None,
-        export=next((one.path for one in reversed(exports) if not one.problem), None),
+        export=next((record.path for record in reversed(exports) if not record.problem), None),
         exportProblem=exports[-1].problem if exports else "",
     )
 
 
-def _finish(records: Sequence[Record]) -> FinishRecord | None:
-    """The end of the run: not that of an earlier attempt, after which training went on."""
+def _finish(records: Sequence[RunRecord]) -> FinishRecord | None:
+    """The end of the run. None if the last attempt has not ended."""
     for record in reversed(records):
         if isinstance(record, FinishRecord):
             return record
@@ -166,8 +170,8 @@ def _finish(records: Sequence[Record]) -> FinishRecord | None:
     return None
 
 
-def _started(records: Sequence[Record]) -> str | None:
-    """From the first record that tells both times."""
+def _started(records: Sequence[RunRecord]) -> str | None:
+    """The start time of the training, from the first record that has both times."""
     for record in records:
         if isinstance(record, UpdateRecord | FinishRecord) and record.wall_time is not None:
             started = datetime.fromtimestamp(record.wall_time - record.time, UTC)
@@ -176,7 +180,7 @@ def _started(records: Sequence[Record]) -> str | None:
 
 
 class _Failures(NamedTuple):
-    """Of rewards, by name, and the first one in words."""
+    """Failed reward calls by reward, and a description of the first one."""
 
     errors: dict[str, int]
     timeouts: dict[str, int]
@@ -205,18 +209,18 @@ def _lags(updates: Sequence[UpdateRecord]) -> Counter[int]:
     return lags
 
 
-def _left(updates: Sequence[UpdateRecord]) -> dict[str, int]:
-    left: Counter[str] = Counter()
+def _groups_left(updates: Sequence[UpdateRecord]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
     for update in updates:
-        left.update(update.groups_left)
-    return {reason: left[reason] for reason in sorted(left)}
+        counts.update(update.groups_left)
+    return {reason: counts[reason] for reason in sorted(counts)}
 
 
-def _version(records: Sequence[Record]) -> int:
+def _version(records: Sequence[RunRecord]) -> int:
     return next((r.version for r in reversed(records) if not isinstance(r, SpanRecord | FinishRecord)), 0)
 
 
-def _time(record: Record) -> float:
+def _time(record: RunRecord) -> float:
     return record.end if isinstance(record, SpanRecord) else record.time
 
 
@@ -225,6 +229,6 @@ def _finite(value: float | None) -> float | None:
 
 
 def _mean_over_time(updates: Sequence[UpdateRecord], value: Callable[[UpdateRecord], float | None]) -> float | None:
-    pairs = [(seen, update.seconds) for update in updates if (seen := value(update)) is not None]
+    pairs = [(number, update.seconds) for update in updates if (number := value(update)) is not None]
     seconds = sum(weight for _, weight in pairs)
-    return sum(seen * weight for seen, weight in pairs) / seconds if seconds else None
+    return sum(number * weight for number, weight in pairs) / seconds if seconds else None

@@ -1,4 +1,4 @@
-"""Who did what when: the timeline of the report."""
+"""The timeline of the report: what each replica and train rank did when."""
 
 import re
 from collections import defaultdict
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from qwen35_trainer.progress.charts import Chart, Figure
-from qwen35_trainer.progress.formatting import duration
+from qwen35_trainer.formatting import duration
+from qwen35_trainer.page import Figure
+from qwen35_trainer.progress.charts import Chart
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
 
 _COLOURS: Final[dict[SpanKind, str]] = {
@@ -19,17 +20,17 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "checkpoint": "@checkpoint",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
-"""Kinds whose spans touch each other: a hairline parts them."""
+"""Kinds whose spans touch each other. A thin line separates them."""
 _POOLS: Final = ("rollout", "train", "publish")
-_MANY: Final = 3000
-_LANE_PIXELS: Final = 26
+_MAX_SPANS_DRAWN: Final = 3000
+_ROW_HEIGHT_PIXELS: Final = 26
 
 
-def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
-    """A bar per span, a row per lane. Of a long run the last part, as much as can be told apart."""
+def timeline_chart(spans: Sequence[SpanRecord]) -> Chart | None:
+    """Draw a bar per span and a row per lane. Of a long run, only the last _MAX_SPANS_DRAWN spans are drawn."""
     if not spans:
         return None
-    drawn = recent(merge(spans), _MANY)
+    drawn = recent(merge(spans), _MAX_SPANS_DRAWN)
     begin, end = min(span.start for span in drawn), max(span.end for span in drawn)
     whole = end - min(span.start for span in spans)
     part = "" if whole == end - begin else f"the last {duration(end - begin)}; "
@@ -39,7 +40,7 @@ def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
     layout: Figure = {
         "barmode": "overlay",
         "bargap": 0.28,
-        "height": 64 + _LANE_PIXELS * len(lanes),
+        "height": 64 + _ROW_HEIGHT_PIXELS * len(lanes),
         "margin": {"l": 84, "r": 16, "t": 6, "b": 40},
         "showlegend": False,
         "hovermode": "closest",
@@ -78,7 +79,7 @@ def timeline(spans: Sequence[SpanRecord]) -> Chart | None:
 
 
 def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """In order of start; spans of one lane and kind that overlap become one, since bars would hide each other."""
+    """Join overlapping spans of one lane and kind, whose bars would hide each other. The result is ordered by start."""
     rows: dict[tuple[str, SpanKind], list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start):
         row = rows[span.lane, span.kind]
@@ -92,7 +93,7 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """The last part of the timeline that starts with at most `limit` spans; those that reach into it are cut there."""
+    """Return the last `limit` spans, and the parts of longer ones that overlap them."""
     if len(spans) <= limit:
         return list(spans)
     begin = spans[-limit].start
@@ -114,7 +115,7 @@ def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:
-    """Pools in the order of the data's way, then by number: rollout-2 before rollout-10."""
+    """A sort key: rollout, train, publish, then others; within a pool by number, so rollout-2 comes before rollout-10."""
     pool = next((place for place, name in enumerate(_POOLS) if lane.startswith(name)), len(_POOLS))
     return pool, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", lane)]
 

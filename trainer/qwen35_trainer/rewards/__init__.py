@@ -1,4 +1,4 @@
-"""Verifiable rewards: built from the spec, run so that no scorer can stop a training by hanging or crashing.
+"""Verifiable rewards, built from the spec. A scorer that hangs or crashes does not stop the training.
 
-Nothing here imports torch, and this file imports nothing: the worker process of each reward begins with it.
+This package does not import torch, and this file imports nothing, because the worker process of each reward imports it first.
 """

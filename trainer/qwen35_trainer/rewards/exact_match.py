@@ -1,33 +1,33 @@
-"""ExactMatch: the response, or a part of it, is the answer."""
+"""ExactMatch: compares the response, or a part of it, with the answer."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qwen35_trainer.rewards.base import Completion, required_answer
 from qwen35_trainer.rewards.extract import extractor
+from qwen35_trainer.rewards.reward import Response, required_answer
 
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """1 if the texts are equal, white space around them aside, else 0. `grade`: from `grader`."""
+    """Scores 1 if the texts are equal apart from white space around them, else 0. grade: from `grader`."""
 
     name: str
     weight: float
     grade: Callable[[str, str], float]
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         return self.grade(completion.text, required_answer(completion))
 
     def close(self) -> None:
-        """Nothing runs beside this process."""
+        """Do nothing: the reward has no other process."""
 
 
 def grader(extract: str | None) -> Callable[[str, str], float]:
-    """The function of (response, answer)."""
+    """Return the function that scores (response, answer)."""
     extracted = extractor(extract)
 
     def grade(response: str, answer: str) -> float:
-        found = extracted(response)
-        return float(found is not None and found.strip() == answer.strip())
+        extracted_text = extracted(response)
+        return float(extracted_text is not None and extracted_text.strip() == answer.strip())
 
     return grade

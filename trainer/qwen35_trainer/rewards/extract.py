@@ -1,18 +1,18 @@
-"""The part of a response that is compared."""
+"""Extracts the part of a response that is compared with the answer."""
 
 from collections.abc import Callable
 
 import re2
 
-from qwen35_trainer.rewards.base import RewardError
+from qwen35_trainer.rewards.reward import RewardError
 
 
 def extractor(pattern: str | None) -> Callable[[str], str | None]:
-    """A function from a response to its last match: the first group, or the whole match where the pattern has none.
+    """Return a function from a response to its last match: the first group, or the whole match if the pattern has no group.
 
-    The last one counts, since a model that thinks aloud answers at the end. None where nothing matches; without a
-    pattern the whole response. RE2 matches in time linear in the response, whatever a model writes.
-    Raises RewardError for a pattern that RE2 does not take.
+    The last match counts, because a model that reasons first answers at the end. The function returns None when nothing matches, and
+    the whole response without a pattern. RE2 matches in time that is linear in the length of the response.
+    Raises RewardError for a pattern that RE2 does not accept.
     """
     if pattern is None:
         return lambda response: response

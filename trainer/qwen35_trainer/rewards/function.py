@@ -1,7 +1,7 @@
-"""Function: the user's own scorer, `module:function`, sync or async.
+"""Function: a scorer of the user, `module:function`, sync or async.
 
-It is called as `function(prompt, response, answer, metadata)` and returns a number: prompt is the text, or the list of
-chat messages; answer is None where the data has none; metadata is the row's other fields, as a dict of its own.
+It is called as `function(prompt, response, answer, metadata)` and returns a number. prompt: the text, or the list of
+chat messages. answer: None if the data has none. metadata: a copy of the other fields of the row, as a dict.
 """
 
 import asyncio
@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from qwen35_trainer.rewards.base import Completion, RewardError, RewardTimeoutError, as_score
 from qwen35_trainer.rewards.isolated import IsolatedFunction
+from qwen35_trainer.rewards.reward import Response, RewardError, RewardTimeoutError, as_score
 
 EXPECTED = "function(prompt, response, answer, metadata)"
 
@@ -25,13 +25,13 @@ type AsyncScorer = Callable[..., Awaitable[object]]
 
 @dataclass(frozen=True)
 class SyncFunction:
-    """A plain function: runs in a worker process and is killed at its time-out."""
+    """A function that runs in a worker process, which is killed at the time-out."""
 
     name: str
     weight: float
     isolated: IsolatedFunction
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         return await self.isolated.call(*_arguments(completion))
 
     def close(self) -> None:
@@ -40,9 +40,9 @@ class SyncFunction:
 
 @dataclass(frozen=True)
 class AsyncFunction:
-    """A coroutine function: runs on the caller's event loop, many calls at once, and is cancelled at its time-out.
+    """A coroutine function that runs on the caller's event loop, with many calls at the same time. A call is cancelled at its time-out.
 
-    It must not block: nothing could end it, and everything else on the loop would stand still.
+    It must not block: nothing could end it, and it would block everything else on the loop.
     """
 
     name: str
@@ -50,7 +50,7 @@ class AsyncFunction:
     function: AsyncScorer
     timeout_seconds: float
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         try:
             async with asyncio.timeout(self.timeout_seconds) as deadline:
                 value = await self.function(*_arguments(completion))
@@ -63,19 +63,19 @@ class AsyncFunction:
         return as_score(value)
 
     def close(self) -> None:
-        """Nothing to end: calls belong to the event loop."""
+        """Do nothing: calls end with the event loop."""
 
 
-def _arguments(completion: Completion) -> tuple[object, ...]:
+def _arguments(completion: Response) -> tuple[object, ...]:
     prompt = completion.prompt
     text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
     return text, completion.text, prompt.answer, dict(prompt.metadata)
 
 
 def load_function(target: str, base: str) -> Callable[..., Any]:
-    """Import `module:function`; base, the manifest's folder, goes first on sys.path, as for a script in it.
+    """Import the function `module:function`. base: the manifest's folder, which becomes the first entry of sys.path, as for a script in it.
 
-    Raises RewardError: no such module, an error in it (or in one that it imports), no such function, wrong parameters.
+    Raises RewardError when the module or the function does not exist, an import in it fails, or the parameters are wrong.
     """
     if base not in sys.path:
         sys.path.insert(0, base)
@@ -98,13 +98,13 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
         near = ", ".join(difflib.get_close_matches(name, names) or names[:10]) or "no function"
         raise RewardError(f"{target}: {module.__file__} has no {name!r}; it has {near}", kind="NoFunction")
     if not callable(function):
-        raise RewardError(f"{target} is a {type(function).__name__}, no function", kind="NoFunction")
+        raise RewardError(f"{target} is a {type(function).__name__}, not a function", kind="NoFunction")
     _check_parameters(target, function)
     return function  # type: ignore[no-any-return]  # getattr is untyped; callable() narrowed it
 
 
 def _of_module(trace: TracebackType | None) -> TracebackType | None:
-    """The traceback without the frames of the import itself."""
+    """Return the traceback without the frames of the import."""
     while trace is not None and (
         trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
     ):
@@ -116,7 +116,7 @@ def _check_parameters(target: str, function: Callable[..., object]) -> None:
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # Some compiled functions have no signature to look at; the first call will tell.
+        # Some compiled functions have no signature. Their first call will show whether they accept these arguments.
         return
     try:
         signature.bind("prompt", "response", "answer", {})

@@ -3,20 +3,20 @@
     caller                      thread (one per function)               worker process
     ──────                      ─────────────────────────               ──────────────
     await call(arguments) ───►  start it if there is none  ── spawn ──► load the function
-                                wait: LOAD_SECONDS         ◄── ready ── or the reason why not
+                                wait: LOAD_SECONDS         ◄── ready ── or the error
                                 send the arguments         ── pickle ─► function(*arguments)
                                 wait: timeout_seconds      ◄── JSON ─── the score, or the error
     float or RewardError  ◄───  late? kill the process group, reap it; the next call starts another
 
 waits on             unblocked by                                   deadline
-caller               the thread                                     calls before it, each with its own
+caller               the thread                                     those of the calls before it
 load                 the worker, or its death (the socket closes)   LOAD_SECONDS
 call                 the same                                       timeout_seconds
 worker: next call    the caller, or its death (the socket closes)   none: it is idle then
-worker: its call     the function, or the caller's death (Linux)    the kernel's timer, if nobody kills it earlier
+worker: its call     the function, or the caller's death (Linux)    the kernel's timer, unless it is killed earlier
 
-The worker is started as a command, not by `multiprocessing`: that would fork a process full of threads (Ray), or import
-the caller's main script, and torch with it, a second time. Replies are JSON: nothing that user code made is unpickled
+The worker is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
+the caller's main script, and torch with it, a second time. Replies are JSON, so that objects of user code are not unpickled
 here.
 """
 
@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection
 
-from qwen35_trainer.rewards.base import RewardError, RewardTimeoutError, as_score
+from qwen35_trainer.rewards.reward import RewardError, RewardTimeoutError, as_score
 
 logger = logging.getLogger(__name__)
 
@@ -48,18 +48,18 @@ LOAD_SECONDS = 120.0
 _REAP_SECONDS = 10.0
 _ENDED_BY_TIMER = "signal SIGALRM"
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
-_LONGEST_REQUEST = 64 * 2**20
-_LONGEST_REPLY = 2**20
-_LONGEST_TEXT = 16_000
+MAX_REQUEST_BYTES = 64 * 2**20
+MAX_REPLY_BYTES = 2**20
+MAX_TEXT_CHARACTERS = 16_000
 
 type Loader = Callable[..., Callable[..., object]]
 
 
 class IsolatedFunction:
-    """`loader(*arguments)` returns, in the worker, the function that `call` calls there.
+    """Calls, in a worker process, the function that `loader(*arguments)` returns there.
 
-    loader: `module:function`, importable. Its arguments and those of calls are pickled, so plain data. One call runs
-    at a time; others wait in order, and their own deadline starts with them.
+    loader: `module:function`, importable. Its arguments and those of calls are pickled, and should be plain data. One call runs
+    at a time; others wait in order, and the deadline of a call starts with the call.
     """
 
     def __init__(self, loader: str, arguments: tuple[object, ...], timeout_seconds: float) -> None:
@@ -75,18 +75,18 @@ class IsolatedFunction:
 
     @property
     def process_id(self) -> int | None:
-        """The worker's, while there is one."""
+        """Process id of the worker, while there is one."""
         return self._process.pid if self._process else None
 
     def load(self) -> Future[None]:
-        """Start the worker and load the function. The result raises RewardError with the reason why it cannot.
+        """Start the worker and load the function. The future raises RewardError when that fails.
 
-        Afterwards `asynchronous` tells whether the function is a coroutine function, which `call` cannot run.
+        After it, `asynchronous` is whether the function is a coroutine function, which `call` cannot run.
         """
         return self._thread.submit(self._load)
 
     async def call(self, *arguments: object) -> float:
-        """The function's score. Raises RewardTimeoutError after timeout_seconds, RewardError for all else."""
+        """Return the function's score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures."""
         try:
             pending = self._thread.submit(self._call, arguments)
         except RuntimeError as error:
@@ -94,7 +94,7 @@ class IsolatedFunction:
         return await asyncio.wrap_future(pending)
 
     def close(self) -> None:
-        """End the worker; calls under way fail. Safe to repeat."""
+        """End the worker. Running calls fail. May be called again."""
         with self._lock:
             self._closed = True
         self._end()
@@ -102,7 +102,7 @@ class IsolatedFunction:
         self._disconnect()
         atexit.unregister(self.close)
 
-    # Below: only on the thread, but for _end.
+    # The methods below run only on the thread, except _end.
 
     def _load(self) -> None:
         self._connected()
@@ -114,8 +114,8 @@ class IsolatedFunction:
             raise RewardError(
                 f"the prompt's metadata cannot be sent to the worker: {error}", kind="Unsendable"
             ) from error
-        if len(request) > _LONGEST_REQUEST:
-            raise RewardError(f"arguments of {len(request)} bytes; at most {_LONGEST_REQUEST} are sent to a reward")
+        if len(request) > MAX_REQUEST_BYTES:
+            raise RewardError(f"arguments of {len(request)} bytes; at most {MAX_REQUEST_BYTES} are sent to a reward")
         connection = self._connected()
         late = f"no score within timeoutSeconds {self._timeout:g}; the call was ended"
         reply = self._exchange(connection, request, self._timeout, RewardTimeoutError(late))
@@ -146,8 +146,8 @@ class IsolatedFunction:
                 if self._closed:
                     raise RewardError("the reward is closed", kind="Closed")
                 try:
-                    self._process = subprocess.Popen(  # noqa: S603  # our own interpreter and code
-                        # -P: modules come from where this process imports them, not from the current folder.
+                    self._process = subprocess.Popen(  # noqa: S603  # this interpreter and this module
+                        # -P: without the current folder on sys.path.
                         [sys.executable, "-P", "-c", command],
                         stdin=subprocess.DEVNULL,
                         pass_fds=[theirs.fileno()],
@@ -167,9 +167,9 @@ class IsolatedFunction:
             if not connection.poll(seconds):
                 self._disconnect()
                 raise late
-            reply: Mapping[str, object] = json.loads(connection.recv_bytes(_LONGEST_REPLY))
+            reply: Mapping[str, object] = json.loads(connection.recv_bytes(MAX_REPLY_BYTES))
         except (EOFError, OSError, json.JSONDecodeError) as error:
-            # The socket closes a moment before the process has ended: its own exit code says more than our signal.
+            # The socket closes just before the process ends. Its exit code is more informative than our signal.
             ended = self._disconnect(patience=1.0)
             if ended == _ENDED_BY_TIMER:
                 raise late from error
@@ -177,7 +177,7 @@ class IsolatedFunction:
         return reply
 
     def _disconnect(self, patience: float = 0.0) -> str:
-        """End the worker, if there is one, and forget it. Returns how it ended."""
+        """End the worker, if there is one, and close the connection. Returns how it ended."""
         code = self._end(patience)
         if self._connection is not None:
             self._connection.close()
@@ -187,7 +187,7 @@ class IsolatedFunction:
         return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
     def _end(self, patience: float = 0.0) -> int | None:
-        """Kill the worker with all it started, `patience` seconds from now, and reap it. Returns its exit code."""
+        """Kill the worker's process group after `patience` seconds, and reap the worker. Returns its exit code."""
         with self._lock:
             process = self._process
             if process is None:
@@ -199,13 +199,13 @@ class IsolatedFunction:
             try:
                 return process.wait(_REAP_SECONDS)
             except subprocess.TimeoutExpired:
-                # Stuck inside the kernel, as on a dead network file system. Nothing more can be done from here.
+                # It hangs in the kernel, for example on a dead network file system, and cannot be killed.
                 logger.exception("worker process %d has not ended %g s after SIGKILL", process.pid, _REAP_SECONDS)
                 return None
 
 
 def serve(descriptor: int) -> None:
-    """The worker: load, then answer calls until the caller's end of the socket closes."""
+    """Run the worker: load the function, then answer calls until the caller's end of the socket closes."""
     os.set_inheritable(descriptor, False)
     _end_with_caller()
     connection = Connection(descriptor)
@@ -215,19 +215,19 @@ def serve(descriptor: int) -> None:
         connection.send_bytes(json.dumps(reply).encode())
         while function is not None:
             call = connection.recv_bytes()
-            # The caller kills a late worker. Should it be gone, the kernel does: no code of the function, not even
-            # one that never gives up the interpreter's lock, can hold that off.
+            # The caller kills a late worker. If the caller has ended, the kernel does, even if the function never releases
+            # the interpreter's lock.
             signal.setitimer(signal.ITIMER_REAL, 2 * timeout_seconds + 1)
             reply = _attempt(function, call)
             signal.setitimer(signal.ITIMER_REAL, 0)
             connection.send_bytes(json.dumps(reply).encode())
     sys.stdout.flush()
-    # Not `sys.exit`: threads that the function left running would keep the process alive.
+    # Not `sys.exit`, because threads of the function would keep the process alive.
     os._exit(0)
 
 
 def _end_with_caller() -> None:
-    """Have Linux kill this process when the caller's thread ends, even by SIGKILL and in the middle of a call."""
+    """Make Linux kill this process when the caller's thread ends, even by SIGKILL and during a call."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -237,7 +237,7 @@ def _load(loader: str, arguments: tuple[object, ...]) -> tuple[Callable[..., obj
         module, _, name = loader.partition(":")
         load: Loader = getattr(importlib.import_module(module), name)
         function = load(*arguments)
-    except BaseException as error:  # noqa: BLE001  # user code is imported: whatever it raises is the reply
+    except BaseException as error:  # noqa: BLE001  # user code is imported, and the reply contains whatever it raises
         return None, _failure(error)
     return function, {"asynchronous": is_asynchronous(function)}
 
@@ -245,20 +245,24 @@ def _load(loader: str, arguments: tuple[object, ...]) -> tuple[Callable[..., obj
 def _attempt(function: Callable[..., object], call: bytes) -> dict[str, object]:
     try:
         return {"score": as_score(function(*pickle.loads(call)))}  # noqa: S301  # from our caller
-    except BaseException as error:  # noqa: BLE001  # user code, SystemExit included: whatever it raises is the reply
+    except BaseException as error:  # noqa: BLE001  # the reply contains whatever user code raises, SystemExit included
         return _failure(error)
 
 
 def _failure(error: BaseException) -> dict[str, object]:
     if isinstance(error, RewardError):
-        return {"error": str(error)[:_LONGEST_TEXT], "kind": error.kind, "details": error.details[:_LONGEST_TEXT]}
+        return {
+            "error": str(error)[:MAX_TEXT_CHARACTERS],
+            "kind": error.kind,
+            "details": error.details[:MAX_TEXT_CHARACTERS],
+        }
     lines = "".join(traceback.format_exception_only(error)).strip()
     details = "".join(traceback.format_exception(error))
     kind = type(error).__name__
     return {
-        "error": lines.removeprefix(f"{kind}: ")[:_LONGEST_TEXT],
+        "error": lines.removeprefix(f"{kind}: ")[:MAX_TEXT_CHARACTERS],
         "kind": kind,
-        "details": details[-_LONGEST_TEXT:],
+        "details": details[-MAX_TEXT_CHARACTERS:],
     }
 
 
@@ -267,5 +271,5 @@ def _received(reply: Mapping[str, object]) -> RewardError:
 
 
 def is_asynchronous(function: Callable[..., object]) -> bool:
-    """Whether calling it gives a coroutine: `async def`, or an object with an `async def __call__`."""
+    """Return whether calling the function returns a coroutine: `async def`, or an object with an `async def __call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

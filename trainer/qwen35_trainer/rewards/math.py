@@ -1,26 +1,26 @@
-"""Math: the response gives the same mathematical value as the answer (math-verify)."""
+"""Math: compares the mathematical value of the response with that of the answer (math-verify)."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qwen35_trainer.rewards.base import Completion, RewardError, required_answer
 from qwen35_trainer.rewards.extract import extractor
 from qwen35_trainer.rewards.isolated import IsolatedFunction
+from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 
 
 @dataclass(frozen=True)
 class Math:
-    r"""1 if the expression that the response ends with equals the answer (1/2, 0.5, \frac{2}{4} …), else 0.
+    r"""Scores 1 if the last expression of the response equals the answer (1/2, 0.5, \frac{2}{4} …), else 0.
 
-    Runs isolated: simplifying what a model wrote may take for ever.
+    Runs isolated, because simplifying an expression of a model may never end.
     """
 
     name: str
     weight: float
     isolated: IsolatedFunction
 
-    async def score(self, completion: Completion) -> float:
+    async def score(self, completion: Response) -> float:
         return await self.isolated.call(completion.text, required_answer(completion))
 
     def close(self) -> None:
@@ -28,10 +28,10 @@ class Math:
 
 
 def grader(extract: str | None) -> Callable[[str, str], float]:
-    """The function of (response, answer), for the worker process."""
+    """Return the function that scores (response, answer) in the worker process."""
     import math_verify  # two seconds to import, only in the worker
 
-    # math-verify's own time-outs are off: they use signals and only guard single steps. It warns about that.
+    # The time-outs of math-verify are off, because they use signals and guard only single steps. It warns about that.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     extracted = extractor(extract)
 
@@ -39,25 +39,25 @@ def grader(extract: str | None) -> Callable[[str, str], float]:
         return bool(math_verify.verify(gold, math_verify.parse(text, parsing_timeout=None), timeout_seconds=None))
 
     def grade(response: str, answer: str) -> float:
-        # In a box, since math-verify reads bare LaTeX as text: x^2+1 would be no expression, and 5\% would be 5.
+        # In a box, because math-verify reads bare LaTeX as text: x^2+1 would not be an expression, and 5\% would be 5.
         gold = math_verify.parse(rf"\boxed{{{answer}}}", parsing_timeout=None)
         if not gold:
             raise RewardError(f"the answer {answer[:200]!r} is not a mathematical expression", kind="UnreadableAnswer")
-        found = extracted(response)
-        if found is None:
+        extracted_text = extracted(response)
+        if extracted_text is None:
             return 0.0
-        return float(any(equal(gold, text) for text in _readings(found, whole=extract is None)))
+        return float(any(equal(gold, text) for text in _readings(extracted_text, whole=extract is None)))
 
     return grade
 
 
-def _readings(found: str, *, whole: bool) -> list[str]:
-    """The texts to parse; one that gives the answer is enough."""
+def _readings(extracted_text: str, *, whole: bool) -> list[str]:
+    """Return the texts to parse. The response is correct if one of them equals the answer."""
     if not whole:
-        # What was extracted is the expression itself, like the answer.
-        return [rf"\boxed{{{found}}}"]
-    last_box = found.rfind(r"\boxed")
-    if last_box > found.find(r"\boxed"):
-        # Several boxes may be a set of solutions, as which math-verify reads them, or an answer that was corrected.
-        return [found, found[last_box:]]
-    return [found]
+        # The extracted text is the expression, without a box, like the answer.
+        return [rf"\boxed{{{extracted_text}}}"]
+    last_box = extracted_text.rfind(r"\boxed")
+    if last_box > extracted_text.find(r"\boxed"):
+        # math-verify reads several boxes as a set of solutions. The last box may also be a corrected answer.
+        return [extracted_text, extracted_text[last_box:]]
+    return [extracted_text]

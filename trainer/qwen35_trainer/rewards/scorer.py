@@ -1,10 +1,10 @@
-"""All rewards of a run as one: the weighted sum, and what happens when a part of it fails.
+"""The combination of all rewards of a run: their weighted sum, and the effect of one that fails.
 
-completion ─► every reward, at the same time ─► Score each ─► combine ─► Scored
+response ─► every reward, at the same time ─► Score each ─► combine ─► CombinedScore
                                                    │             │
                              the first of a kind is logged       onError: Zero → 0, Skip → no value, Fail → raise
 
-A run ends when every reward fails for all of its first responses (`trial`): it would train on nothing.
+A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn from.
 """
 
 import asyncio
@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from qwen35_trainer.rewards.base import Completion, Reward, RewardError, RewardFailed, RewardTimeoutError, Score
-from qwen35_trainer.spec.rewards import OnError
+from qwen35_trainer.manifest.rewards import OnError
+from qwen35_trainer.rewards.reward import Response, Reward, RewardError, RewardFailed, RewardTimeoutError, Score
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """A completion's reward.
+class CombinedScore:
+    """The reward of a response.
 
-    value: the weighted sum, or None when the sample is to be left out. parts: each reward's own score, unweighted; one
-    that failed is 0 with `onError: Zero` and absent with Skip. errors: why, by the reward's name. timeouts: those names
-    in errors whose call timed out.
+    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
+    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards in `errors`
+    whose call timed out.
     """
 
     value: float | None
@@ -37,14 +37,14 @@ class Scored:
     timeouts: frozenset[str] = frozenset()
 
     def first_error(self, prompt: str) -> str:
-        """Reward, prompt and reason of the first error; there is at least one."""
+        """Return reward, prompt and reason of the first error. There must be one."""
         name, error = next(iter(self.errors.items()))
         return f"reward {name}, prompt {prompt}: {error}"
 
 
 @dataclass(frozen=True)
-class Part:
-    """A reward and what its failure means."""
+class ConfiguredReward:
+    """A reward, and the consequence of its failures."""
 
     reward: Reward
     on_error: OnError
@@ -52,26 +52,26 @@ class Part:
 
 @dataclass
 class Scorer:
-    """Scores completions; any number at once. Belongs to the process that built it: worker processes hang on it.
+    """Scores any number of responses at the same time. Its worker processes belong to the process that built it.
 
     Close it, or use it as a context manager.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[ConfiguredReward]
     trial: int = 0
-    """Number of first completions of which at least one must get a score from at least one reward. 0: no check."""
+    """Number of first responses of which at least one must get a score from at least one reward. 0: no check."""
     _kinds: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
     _untried: int = field(init=False)
-    """Completions that the trial still takes; 0 once it is over."""
+    """Number of responses that remain in the trial; 0 after it."""
     _first_error: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._untried = self.trial
 
-    async def score(self, completion: Completion, *, in_trial: bool = True) -> Scored:
-        """The completion's reward. in_trial: whether it counts in the trial.
+    async def score(self, completion: Response, *, in_trial: bool = True) -> CombinedScore:
+        """Return the reward of a response. in_trial: whether the response counts in the trial.
 
-        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when none could score any completion of the trial.
+        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
         """
         scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
         scored = combine(completion, self.parts, scores)
@@ -90,7 +90,7 @@ class Scorer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _try(self, completion: Completion, scored: Scored) -> None:
+    def _try(self, completion: Response, scored: CombinedScore) -> None:
         if len(scored.errors) < len(self.parts):
             self._untried = 0
             return
@@ -102,7 +102,7 @@ class Scorer:
                 f"The first one: {self._first_error}"
             )
 
-    async def _score(self, reward: Reward, completion: Completion) -> Score:
+    async def _score(self, reward: Reward, completion: Response) -> Score:
         started = time.monotonic()
         try:
             value = await reward.score(completion)
@@ -113,7 +113,7 @@ class Scorer:
         return Score(value, None, time.monotonic() - started)
 
     def _log(self, name: str, prompt: str, error: RewardError) -> None:
-        # A broken scorer fails for every sample: one traceback per kind is enough, the records count the rest.
+        # A broken scorer fails for every sample. One traceback per kind is enough, because the records count the others.
         self._kinds[name, error.kind] += 1
         if self._kinds[name, error.kind] == 1:
             logger.warning(
@@ -126,8 +126,8 @@ class Scorer:
             )
 
 
-def combine(completion: Completion, parts: Sequence[Part], scores: Sequence[Score]) -> Scored:
-    """The weighted sum of the scores, in the order of the parts. Raises RewardFailed for a failed part with `Fail`."""
+def combine(completion: Response, parts: Sequence[ConfiguredReward], scores: Sequence[Score]) -> CombinedScore:
+    """Return the weighted sum of the scores, which are in the order of `parts`. Raises RewardFailed for a failed reward with `Fail`."""
     values: dict[str, float] = {}
     errors: dict[str, str] = {}
     total: float | None = 0.0
@@ -145,4 +145,4 @@ def combine(completion: Completion, parts: Sequence[Part], scores: Sequence[Scor
         if total is not None:
             total += part.reward.weight * value
     timeouts = frozenset(part.reward.name for part, score in zip(parts, scores, strict=True) if score.timed_out)
-    return Scored(total, values, errors, timeouts)
+    return CombinedScore(total, values, errors, timeouts)

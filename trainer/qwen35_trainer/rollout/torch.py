@@ -4,9 +4,9 @@
                                                                                             │ ▲
                                                                                     step ───┘ │ every running sequence, one token
                                                                                     load ─────┘ between two steps, nothing drained
-                                                                                    take ─► its tokens, to go on elsewhere
+                                                                                    take ─► its tokens, to continue elsewhere
 
-It serves small models on any device without another process; large ones run on vLLM behind the same contract.
+It generates with small models on any device, without another process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from qwen35_trainer.models.adapted_linear import attach, detach
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
-from qwen35_trainer.rollout.base import Completed, SequenceId, SequenceRequest, StepOutput, Tokens
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
-from qwen35_trainer.weights.snapshot import shapes
+from qwen35_trainer.weights.weight_buckets import shapes
 
 
 class TorchEngine:
@@ -51,15 +52,17 @@ class TorchEngine:
         self._end_token, self._slots, self._max_length = end_token, slots, max_length
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
-        self._parameters = dict(model.named_parameters())  # a tied one once, as a publication has it
+        self._parameters = dict(model.named_parameters())  # tied parameters once, as in a publication
         self._adapted: list[nn.Linear] = []
         self._waiting: deque[SequenceRequest] = deque()
         self._running: list[SequenceRequest] = []  # by slot
-        # Of the token that each slot is about to get, and the version that computed its distribution.
+        # Logits of each slot's next token, and the version that computed them.
         self._logits = torch.empty(slots, text.config.vocab_size, device=device)
         self._logits_version = torch.zeros(slots, dtype=torch.int32, device=device)
         self._generated = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._reported = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens that `progress` has given
+        self._reported = torch.zeros(
+            slots, dtype=torch.int64, device=device
+        )  # number of tokens that `progress` has returned
         self._limit = torch.zeros(slots, dtype=torch.int64, device=device)
         self._sampling = torch.zeros(slots, 3, device=device)  # temperature, top-p, top-k
         self._tokens = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
@@ -75,7 +78,7 @@ class TorchEngine:
         return bool(self._running or self._waiting)
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Queue sequences. Raises ValueError for one that does not fit into `max_length`; then none is queued."""
+        """Queue sequences for generation. Raises ValueError, and queues none, if one does not fit into `max_length`."""
         for request in requests:
             if len(request.prompt) + request.max_tokens > self._max_length:
                 raise ValueError(
@@ -84,7 +87,7 @@ class TorchEngine:
                 )
         self._waiting.extend(requests)
 
-    def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens]:
+    def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         names = set(sequences)
         taken = {request.sequence: request.kept for request in self._waiting if request.sequence in names}
         self._waiting = deque(request for request in self._waiting if request.sequence not in names)
@@ -93,7 +96,7 @@ class TorchEngine:
         self._free(slots)
         return taken
 
-    def progress(self) -> dict[SequenceId, Tokens]:
+    def progress(self) -> dict[SequenceId, GeneratedTokens]:
         n = len(self._running)
         new = (self._generated[:n] > self._reported[:n]).nonzero().squeeze(1).tolist()
         starts = self._reported[:n].tolist()
@@ -118,13 +121,13 @@ class TorchEngine:
         for name in adapted(adapters):
             path = name.removesuffix(".weight")
             layer = self._model.get_submodule(path)
-            # In the type of the layer, as the trainer computes with them.
+            # In the type of the layer, as in the trainer.
             down, up = (adapters[f"{path}.{part}"].to(layer.weight) for part in (DOWN, UP))
             attach(layer, down, up, scale)
             self._adapted.append(layer)
 
     def _replace(self, weights: Mapping[str, Tensor], version: int) -> None:
-        # Compared, because a copy would stretch a smaller tensor over a larger one.
+        # Compared, because copy_ would broadcast a smaller tensor.
         own, other = shapes(self._parameters), shapes(weights)
         misshapen = sorted(name for name in own.keys() & other.keys() if own[name] != other[name])
         if misshapen or own.keys() != other.keys():
@@ -134,11 +137,11 @@ class TorchEngine:
             )
         self._detach()
         for name, parameter in self._parameters.items():
-            given = weights[name]
-            if parameter.device == given.device:
-                parameter.data = given.to(parameter.dtype)  # shared with other replicas: never written to
+            tensor = weights[name]
+            if parameter.device == tensor.device:
+                parameter.data = tensor.to(parameter.dtype)  # shared with other replicas, so never written to
             else:
-                parameter.copy_(given)
+                parameter.copy_(tensor)
 
     def _detach(self) -> None:
         for layer in self._adapted:
@@ -172,12 +175,12 @@ class TorchEngine:
         return StepOutput(finished, started, n)
 
     def _admit(self) -> dict[SequenceId, int]:
-        """Give free slots to waiting sequences; new samples of a prompt share one prefill."""
+        """Assign free slots to waiting sequences. New samples of a prompt share one prefill."""
         start = len(self._running)
         admitted = [self._waiting.popleft() for _ in range(min(self._slots - start, len(self._waiting)))]
         if not admitted:
             return {}
-        # What has tokens already is a prefix of its own.
+        # A sequence that already has tokens has a prefix of its own.
         prefixes: dict[tuple[int, int], list[int]] = {}
         for slot, request in enumerate(admitted, start):
             group, index = request.sequence
@@ -199,7 +202,7 @@ class TorchEngine:
             self._put_back(slot, request.kept)
         return {request.sequence: self._version for request in admitted if not len(request.kept)}
 
-    def _put_back(self, slot: int, kept: Tokens) -> None:
+    def _put_back(self, slot: int, kept: GeneratedTokens) -> None:
         length = len(kept)
         if length:
             for table, values in (
@@ -209,13 +212,13 @@ class TorchEngine:
             ):
                 table[slot, :length] = torch.from_numpy(np.array(values))
 
-    def _tokens_of(self, slot: int, start: int) -> Tokens:
+    def _tokens_of(self, slot: int, start: int) -> GeneratedTokens:
         end = int(self._generated[slot])
         tables = (self._tokens, self._log_probs, self._versions)
-        return Tokens(*(table[slot, start:end].cpu().numpy().copy() for table in tables))
+        return GeneratedTokens(*(table[slot, start:end].cpu().numpy().copy() for table in tables))
 
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
-        """Take finished sequences out of their slots. Returns the tokens of those that go on, by slot."""
+        """Remove finished sequences from their slots. Returns the tokens of the other sequences by slot, and the finished sequences."""
         index = done.nonzero().squeeze(1)
         lengths = self._generated[index]
         longest = int(lengths.max())
@@ -229,7 +232,7 @@ class TorchEngine:
         finished = tuple(
             Completed(
                 self._running[slot].sequence,
-                Tokens(ids[:length], log_probs[:length], versions[:length]),
+                GeneratedTokens(ids[:length], log_probs[:length], versions[:length]),
                 truncated=not complete,
             )
             for slot, (ids, log_probs, versions, length, complete) in zip(slots, rows, strict=True)
@@ -240,7 +243,7 @@ class TorchEngine:
         return tokens, finished
 
     def _free(self, slots: Sequence[int]) -> list[tuple[int, int]]:
-        """Empty `slots` (ascending) and close the holes with the last running sequences. Returns the moves made."""
+        """Empty `slots` (ascending), and move the last running sequences to them. Returns the moves as (source, target)."""
         emptied = set(slots)
         remaining = len(self._running) - len(emptied)
         sources = [slot for slot in range(remaining, len(self._running)) if slot not in emptied]

@@ -1,4 +1,4 @@
-"""From scored groups, or supervised examples, to a training batch; and how old its tokens are."""
+"""Builds training batches from scored groups or supervised examples, and measures the lag of their tokens."""
 
 from __future__ import annotations
 
@@ -8,49 +8,52 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
-from qwen35_trainer.data.errors import DataError
-from qwen35_trainer.data.pictures import PictureArrays
+from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.template import EncodingError
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.rewards.scorer import Scored
-from qwen35_trainer.rollout.base import Completed
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rollout.rollout_engine import Completed
 
 
 class BoundBroken(AssertionError):
-    """A token older than the bound was about to be trained: a bug in scheduling, never a matter of load."""
+    """A token with a lag above the bound was about to be trained. This is a bug in scheduling; load does not cause it."""
+
+    failure = FailureReason.BOUND_BROKEN
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group, and how each of its sequences was scored."""
+    """A finished group with the score of each of its sequences."""
 
     group: int
     prompt: EncodedPrompt
     sequences: tuple[Completed, ...]
-    scores: tuple[Scored, ...]
+    scores: tuple[CombinedScore, ...]
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The reward of each sequence; None for one that could not be scored and is left out."""
+        """The reward of each sequence; None for a sequence that could not be scored and does not train."""
         return tuple(score.value for score in self.scores)
 
 
 @dataclass(frozen=True)
 class TokenAge:
-    """How old the trained tokens of a batch are, in versions."""
+    """The lag of the tokens of a batch, in versions."""
 
     histogram: dict[int, int]
     """Lag → tokens in the loss."""
     masked: int
-    """Tokens left out because they were older than the bound."""
+    """Number of tokens that do not train because their lag is above the bound."""
 
 
 def assemble(
     groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
 ) -> tuple[TrainBatch, TokenAge]:
-    """Pack groups that train at `version`. Raises BoundBroken for a token older than `max_lag` unless `mask_old`."""
+    """Pack groups that train at `version`. Raises BoundBroken for a token with a lag above `max_lag` unless `mask_old`."""
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
     lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
@@ -79,7 +82,7 @@ def assemble(
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
-    """Pack supervised examples: the prompt is what stands before the first target. Pictures are read here.
+    """Pack supervised examples. The tokens before the first target are the prompt. Reads the examples' pictures.
 
     Raises DataError for pictures that cannot be read.
     """

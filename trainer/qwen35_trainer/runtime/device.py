@@ -1,4 +1,4 @@
-"""The device that a worker computes on, and what carries tensors between the ranks of the train pool."""
+"""The device that a worker computes on, and the communication backends of the train pool."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from qwen35_trainer.spec.accelerator import Profile
+    from qwen35_trainer.manifest.accelerator import ProfileName
 
-KINDS: dict[Profile, str] = {"cpu": "cpu", "nvidia": "cuda", "ascend": "npu"}
-"""By accelerator profile: torch's name of the device."""
-BACKENDS: dict[Profile, str] = {"cpu": "gloo", "nvidia": "cpu:gloo,cuda:nccl", "ascend": "cpu:gloo,npu:hccl"}
-"""By accelerator profile: what carries tensors. Parked parameters are reduced on the host."""
+DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
+"""Accelerator profile → torch's name of the device."""
+BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
+"""Accelerator profile → torch's process-group backend. gloo reduces parameters that are offloaded to the host."""
 
 
-def device(profile: Profile) -> torch.device:
-    """The device of this process: Ray shows each worker its own accelerator alone."""
+def device(profile: ProfileName) -> torch.device:
+    """Return the device of this process. Ray makes only one accelerator visible to each worker."""
     import torch
 
-    if profile == "ascend":
-        importlib.import_module("torch_npu")  # makes the device known to torch; its images have it
-    return torch.device(KINDS[profile], 0) if profile != "cpu" else torch.device("cpu")
+    if profile == "Ascend":
+        importlib.import_module("torch_npu")  # registers the device with torch; only the Ascend images have this module
+    return torch.device(DEVICE_TYPES[profile], 0) if profile != "CPU" else torch.device("cpu")

@@ -4,7 +4,7 @@
        ▲ follow      │  └───► train workers
        └─────────────┘ records, phase, result
 
-It never imports torch: an update's arithmetic is the train pool's.
+It never imports torch: the train pool computes the updates.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from traceback import format_exception
 from typing import Any
@@ -20,50 +21,82 @@ from typing import Any
 import ray
 
 from qwen35_trainer.contract import Control
-from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import TRACEBACK_CHARACTERS, FinishRecord, Outcome, writable
+from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
-from qwen35_trainer.progress.sinks.base import Sink
-from qwen35_trainer.rewards.build import build_scorer
+from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.rewards.scorer import Scorer
-from qwen35_trainer.runtime.calls import Stalled, WorkerLost, answers
-from qwen35_trainer.runtime.checkpoint import CheckpointError
-from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.rewards.scorer_builder import build_scorer
+from qwen35_trainer.runtime.background import done_before
+from qwen35_trainer.runtime.calls import ActorLost, Stalled, answers
+from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
 from qwen35_trainer.runtime.exporting import Exports
-from qwen35_trainer.runtime.generation import Generation, Parts
-from qwen35_trainer.runtime.job import Data, Job
+from qwen35_trainer.runtime.generation import Generation, GenerationParts
+from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.journal_file import JournalFile
-from qwen35_trainer.runtime.live import LiveFields
 from qwen35_trainer.runtime.loop import TrainingLoop
-from qwen35_trainer.runtime.news import Broadcast, News
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.runtime.rollout_pool import LANE, Limits, Replica, RolloutPool, replica_names
+from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
-from qwen35_trainer.runtime.site import Pool, worker_cpus, worker_options
-from qwen35_trainer.runtime.stopping import done_before
+from qwen35_trainer.runtime.site import ActorPoolName, worker_cpus, worker_options
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
+from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.train_pool import TrainPool
+from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
-from qwen35_trainer.runtime.training import Training
 
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""News are gathered for so long: a follower that woke for every record would take a core from the training."""
+"""`follow` collects records for this long: a follower that woke up for every record would take a core from the training."""
 
 START_SECONDS = 600.0
 """Deadline of starting a pool: processes, imports, model load."""
 
 
-class Driver(Process):
-    """Ray actor. `run` once; `follow`, `obey` and `stop` at any time beside it."""
+@dataclass(frozen=True)
+class DriverState:
+    """The answer of `Driver.follow`: the driver's state, and the records that the follower does not have."""
 
-    def __init__(self, job: Job, data: Sequence[ray.ObjectRef[Data]]) -> None:
+    records: tuple[RunRecord, ...]
+    phase: str
+    over: bool
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Rollout replica → the host where it runs; empty until the replicas have loaded."""
+
+
+class Broadcast:
+    """A metrics sink that keeps records until the follower has received them."""
+
+    def __init__(self) -> None:
+        self._records: list[RunRecord] = []
+        self._dropped = 0
+        self.changed = asyncio.Event()
+
+    def write(self, record: RunRecord) -> None:
+        self._records.append(record)
+        self.changed.set()
+
+    def after(self, seen: int) -> tuple[RunRecord, ...]:
+        """Return the records after the first `seen`, and drop those, because the follower has them."""
+        del self._records[: seen - self._dropped]
+        self._dropped = seen
+        return tuple(self._records)
+
+    def close(self) -> None:
+        self.changed.set()
+
+
+class Driver(Process):
+    """Ray actor that trains. Call `run` once; `follow`, `obey` and `stop` may be called while it runs."""
+
+    def __init__(self, job: Job, data: Sequence[ray.ObjectRef[RunData]]) -> None:
         super().__init__("driver", job.folder.logs)
         self._job = job
         (self._data,) = data  # in a sequence, because Ray would fetch a bare reference before this starts
@@ -77,9 +110,9 @@ class Driver(Process):
         self._over = False
 
     async def run(self) -> FinishRecord:
-        """The whole training. Never raises for a failed one: the record says so; the log has the traceback."""
+        """Run the training. A training that fails does not raise: the record contains the reason, and the log the traceback."""
         job = self._job
-        clock = Clock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
+        clock = TrainingClock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
         finish: FinishRecord | None = None
         try:
             with Recorder(job.folder.metrics, [*self._sinks(), self._broadcast]) as recorder:
@@ -90,11 +123,11 @@ class Driver(Process):
             if finish is None or finish.outcome != "Failed":
                 finish = _failed(error, clock)
         finally:
-            self._over = True  # whatever happened: the follower waits for it
+            self._over = True  # in any case, because the follower waits for it
             self._broadcast.changed.set()
         return finish
 
-    async def _finish(self, recorder: Recorder, clock: Clock) -> FinishRecord:
+    async def _finish(self, recorder: Recorder, clock: TrainingClock) -> FinishRecord:
         try:
             outcome = await self._train(recorder, clock)
             now = clock.now()
@@ -113,20 +146,22 @@ class Driver(Process):
             config=job.spec.model_dump(mode="json", by_alias=True),
         )
 
-    async def follow(self, seen: int, wait_seconds: float) -> News:
-        """Records after the first `seen`; waits for one. There is one follower."""
+    async def follow(self, seen: int, wait_seconds: float) -> DriverState:
+        """Return the records after the first `seen`; wait for one, at most `wait_seconds`. There is one follower."""
         if not self._broadcast.after(seen) and not self._over:
             self._broadcast.changed.clear()
-            with contextlib.suppress(TimeoutError):  # no record yet: the phase may be news
+            with contextlib.suppress(TimeoutError):  # no record yet, but the phase may have changed
                 await asyncio.wait_for(self._broadcast.changed.wait(), wait_seconds)
         if not self._over:
             await asyncio.sleep(GATHER_SECONDS)
-        over = self._over  # before the records: what comes after it would be lost
-        return News(self._broadcast.after(seen), self._phase, over, {} if self._pool is None else self._pool.hosts)
+        over = self._over  # read before the records: the follower does not call again when it is true
+        return DriverState(
+            self._broadcast.after(seen), self._phase, over, {} if self._pool is None else self._pool.hosts
+        )
 
     def obey(self, control: Control) -> None:
-        """Take over what the operator asks: live fields at the next update, the pool's size and leaving pods at once.
-        `stop` is a call of its own, since signals ask for it too.
+        """Take over orders: live settings at the next update, the pool's size and leaving pods immediately.
+        An order to stop is not among them: it is a call of `stop`, as for a signal.
         """
         spec = self._job.spec
         self._live.now = control.live or LiveFields.of(spec).now
@@ -142,7 +177,7 @@ class Driver(Process):
         self._phase = "stopping after this update"
         self._stop.set()
 
-    async def _train(self, recorder: Recorder, clock: Clock) -> Outcome:
+    async def _train(self, recorder: Recorder, clock: TrainingClock) -> RunOutcome:
         if self._stop.is_set() and not self._must_save:
             return "Stopped"
         self._phase = "starting workers"
@@ -159,7 +194,7 @@ class Driver(Process):
         with scorer:
             if not await self._waited(loading):
                 return "Stopped"
-            training = Training(
+            training = TrainSession(
                 spec=spec,
                 pool=train,
                 recorder=recorder,
@@ -185,18 +220,18 @@ class Driver(Process):
             loop = self._loop(training, data, scorer)
             return await loop.run(await train.publication(loop.coordinator.version), replicas)
 
-    async def _open(self) -> tuple[Data, Scorer]:
-        """In threads, since both take seconds: the workers load meanwhile."""
+    async def _open(self) -> tuple[RunData, Scorer]:
+        """Fetch the data and build the scorer, in threads, because both take seconds and the workers load at the same time."""
         spec = self._job.spec
         sources = [*spec.data.train, *spec.data.validation]
-        with starting():  # the tokenizer brings its library
-            data: Data = await asyncio.to_thread(ray.get, self._data)
-        # A batch. After a resume the rewards have worked before: what fails now may be a service that starts more slowly.
+        with starting():  # reading the tokenizer imports its library
+            data: RunData = await asyncio.to_thread(ray.get, self._data)
+        # One batch. After a resume the rewards have worked before, so a failure may only be a service that is not ready yet.
         trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
         return data, await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base, trial=trial)
 
     async def _waited(self, work: asyncio.Future[Any]) -> bool:
-        """Wait until it is done. False when told to stop meanwhile: nothing is trained, so nothing is lost."""
+        """Wait for `work`. Returns False when the run has to stop first: nothing has trained, so nothing is lost."""
         if self._must_save:
             await work
             return True
@@ -204,53 +239,52 @@ class Driver(Process):
 
     @property
     def _must_save(self) -> bool:
-        """Also when nothing was trained: a run that continues a checkpoint of another folder saves one in its own."""
-        resume = self._job.resume
-        own = self._job.checkpoints  # false as long as there are none
-        return resume is not None and own is not None and resume.path.parent != own.folder
+        """Whether the run saves even if nothing trains: it continues from a checkpoint of another folder, and has to save its own."""
+        resume, checkpoints = self._job.resume, self._job.checkpoints
+        return resume is not None and checkpoints is not None and resume.path.parent != checkpoints.folder
 
-    def _start_workers(self) -> tuple[list[Replica], list[Any]]:
+    def _start_workers(self) -> tuple[list[RolloutReplica], list[Any]]:
         spec = self._job.spec
         names = [*replica_names(spec.rollout_replicas), *replica_names(spec.lane_replicas, lane=True)]
-        rollout = [self._spawn(number, name, name.startswith(LANE)) for number, name in enumerate(names)]
+        rollout = [self._spawn(number, name, name.startswith(LANE_PREFIX)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
         return rollout, [
             worker.remote(spec, rank, pictures=self._job.pictures, **common) for rank in range(spec.world_size)
         ]
 
-    def _common(self, pool: Pool, devices: int = 1) -> dict[str, Any]:
+    def _common(self, pool: ActorPoolName, devices: int = 1) -> dict[str, Any]:
         job = self._job
         threads = (worker_cpus(job, pool) if job.in_cluster else job.threads) * devices
         return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
 
-    def _spawn(self, number: int, name: str, lane: bool) -> Replica:
-        """Start a rollout replica. `number`: another for each that comes in the place of one that was lost."""
+    def _spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
+        """Start a rollout replica. A replica that replaces a lost one has the same name and another number."""
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None
         attempt = job.resume.progress.update if job.resume else 0
-        # On a CPU the lane is the faster for its threads, as it is for its devices elsewhere.
-        devices = rollout.lane.tensorParallel if lane and rollout.lane else 1
+        # On a CPU the straggler lane is faster because of its threads, as elsewhere because of its devices.
+        devices = rollout.stragglerLane.tensorParallel if lane and rollout.stragglerLane else 1
         actor = ray.remote(**worker_options(job, "rollout"))(RolloutWorker).remote(
             job.spec, name, life=(attempt, number), end_token=job.end_token, **self._common("rollout", devices)
         )
-        return Replica(number, name, actor, lane)
+        return RolloutReplica(number, name, actor, lane)
 
-    def _supervised(self, training: Training, data: Data) -> SupervisedLoop:
+    def _supervised(self, training: TrainSession, data: RunData) -> SupervisedLoop:
         job, spec = self._job, self._job.spec
         prompts = job.updates_total * spec.train.batch.promptsPerUpdate
         length = len(data.examples)
         order = PromptOrder(length, seed=spec.seed, epochs=-(-prompts // length), shuffle=spec.data.shuffle)
         supervised = Supervised(
-            data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.requireBatches
+            data.examples, data.held_out, order, size=spec.groups_per_batch, updates=spec.async_.updatesPerBatch
         )
         return SupervisedLoop(supervised, training, self._stop, self._must_save)
 
-    def _loop(self, training: Training, data: Data, scorer: Scorer) -> TrainingLoop:
+    def _loop(self, training: TrainSession, data: RunData, scorer: Scorer) -> TrainingLoop:
         spec = self._job.spec
         inbox: asyncio.Queue[on.Event] = asyncio.Queue()
         order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
-        parts = Parts(
+        parts = GenerationParts(
             spec,
             data.tokenizer,
             data.prompts,
@@ -266,11 +300,11 @@ class Driver(Process):
         self._pool = generation.pool = RolloutPool(
             self._spawn,
             generation,
-            Limits(
+            PoolLimits(
                 slots=slots_of(spec),
                 start=START_SECONDS,
                 call=spec.async_.stallSeconds,
-                publish=spec.weights.timeoutSeconds,
+                publish=spec.publication.timeoutSeconds,
             ),
             target=self._replicas,
             lanes=spec.lane_replicas,
@@ -292,8 +326,8 @@ class Driver(Process):
         )
 
 
-async def _load(replicas: Sequence[Replica], train: TrainPool) -> tuple[float, float]:
-    """Until all workers have the model. Returns when the train workers began and ended, in wall-clock seconds."""
+async def _load(replicas: Sequence[RolloutReplica], train: TrainPool) -> tuple[float, float]:
+    """Wait until all workers have the model. Returns when the train workers began and finished, in wall-clock seconds."""
     ready = answers(
         [replica.actor.ready.remote() for replica in replicas],
         of="the rollout pool",
@@ -309,10 +343,12 @@ async def _load(replicas: Sequence[Replica], train: TrainPool) -> tuple[float, f
 async def _restore(train: TrainPool, path: Path) -> None:
     try:
         await train.restore(path)
-    except (Stalled, WorkerLost):
+    except (Stalled, ActorLost):
         raise
     except Exception as error:
-        raise CheckpointError(
+        # What the ranks raised may be wrapped by PyTorch, which keeps the number of an OSError in the text.
+        kind = StorageFailed if isinstance(error, OSError) or "[Errno " in str(error) else CheckpointError
+        raise kind(
             f"checkpoint {path} does not fit this model: {_message(error)}. Resume with the model that wrote it, or name "
             "another checkpoint"
         ) from error
@@ -327,25 +363,22 @@ def _message(error: BaseException) -> str:
     return text if text else type(error).__name__
 
 
-def _failed(error: BaseException, clock: Clock) -> FinishRecord:
-    now = clock.now()
+def _failed(error: BaseException, clock: TrainingClock) -> FinishRecord:
+    now, reason, message = clock.now(), reason_of(error), _message(error)
+    if reason is FailureReason.UNEXPECTED_ERROR:
+        message = f"{type(_only(error)).__name__}: {message}"
     return FinishRecord(
         outcome="Failed",
-        message=writable(_message(error)),
+        message=writable(message),
         time=now,
-        reason=_reason(error),
-        traceback=writable("".join(format_exception(_only(error))))[-TRACEBACK_CHARACTERS:],
+        reason=reason,
+        traceback=writable("".join(format_exception(_only(error))))[-MAX_TRACEBACK_CHARACTERS:],
         wall_time=clock.wall(now),
     )
 
 
 def _only(error: BaseException) -> BaseException:
-    """What a task group raised, without the groups around it where it is a single error."""
+    """Return the only exception of nested groups; the group when it has several."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error
-
-
-def _reason(error: BaseException) -> str:
-    """The error's class; of a group, the first one's."""
-    return _reason(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else type(error).__name__

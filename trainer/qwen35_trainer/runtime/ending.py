@@ -1,18 +1,19 @@
-"""What a finished run says last."""
+"""The last lines that `qwen35 run` prints."""
 
 from __future__ import annotations
 
 from rich.console import Console
 
-from qwen35_trainer.progress import formatting, held_out
+from qwen35_trainer import formatting
+from qwen35_trainer.progress import held_out
 from qwen35_trainer.progress.summary import Summary
-from qwen35_trainer.runtime.run import Finished
+from qwen35_trainer.runtime.run_command import FinishedRun
 
 NOTHING_SAVED = "ended by a signal before the first update; there was nothing to save"
 
 
-def print_end(console: Console, finished: Finished, how_to_resume: str) -> None:
-    """The numbers that matter, and where the rest lies. how_to_resume: the command that continues the run."""
+def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> None:
+    """Print the main results and the paths of the outputs. how_to_resume: the command that continues the run."""
     summary, folder = finished.summary, finished.folder
     rows = summary_rows(summary)
     width = max((len(name) for name, _ in rows), default=0)
@@ -31,16 +32,18 @@ def print_end(console: Console, finished: Finished, how_to_resume: str) -> None:
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Name and value of each number that the run has."""
-    rows = [(f"held-out {each.name}", f"{each.course} {each.unit}".rstrip()) for each in held_out.of_summary(summary)]
+    """Return name and value of each result that exists in this run."""
+    rows = [
+        (f"held-out {each.name}", f"{each.values} {each.unit}".rstrip()) for each in held_out.summary_measures(summary)
+    ]
     for part, values in (("reward", summary["heldOutScores"]), ("source", summary["heldOutRewardBySource"])):
-        if len(values) > 1:  # the mean of a single one is already there
+        if len(values) > 1:  # the mean of a single value is in the rows above
             rows.append((f"held-out by {part}", formatting.by_name(values)))
     if summary["maxTokenLag"] is not None:
         lag = formatting.counted(summary["maxTokenLag"], "version")
-        rows.append(("greatest token lag", f"{lag} (bound {summary['maxVersionLag']})"))
-    if summary["rolloutIdle"] is not None and summary["trainerIdle"] is not None:
-        rollout, trainer = formatting.percent(summary["rolloutIdle"]), formatting.percent(summary["trainerIdle"])
+        rows.append(("maximum token lag", f"{lag} (bound {summary['maxVersionLag']})"))
+    if summary["rolloutIdle"] is not None and summary["trainIdle"] is not None:
+        rollout, trainer = formatting.percent(summary["rolloutIdle"]), formatting.percent(summary["trainIdle"])
         rows.append(("idle", f"rollout {rollout}, trainer {trainer}"))
     if summary["tokensPerSecond"] is not None:
         rows.append(("generated", f"{summary['tokensPerSecond']:.0f} tokens/s"))

@@ -1,12 +1,13 @@
-"""Exports of checkpoints while a run goes on, each by `qwen35 export` in a process of its own.
+"""Exports of checkpoints while a run continues, each by `qwen35 export` in a process of its own.
 
-    a checkpoint is complete ─► asked for? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
-                                                              └── stop request or deadline: killed, and its files are deleted
+    a checkpoint is complete ─► wanted? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
+                                                           └── stop request or deadline: killed, and its files are deleted
 
-The next checkpoint waits for it, since it may delete the one that is exported; training does not, until that checkpoint is due.
+The next checkpoint waits for the export, because it may delete the checkpoint that is being exported. Training continues until that
+checkpoint is due.
 
-A process of its own, because the driver has no torch, and the memory that an export needs goes with it. An export that fails does
-not end the run: what it trained is in the checkpoint, and the record says what went wrong.
+Each export is a process, because the driver does not import torch, and because the memory of an export is freed with its process.
+An export that fails does not end the run: the checkpoint contains the trained weights, and the record contains the problem.
 """
 
 from __future__ import annotations
@@ -19,91 +20,92 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen35_trainer.runtime.stopping import done_before
+from qwen35_trainer.runtime.background import done_before
 
-COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
-STOPPED = "the run received a request to stop"
-EXPORTS = "exports"
-"""Folder of the exports, in that of the checkpoints."""
-_TEMPORARY = ".temporary"
-_PRINTED = 2000
-"""Characters at the end of what a failed export wrote."""
+EXPORT_COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
+STOPPED_PROBLEM = "the run received a request to stop"
+EXPORTS_FOLDER = "exports"
+"""Folder of the exports, inside the folder of the checkpoints."""
+_TEMPORARY_FOLDER = ".temporary"
+_MAX_PROBLEM_CHARACTERS = 2000
+"""Length of the end of a failed export's output that the record contains."""
 
 
 @dataclass(frozen=True)
 class Exports:
-    """The exports of a run, one for each checkpoint that is exported. Keeps as many as there are checkpoints."""
+    """The exports of a run. Keeps as many exports as checkpoints."""
 
     stop: asyncio.Event
-    """Set when the run has to stop; a running export is then ended."""
+    """Set when the run has to stop, which ends a running export."""
     seconds: float
     """Deadline of an export."""
 
     async def export(self, checkpoint: Path, keep: int) -> tuple[Path, str]:
-        """Write the model of `checkpoint`, and delete all exports but the newest `keep`.
+        """Export the model of `checkpoint`, and delete all exports but the newest `keep`.
 
-        Returns the folder, and what went wrong, or an empty text.
+        Returns the folder of the export, and the problem, or "".
         """
-        output = checkpoint.parent / EXPORTS / checkpoint.name
+        output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
-            return output, STOPPED
-        # There may be one of an attempt that was resumed from earlier.
+            return output, STOPPED_PROBLEM
+        # An attempt may have exported this update before the run resumed from an earlier one.
         await asyncio.to_thread(shutil.rmtree, output, ignore_errors=True)
         try:
             problem = await self._run(checkpoint, output)
         finally:
-            await asyncio.to_thread(_sweep, output.parent)
+            await asyncio.to_thread(_delete_leftovers, output.parent)
         if not problem:
-            await asyncio.to_thread(_forget, output, keep)
+            await asyncio.to_thread(_delete_old, output, keep)
         return output, problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:
-        """What went wrong, or an empty text."""
-        temporary = output.parent / _TEMPORARY
+        """Run the command. Returns the problem, or ""."""
+        temporary = output.parent / _TEMPORARY_FOLDER
         temporary.mkdir(parents=True, exist_ok=True)
         silent = asyncio.subprocess.DEVNULL
         process = await asyncio.create_subprocess_exec(
-            *COMMAND,
+            *EXPORT_COMMAND,
             checkpoint,
             "--output",
             output,
             stdin=silent,
             stdout=silent,
             stderr=asyncio.subprocess.PIPE,
-            env=os.environ | {"TMPDIR": str(temporary)},  # where `_sweep` finds what a killed one leaves
+            env=os.environ | {"TMPDIR": str(temporary)},  # where `_delete_leftovers` finds the files of a killed export
         )
         try:
-            written = asyncio.ensure_future(asyncio.wait_for(process.communicate(), self.seconds))
-            if not await done_before(self.stop, written):
-                return STOPPED
+            communicating = asyncio.ensure_future(asyncio.wait_for(process.communicate(), self.seconds))
+            if not await done_before(self.stop, communicating):
+                return STOPPED_PROBLEM
         except TimeoutError:
             return f"it took more than spec.async.stallSeconds {self.seconds:g} s"
         finally:
             with contextlib.suppress(ProcessLookupError):  # it has ended
                 process.kill()
             await process.wait()
-        _, said = written.result()
+        _, stderr = communicating.result()
         if not process.returncode:
             return ""
-        return said.decode(errors="replace").strip()[-_PRINTED:] or f"it ended with code {process.returncode}"
+        text = stderr.decode(errors="replace").strip()[-_MAX_PROBLEM_CHARACTERS:]
+        return text or f"it ended with code {process.returncode}"
 
 
-def _sweep(folder: Path) -> None:
-    """Delete what exports have left that did not come to their end: the run makes one at a time."""
-    for left in (folder / _TEMPORARY, *folder.glob(".update-*.partial")):
-        shutil.rmtree(left, ignore_errors=True)
+def _delete_leftovers(folder: Path) -> None:
+    """Delete the files of exports that were killed or failed. The run makes one export at a time, so none is running."""
+    for leftover in (folder / _TEMPORARY_FOLDER, *folder.glob(".update-*.partial")):
+        shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _forget(newest: Path, keep: int) -> None:
-    """Delete what is older than the newest `keep`, and what an attempt left that was resumed from earlier."""
-    whole = sorted(newest.parent.glob("update-*"), key=_number)
-    kept = [path for path in whole if _number(path) <= _number(newest)][-keep:]
-    for path in whole:
+def _delete_old(newest: Path, keep: int) -> None:
+    """Delete all but the newest `keep` exports up to `newest`, and those of updates after it, which will be made again."""
+    complete = sorted(newest.parent.glob("update-*"), key=_number)
+    kept = [path for path in complete if _number(path) <= _number(newest)][-keep:]
+    for path in complete:
         if path not in kept:
             shutil.rmtree(path, ignore_errors=True)
 
 
 def _number(path: Path) -> int:
-    """The update of a folder; 0 for one that only looks like an export, and goes first."""
+    """Return the update in the name of an export's folder; 0 for any other name, so that it is deleted first."""
     digits = path.name.removeprefix("update-")
     return int(digits) if digits.isdecimal() else 0

@@ -1,12 +1,12 @@
-"""The output folder of a run: what lies where, and whose it is.
+"""The output folder of a run: its files, and the run that it belongs to.
 
-run.yaml          the resolved manifest: whose folder this is
+run.yaml          the resolved manifest: identifies the run
 run.id            the run's name at metric services, the same for all its attempts
 run.lock          empty; locked by the run that uses the folder
 metrics.jsonl     every record, one line each
 samples.jsonl     a few responses of some updates and evaluations; not in SFT
 checkpoints/      update-000020/ … complete or absent; owner.json
-journal           what happened to each prompt since the newest of them
+journal           what happened to each prompt since the newest checkpoint
 tensorboard/      logs/           one log file per process
 summary.json      report.html     at the end
 """
@@ -16,33 +16,38 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.manifest import Manifest, dump_manifest
+from qwen35_trainer.manifest.document import parse_document
+from qwen35_trainer.manifest.fixed import Difference, differences
 from qwen35_trainer.progress.records import has_update
-from qwen35_trainer.progress.samples import FILE
-from qwen35_trainer.runtime.disk import unwritable
-from qwen35_trainer.spec import Manifest, dump_manifest
-from qwen35_trainer.spec.document import parse_document
-from qwen35_trainer.spec.fixed import Difference, differences
+from qwen35_trainer.progress.sample_file import SAMPLES_FILE_NAME
 
 logger = logging.getLogger(__name__)
 
-STILL_RUNNING = "is the folder of a run that has not ended; wait for it, or name another folder"
+STILL_RUNNING_ADVICE = "is the folder of a run that has not ended; wait for it, or name another folder"
 
 
 class FolderRefused(ValueError):
-    """The folder cannot be used for this run; says why and what to do."""
+    """A folder cannot be used for this run. The message contains the reason and what to do."""
+
+    failure = FailureReason.FOLDER_REFUSED
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Paths of a run."""
+    """The paths of a run."""
 
     root: Path
 
@@ -60,7 +65,7 @@ class RunFolder:
 
     @property
     def samples(self) -> Path:
-        return self.root / FILE
+        return self.root / SAMPLES_FILE_NAME
 
     @property
     def checkpoints(self) -> Path:
@@ -72,7 +77,7 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """Unique to this run, and the same after a resume."""
+        """A name that is unique to this run, and the same after a resume."""
         return (self.root / "run.id").read_text().strip()
 
     @property
@@ -89,17 +94,17 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Whether a run has left an update or a checkpoint here: what must not be lost."""
+        """Whether the folder contains an update or a checkpoint of a run, which must not be lost."""
         saved = self.checkpoints.is_dir() and any("update-" in path.name for path in self.checkpoints.iterdir())
         return saved or (self.metrics.exists() and has_update(self.metrics))
 
     def check(
         self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto", in_cluster: bool = False
     ) -> None:
-        """Raises FolderRefused when the folder holds something else, or cannot be written. Changes nothing.
+        """Check that this run may use the folder. Changes nothing. Raises FolderRefused.
 
         resume: whether --resume is given; without it the folder of a run that has trained nothing can be used again.
-        how_to_resume: the command that continues the run that is here, for the message.
+        how_to_resume: the command that continues the run in this folder, for the message.
         """
         if (problem := unwritable(self.root)) is not None:
             raise FolderRefused(f"--output {problem}")
@@ -111,10 +116,10 @@ class RunFolder:
             )
 
     def claim(self, manifest: Manifest, *, resume: bool = False) -> None:
-        """Make the folder this run's. Raises FolderRefused when that cannot be written.
+        """Write this run's manifest and identity to the folder. Raises FolderRefused when it cannot be written.
 
-        The manifest is first: killed before it, this leaves an empty folder; killed after it, a run that can be resumed.
-        Without `resume`, this is another run than one that trained nothing here, whose records are deleted; its logs stay.
+        The manifest is written first: a process that is killed before that leaves an empty folder, and one that is killed after it
+        a run that can be resumed. Without `resume`, the records of an earlier run, which trained nothing, are deleted; its logs stay.
         """
         new = not self.manifest.exists()
         if not new and not resume and self.has_trained:
@@ -122,9 +127,9 @@ class RunFolder:
         identity = self.root / "run.id"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_whole(self.manifest, dump_manifest(manifest))
+            write_atomically(self.manifest, dump_manifest(manifest))
             if not resume or not identity.exists():
-                write_whole(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
+                write_atomically(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
             if not new and not resume:
                 for records in (self.metrics, self.samples, self.journal, self.summary, self.root / "report.html"):
                     records.unlink(missing_ok=True)
@@ -139,25 +144,25 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
-        """As `claim`; with `locked`, meanwhile no other run can use the folder. Raises FolderRefused."""
+        """Claim the folder; with `locked`, also keep other runs out of it until the end. Raises FolderRefused."""
         with self.held() if locked else contextlib.nullcontext():
             self.claim(manifest, resume=resume)
             yield
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile no other run can use this folder. The kernel ends that with the process, however it ends.
+        """Keep other runs out of this folder until the end. The kernel releases the lock when the process ends, however it ends.
 
-        Raises FolderRefused when another one does, or the folder cannot be written.
+        Raises FolderRefused when another run uses the folder, or it cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            file = self.lock.open("a")  # writable, as network file systems want it for a lock
+            file = self.lock.open("a")  # writable, because network file systems require that for a lock
         except OSError as error:
             raise FolderRefused(_unwritable(self.root, error)) from error
         with file:
             if not _locked(file.fileno()):
-                raise FolderRefused(f"--output {self.root} {STILL_RUNNING}")
+                raise FolderRefused(f"--output {self.root} {STILL_RUNNING_ADVICE}")
             yield
 
     def _check_owner(self, manifest: Manifest, *, resume: bool, how_to_resume: str, in_cluster: bool) -> None:
@@ -179,15 +184,15 @@ class RunFolder:
                 "restore it, or name another folder"
             ) from error
         if lines := listed(differences(earlier, manifest.spec)):
-            afresh = "another folder in spec.checkpoint.storage" if in_cluster else "another folder"
+            elsewhere = "another folder in spec.checkpoint.storage" if in_cluster else "another folder"
             raise FolderRefused(
                 f"--output {self.root} holds a run with another manifest ({self.manifest}):\n{lines}\n"
-                f"Restore these values to resume it, or name {afresh} for a new run"
+                f"Restore these values to resume it, or name {elsewhere} for a new run"
             )
 
 
 def spec_in(file: Path) -> Mapping[str, Any]:
-    """The spec of a manifest that some release wrote down. Raises OSError, and ValueError when there is none in the file."""
+    """Return the spec in a manifest that any release wrote. Raises OSError, and ValueError when the file has no spec."""
     document, problems = parse_document(file.read_text())
     match document:
         case {"spec": dict() as spec}:
@@ -196,19 +201,23 @@ def spec_in(file: Path) -> Mapping[str, Any]:
 
 
 def listed(differences: Sequence[Difference]) -> str:
-    """A line for each; empty for none."""
+    """Return one line per difference."""
     return "\n".join(f"  {difference}" for difference in differences)
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write aside and rename: a reader never sees half a file. Raises OSError, and leaves nothing then."""
-    aside = _aside(path)
-    try:
-        aside.write_bytes(content.encode() if isinstance(content, str) else content)
-        aside.replace(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+def unwritable(folder: Path) -> str | None:
+    """Return why a folder cannot be written, and what to do; None when it can. The folder need not exist, and nothing stays in it."""
+    # Path.exists raises PermissionError in a folder that may not be searched, and is False for a broken link.
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    within = "" if nearest == folder else f": {nearest}"
+    if not os.path.isdir(nearest):  # noqa: PTH112
+        what = "a link to nothing" if nearest.is_symlink() and not os.path.exists(nearest) else "a file"  # noqa: PTH110
+        return f"{folder}{within} is {what}; name a folder"
+    try:  # permissions alone do not show it for /proc and for a read-only disk
+        Path(tempfile.mkdtemp(prefix=".qwen35-", dir=nearest)).rmdir()
+    except OSError as error:
+        return f"{folder}: {nearest} cannot be written ({error.strerror}); name another folder"
+    return None
 
 
 def _unwritable(root: Path, error: OSError) -> str:
@@ -216,13 +225,13 @@ def _unwritable(root: Path, error: OSError) -> str:
 
 
 def _locked(file: int) -> bool:
-    """Lock an open file until it is closed. False when another process has it; true as well where nothing can be locked."""
+    """Lock an open file until it is closed. Returns False when another process has locked it, True where locks do not exist."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        logger.warning("the file system of the output folder has no locks: nothing keeps two runs out of it")
+        logger.warning("the file system of the output folder has no locks: nothing prevents two runs from using it")
     return True
 
 

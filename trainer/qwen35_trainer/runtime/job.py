@@ -1,4 +1,4 @@
-"""What a run is made of, known before Ray starts."""
+"""The description of a run, complete before Ray starts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
-from qwen35_trainer.runtime.checkpoint import Checkpoint, CheckpointStore
+from qwen35_trainer.manifest import Manifest, TrainingSpec, dump_manifest
+from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.owner import Owner
-from qwen35_trainer.spec import Manifest, TrainingSpec, dump_manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """A run, except for its data: small, so that workers can start while the data travel."""
+    """A run without its data: small, so that workers can start while Ray transfers the data."""
 
     manifest: Manifest
     base: Path
     """The manifest's folder: relative paths start here."""
     folder: RunFolder
-    resume: Checkpoint | None
+    resume: SavedCheckpoint | None
     started: float
     """Wall-clock second at which the command began."""
     threads: int
@@ -40,9 +40,9 @@ class Job:
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
-    """A new name for each start of a run. Its checkpoints, their folder and its journal record it."""
+    """A new name at each start of a run. Its checkpoints, their folder and its journal contain it."""
     owner: Owner | None = None
-    """As the folder of the checkpoints names it, once that is claimed."""
+    """The owner record in the folder of the checkpoints, once that folder is claimed."""
 
     @property
     def spec(self) -> TrainingSpec:
@@ -50,16 +50,16 @@ class Job:
 
     @property
     def checkpoints(self) -> CheckpointStore | None:
-        """None in a cluster without storage: pods share no folder that all ranks could write to."""
+        """The run's checkpoints; None in a cluster without storage, where pods share no folder that all ranks could write to."""
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
-        manifest = dump_manifest(_anywhere(self.manifest, self.base))
+        manifest = dump_manifest(_with_absolute_model_path(self.manifest, self.base))
         return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.owner)
 
 
 @dataclass(frozen=True)
-class Data:
+class RunData:
     """Encoded prompts, or examples in SFT, and the tokenizer that turns responses into text."""
 
     tokenizer: PreTrainedTokenizerBase
@@ -70,19 +70,19 @@ class Data:
 
 
 def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path:
-    """Where the checkpoints of a run lie."""
+    """Return the folder of a run's checkpoints."""
     storage = spec.checkpoint.storage
     return folder.checkpoints if storage is None or storage.path is None else base / storage.path
 
 
 def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
-    """The spec with another path of the model's folder."""
+    """Return the spec with another path of the model's folder."""
     source = spec.model.source.model_copy(update={"path": path})
     return spec.model_copy(update={"model": spec.model.model_copy(update={"source": source})})
 
 
-def _anywhere(manifest: Manifest, base: Path) -> Manifest:
-    """The manifest with the full path of the model's folder: a checkpoint does not know where the manifest was."""
+def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
+    """Return the manifest with the absolute path of the model's folder, because a checkpoint does not record the manifest's folder."""
     path = manifest.spec.model.source.path
     if path is None:
         return manifest

@@ -1,10 +1,10 @@
-"""The journal on disk: whole lines, and only those that were flushed count.
+"""The journal on disk. It consists of complete lines, and only flushed lines count.
 
-    add ─► added ──flush──► one write, fsync ─► done: what the records say may happen now
+    add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
     compact ─► .journal.partial: written, fsync ─► renamed over the journal, fsync of the folder
 
-Writing happens in threads, one at a time and in the order of `add`; a flush takes with it all that was added while the
-one before was on its way. After a write that failed nobody knows how much of it is on disk, so nothing may follow.
+Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous one.
+After a write that failed it is unknown how much of it is on disk, so nothing may be written after it.
 """
 
 from __future__ import annotations
@@ -16,46 +16,48 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from qwen35_trainer.pipeline.journal import Base, Record, compact, encode
-from qwen35_trainer.pipeline.snapshot import Snapshot
-from qwen35_trainer.runtime.disk import sync
+from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, compact, encode
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 
 class JournalNotWritten(RuntimeError):
-    """The journal could not be written; names the file and what to do."""
+    """The journal could not be written. The message contains the file and what to do."""
+
+    failure = FailureReason.STORAGE_FAILED
 
 
 class JournalFile:
-    """The journal at `path`, from `begin` to `close`. What a crash left there is read before, with `path.read_bytes()`.
+    """The journal at `path`, from `begin` to `close`. Read the journal of an earlier attempt before, with `path.read_bytes()`.
 
-    A caller that is cancelled leaves nothing half done.
+    Cancelling a caller does not interrupt a write.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._aside = path.with_name(f".{path.name}.partial")
+        self._partial = path.with_name(f".{path.name}.partial")
         self._file: FileIO | None = None
         self._added: deque[bytes] = deque()  # threads may take from one end what is added at the other
         self._broken: OSError | None = None
         self._turn = asyncio.Lock()
 
-    async def begin(self, start: Snapshot, attempt: str = "") -> None:
-        """Go on from here, in place of whatever the file holds. Raises JournalNotWritten; that stays whole then."""
-        await self._do(lambda: self._replace(encode(Base(start, attempt=attempt))))
+    async def begin(self, start: SchedulingSnapshot, attempt: str = "") -> None:
+        """Replace the file by a journal that begins at `start`. Raises JournalNotWritten, and then leaves the old file complete."""
+        await self._do(lambda: self._replace(encode(JournalBase(start, attempt=attempt))))
 
-    def add(self, record: Record) -> None:
-        """To be written with the next flush."""
+    def add(self, record: JournalRecord) -> None:
+        """Add a record, which the next flush writes."""
         self._added.append(encode(record))
 
     async def flush(self) -> None:
-        """All that was added before is on disk. Raises JournalNotWritten, and so does everything after that."""
+        """Write all added records to disk. Raises JournalNotWritten; every later call raises it too."""
         await self._do(self._append)
 
     async def compact(self, batch: int) -> None:
-        """Forget what led to batch `batch`, the next one of a complete checkpoint. Flushes.
+        """Flush, and drop the records before batch `batch`, which is the next one after a complete checkpoint.
 
-        Raises JournalNotWritten when there is no space for another file, and JournalDamaged; the journal may be written
-        on after either.
+        Raises JournalNotWritten when there is no space for another file, and JournalDamaged. The journal can be used after either.
         """
 
         def act() -> None:
@@ -65,7 +67,7 @@ class JournalFile:
         await self._do(act)
 
     async def close(self) -> None:
-        """What was not flushed is not written."""
+        """Close the file. Records that were not flushed are dropped."""
         async with self._turn:
             if self._file is not None:
                 self._file.close()
@@ -100,13 +102,14 @@ class JournalFile:
             raise
 
     def _replace(self, data: bytes) -> None:
-        file = FileIO(self._aside, "w")
+        # Not `write_atomically`: the new file stays open, because later records are appended to it.
+        file = FileIO(self._partial, "w")
         try:
             _write(file, data)
-            self._aside.replace(self.path)
+            self._partial.replace(self.path)
         except OSError:
             file.close()
-            self._aside.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
             raise
         if self._file is not None:
             self._file.close()

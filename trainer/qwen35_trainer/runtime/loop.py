@@ -1,19 +1,19 @@
-"""The training loop: events to the coordinator, its actions to the pools.
+"""The training loop: passes events to the coordinator, and the coordinator's actions to the pools.
 
     replicas ─┐                                           ┌─► journal            before anything else, when a batch leaves
     scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel
     trainer  ─┤                                           ├─► orders ─► trainer  Train, Copy, Checkpoint: one at a time
-    signals  ─┘                                           ├─► publication        Publish: beside the next batch
-                                                          └─► checkpoint         its writing: beside the next batches
+    signals  ─┘                                           ├─► publication        Publish: while the next batch trains
+                                                          └─► checkpoint         its writing: while the next batches train
 
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
 an order: the pool    its ranks' answers                             async.stallSeconds
 a checkpoint: disks   every rank's share, written                    async.stallSeconds
-publish: a replica    its answer, or its end: then it is replaced    weights.timeoutSeconds
+publish: a replica    its answer, or its end: then it is replaced    publication.timeoutSeconds
 
-What is dispatched, what a batch takes and when weights travel is the coordinator's to say (`pipeline/`). FullyAsync and
-Colocated are this loop; SFT has no rollouts, and a loop of its own (`supervised.py`).
+The coordinator (`pipeline/`) decides what is dispatched, which groups a batch takes, and when weights are published. FullyAsync and
+Colocated use this loop; SFT has no rollouts, and uses the loop in `supervised.py`.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from dataclasses import dataclass, field
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action, Reason
+from qwen35_trainer.pipeline.actions import Action, LeaveReason
 from qwen35_trainer.pipeline.coordinator import Coordinator
-from qwen35_trainer.pipeline.journal import JOURNALLED
-from qwen35_trainer.pipeline.snapshot import Snapshot
-from qwen35_trainer.progress.records import Outcome
+from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
-from qwen35_trainer.runtime.measures import Pipeline, evaluation_record
-from qwen35_trainer.runtime.rollout_pool import Replica
+from qwen35_trainer.runtime.rollout_pool import RolloutReplica
 from qwen35_trainer.runtime.sampler import Sampler
-from qwen35_trainer.runtime.training import Next, Training
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
+from qwen35_trainer.runtime.update_records import PipelineMeasures, evaluation_record
+from qwen35_trainer.weights.published import PublishedWeights
 
-type Order = do.Train | do.Copy | do.Checkpoint
+type Order = do.TrainGroups | do.CopyWeights | do.SaveCheckpoint
 
 
 class _Over(Exception):
-    """Ends the tasks of a run that has ended."""
+    """Cancels the remaining tasks when the run has ended."""
 
 
 def _end() -> None:
@@ -55,41 +55,41 @@ def _end() -> None:
 
 @dataclass
 class TrainingLoop:
-    """Runs until the coordinator says that it is over. `inbox` is where everyone tells what has happened."""
+    """Runs until the coordinator ends the run. All events arrive in `inbox`."""
 
     coordinator: Coordinator
     generation: Generation
-    training: Training
+    training: TrainSession
     journal: JournalFile
     inbox: asyncio.Queue[on.Event]
     stop: asyncio.Event
     sampler: Sampler
     evaluates: bool
-    """There are held-out prompts."""
+    """Whether there are held-out prompts."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
-    _copies: dict[int, asyncio.Future[Publication]] = field(default_factory=dict)
-    _published: dict[int, float] = field(default_factory=dict)  # version → when it began to travel
+    _copies: dict[int, asyncio.Future[PublishedWeights]] = field(default_factory=dict)
+    _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
     _evaluations: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)  # version → update, groups
     _scoring: set[asyncio.Task[None]] = field(default_factory=set)
     _reported: Counter[str] = field(default_factory=Counter)
     _idle_since: float = field(default_factory=time.monotonic)
     _busy: int = 0
-    """Orders that are not carried out yet."""
+    """Number of orders that are not finished."""
     _ended: bool = False
 
-    async def run(self, weights: Publication, replicas: Iterable[Replica]) -> Outcome:
-        """Train, from these weights on. Raises what made it impossible to go on."""
+    async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
+        """Train, beginning with these weights. Raises what makes it impossible to continue."""
         training = self.training
         await self.journal.begin(self.coordinator.snapshot, training.attempt)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self.generation.run(tasks)
                 tasks.create_task(self._train_pool(tasks))
-                tasks.create_task(self._obey())
+                tasks.create_task(self._stop_when_ordered())
                 if training.update == 0 and training.spec.evaluation.atStart and not self.stop.is_set():
                     self._ask_for_evaluation(self.coordinator.version)
                 self.generation.pool.run(tasks, weights, replicas)
-                del weights  # a version takes memory as long as anything refers to it
+                del weights  # a reference would keep the version in memory
                 await self._drive(tasks)
                 await self._last_scores(tasks)
                 _end()
@@ -106,75 +106,75 @@ class TrainingLoop:
             for event in await self._events():
                 actions += self.coordinator.handle(event)
             for action in actions:
-                if isinstance(action, JOURNALLED):
+                if isinstance(action, JOURNALLED_ACTIONS):
                     self.journal.add(action)
-            if any(isinstance(action, do.Train) for action in actions):
+            if any(isinstance(action, do.TrainGroups) for action in actions):
                 await self.journal.flush()
             for action in actions:
                 self._carry_out(action, tasks)
 
     async def _events(self) -> list[on.Event]:
-        """What has happened, at least one thing. Raises Stalled."""
+        """Wait for events, and return all that have arrived. Raises Stalled."""
         limit = self.training.spec.async_.stallSeconds
-        patience = limit if self._busy else self._idle_since + limit - time.monotonic()
+        seconds = limit if self._busy else self._idle_since + limit - time.monotonic()
         try:
-            events = [await asyncio.wait_for(self.inbox.get(), max(0.0, patience))]
+            events = [await asyncio.wait_for(self.inbox.get(), max(0.0, seconds))]
         except TimeoutError:
             if self._busy:
-                return []  # the order has a deadline of its own
+                return []  # the order that is being carried out has its own deadline
             missing = self.coordinator.buffer.missing()
-            due = f"; groups {', '.join(map(str, missing.due[:5]))} are due and run still" if missing.due else ""
+            due = f"; groups {', '.join(map(str, missing.due[:5]))} are due and still running" if missing.due else ""
             raise Stalled(
                 f"no group finished within spec.async.stallSeconds {limit:g}: {missing.finished} of "
                 f"{missing.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
             ) from None
         while not self.inbox.empty():
             events.append(self.inbox.get_nowait())
-        if any(isinstance(event, (on.Finished, on.Scored, on.Failed)) for event in events):
+        if any(isinstance(event, (on.SequenceFinished, on.GroupScored, on.GroupFailed)) for event in events):
             self._idle_since = time.monotonic()
         return events
 
     def _carry_out(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         generation = self.generation
         match action:
-            case do.Dispatched():
+            case do.GroupDispatched():
                 generation.dispatched(action)
-            case do.Start():
+            case do.StartSequences():
                 generation.start(action)
-            case do.Move():
+            case do.MoveSequence():
                 generation.move(action)
-            case do.Cancel():
+            case do.CancelSequences():
                 generation.cancel(action)
-            case do.Left(group):
+            case do.GroupLeft(group):
                 generation.forget(group)
-            case do.Train() | do.Copy() | do.Checkpoint():
-                if isinstance(action, do.Copy):
+            case do.TrainGroups() | do.CopyWeights() | do.SaveCheckpoint():
+                if isinstance(action, do.CopyWeights):
                     self._copies[action.version] = asyncio.get_running_loop().create_future()
                 self._busy += 1
                 self._orders.put_nowait(action)
-            case do.Publish(version):
+            case do.PublishWeights(version):
                 tasks.create_task(self._publish(version))
-            case do.Published(version):
+            case do.VersionPublished(version):
                 self._arrived(version)
-            case do.Evaluated(version):
+            case do.VersionEvaluated(version):
                 task = tasks.create_task(self._evaluate(version))
                 self._scoring.add(task)
                 task.add_done_callback(self._scoring.discard)
-            case do.Ended():
+            case do.RunEnded():
                 self._ended = True
 
     # The train pool.
 
     async def _train_pool(self, tasks: asyncio.TaskGroup) -> None:
-        """Carry out orders, one at a time, until cancelled."""
+        """Carry out the orders to the train pool, one at a time, until cancelled."""
         while True:
             idle_since = time.time()
             match order := await self._orders.get():
-                case do.Train():
+                case do.TrainGroups():
                     await self._train(order, time.time() - idle_since)
-                case do.Copy(version):
+                case do.CopyWeights(version):
                     self._copies[version].set_result(await self.training.pool.publication(version))
-                case do.Checkpoint(snapshot):
+                case do.SaveCheckpoint(snapshot):
                     copied = asyncio.Event()
                     tasks.create_task(self._save(snapshot, copied))
                     await copied.wait()  # the next order may change the weights
@@ -185,13 +185,13 @@ class TrainingLoop:
         self._busy -= 1
         self._idle_since = time.monotonic()
 
-    async def _save(self, snapshot: Snapshot, copied: asyncio.Event) -> None:
+    async def _save(self, snapshot: SchedulingSnapshot, copied: asyncio.Event) -> None:
         await self.training.save(snapshot, self.coordinator.settings.window.version_of(snapshot.batch), copied)
         await self.journal.compact(snapshot.batch)
-        self.inbox.put_nowait(on.Checkpointed(snapshot.batch))
+        self.inbox.put_nowait(on.CheckpointCompleted(snapshot.batch))
         self._carried_out()
 
-    async def _train(self, order: do.Train, waited: float) -> None:
+    async def _train(self, order: do.TrainGroups, waited: float) -> None:
         settings, training = self.coordinator.settings, self.training
         groups = self.generation.take(order.groups)
         batch, age = assemble(
@@ -199,30 +199,30 @@ class TrainingLoop:
             version=order.version,
             max_lag=settings.window.max_version_lag,
             mask_old=settings.on_missed_deadline == "MaskTokens",
-            updates=training.spec.async_.requireBatches,
+            updates=training.spec.async_.updatesPerBatch,
         )
-        await training.train(Next(batch, order.version, age, groups, waited), self._pipeline)
+        await training.train(NextBatch(batch, order.version, age, groups, waited), self._pipeline)
         self.sampler.trained(groups, update=training.update, version=order.version)
         every = settings.window.batches_per_version
         version, rest = divmod(order.batch + 1, every)
         complete = rest == 0 or training.update >= training.updates_total
-        if complete and training.evaluation_due(training.spec.async_.requireBatches * every):
+        if complete and training.evaluation_due(training.spec.async_.updatesPerBatch * every):
             self._ask_for_evaluation(version + (rest > 0))
         if training.checkpoint_due():
-            self.inbox.put_nowait(on.CheckpointAsked())
-        self.inbox.put_nowait(on.Trained(order.batch))
+            self.inbox.put_nowait(on.CheckpointRequested())
+        self.inbox.put_nowait(on.BatchTrained(order.batch))
 
-    def _pipeline(self) -> Pipeline:
+    def _pipeline(self) -> PipelineMeasures:
         generation, buffer = self.generation, self.coordinator.buffer
         generation.meter.workers = max(1, len(generation.pool))
         idle, rate = generation.meter.read()
-        untrained = (reason for reason in Reason if reason is not Reason.TRAINED)
-        left = Counter({str(reason): self.coordinator.left[reason] for reason in untrained})
-        new, self._reported = left - self._reported, left
+        untrained = (reason for reason in LeaveReason if reason is not LeaveReason.TRAINED)
+        untrained_total = Counter({str(reason): self.coordinator.left_by_reason[reason] for reason in untrained})
+        new, self._reported = untrained_total - self._reported, untrained_total
         failures, generation.failures = generation.failures, Failures()
-        return Pipeline(buffer.counted, buffer.window.limit, idle, rate, new, failures)
+        return PipelineMeasures(buffer.counted, buffer.window.limit, idle, rate, new, failures)
 
-    # Weights, and what is measured with them.
+    # Publications and evaluations.
 
     async def _publish(self, version: int) -> None:
         weights = await self._copies.pop(version)
@@ -239,7 +239,7 @@ class TrainingLoop:
             groups = self.generation.evaluation()
             self._evaluations[version] = (self.training.update, groups)
             samples = self.training.spec.evaluation.samplesPerPrompt
-            self.inbox.put_nowait(on.EvaluationAsked(version, groups, samples))
+            self.inbox.put_nowait(on.EvaluationRequested(version, groups, samples))
 
     async def _evaluate(self, version: int) -> None:
         started = time.time()
@@ -251,14 +251,14 @@ class TrainingLoop:
         training.span("evaluate", "evaluate", started, time.time(), f"update {update}")
 
     async def _last_scores(self, tasks: asyncio.TaskGroup) -> None:
-        """Wait for evaluations that are being scored, unless told to stop."""
-        told = tasks.create_task(self.stop.wait())
-        while self._scoring and not told.done():
-            await asyncio.wait({told, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
+        """Wait until all evaluations are scored, or the run has to stop."""
+        stopping = tasks.create_task(self.stop.wait())
+        while self._scoring and not stopping.done():
+            await asyncio.wait({stopping, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _obey(self) -> None:
-        """Pass on the order to stop. What is trained is saved, unless it is already."""
+    async def _stop_when_ordered(self) -> None:
+        """Wait for an order to stop, and pass it to the coordinator, after a checkpoint unless the weights are already saved."""
         await self.stop.wait()
         if not self.training.saved:
-            self.inbox.put_nowait(on.CheckpointAsked())
-        self.inbox.put_nowait(on.StopAsked())
+            self.inbox.put_nowait(on.CheckpointRequested())
+        self.inbox.put_nowait(on.StopRequested())

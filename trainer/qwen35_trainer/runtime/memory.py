@@ -1,4 +1,4 @@
-"""The greatest memory that a run used, over all its processes."""
+"""The maximum memory that the processes of a run used together."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import psutil
 
 
 class MemoryWatch:
-    """Samples the resident memory of this process and its descendants until `stop`. Shared pages count in each.
+    """Samples the resident memory of this process and its descendants until `stop`. Shared pages count once per process.
 
-    Looking for descendants reads all of /proc, which costs a training on two cores more than it is worth every time.
+    Descendants are listed only in every `search_every`-th sample: that reads all of /proc, which slows a training on two cores.
     """
 
     def __init__(self, every_seconds: float = 2.0, search_every: int = 5) -> None:
@@ -25,11 +25,11 @@ class MemoryWatch:
 
     @property
     def peak(self) -> float:
-        """So far, in MiB."""
+        """The maximum so far, in MiB."""
         return self._peak / 2**20
 
     def stop(self) -> float:
-        """End sampling. Returns the peak in MiB."""
+        """Stop sampling, and return the peak in MiB."""
         self._stop.set()
         self._thread.join()
         return self.peak

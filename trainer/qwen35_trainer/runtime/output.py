@@ -1,6 +1,6 @@
-"""Keeps a run training when the reader of its stdout or stderr is gone.
+"""Keeps a run training when the reader of its stdout or stderr has ended.
 
-After Ctrl-C in `qwen35 run … | tee log`, tee ends at once. The run still finishes its update, saves, and prints to the broken pipe.
+After Ctrl-C in `qwen35 run … | tee log`, tee ends immediately. The run still finishes its update, saves, and prints to the broken pipe.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import IO, TYPE_CHECKING
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_NOBODY_READS = (errno.EPIPE, errno.EIO)
+_NO_READER = (errno.EPIPE, errno.EIO)
 """The reader of a pipe has ended; the terminal is closed."""
 
 
 def survive_readers() -> None:
-    """From here on, what this process prints is lost once its reader is gone, and no error is raised for it."""
+    """Make printing to a stream without a reader lose the text instead of raising an error."""
     sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
 
 
@@ -28,13 +28,13 @@ class _File(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in _NOBODY_READS:
+            if error.errno not in _NO_READER:
                 raise
             return memoryview(data).nbytes
 
 
 def _surviving(stream: IO[str] | None) -> IO[str]:
-    if stream is None:  # closed by who started this process
+    if stream is None:  # closed by the parent process
         return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # pathlib takes long to import
     if not isinstance(stream, io.TextIOWrapper):
         return stream

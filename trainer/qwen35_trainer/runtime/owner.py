@@ -1,12 +1,12 @@
-"""Whose a folder of checkpoints is.
+"""The owner of a folder of checkpoints.
 
     owner.json: run, attempt, host, output
 
-    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► still the same? ─► its attempt is written down
-    a save begins ────► does the record name this attempt? ─► written aside ─► does it still? ─► renamed, older ones deleted
+    an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its attempt is recorded
+    a save begins ────► does the record name this attempt? ─► written ─► does it still? ─► renamed, old ones deleted
 
-It is a record and not a lock, because network file systems have no locks, or keep those of a node that is lost. A run that crashed
-claims its folder again without a question. Should its attempt before that still run somewhere, it can save no more.
+It is a record and not a lock, because network file systems have no locks, or keep those of a lost node. A run that crashed
+claims its folder again without further conditions. An earlier attempt that still runs somewhere cannot save after that.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from qwen35_trainer.runtime.disk import sync
+from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.manifest import Manifest
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder
-from qwen35_trainer.spec import Manifest
 
-OWNER = "owner.json"
+OWNER_FILE = "owner.json"
 
 
 @dataclass(frozen=True)
 class Owner:
-    """An attempt of a run, which saves checkpoints."""
+    """The attempt of a run that saves checkpoints into a folder."""
 
     run: str
-    """The same for all attempts of the run, and no other run's: see `run_of`."""
+    """Identifies the run, and is the same for all its attempts: see `run_of`."""
     attempt: str
-    """Another one for each start of the run."""
+    """Identifies this start of the run."""
     host: str
     output: str
     """The run's folder on the host."""
@@ -42,10 +42,10 @@ class Owner:
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
-    """What all attempts of a run have in common; None for a new one.
+    """Return the identity of a run, which all its attempts share; None for a new run.
 
-    In a cluster that is the namespace and name of the training, since its pods may lose the output folder; so a training that is
-    created again under its name continues. Elsewhere it is run.id of the output folder.
+    In a cluster it is the namespace and name of the training, because its pods may lose the output folder. A training that is
+    deleted and created again with the same name therefore continues. Elsewhere it is run.id of the output folder.
     """
     if in_cluster:
         return f"{manifest.metadata.namespace or 'default'}/{manifest.metadata.name}"
@@ -56,14 +56,14 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Who saves into a folder; None for a new one, and for one of a release that did not write this down.
+    """Return the owner of a folder; None for a new folder, and for one of a release that did not write owner records.
 
-    Raises FolderRefused for a record that says something else, and OSError where it cannot be read, which may be temporary.
+    Raises FolderRefused when the record is damaged, and OSError when it cannot be read, which may be temporary.
     """
-    path = folder / OWNER
+    path = folder / OWNER_FILE
     try:
-        found = json.loads(path.read_text())
-        return Owner(**{field.name: str(found[field.name]) for field in fields(Owner)})
+        record = json.loads(path.read_text())
+        return Owner(**{field.name: str(record[field.name]) for field in fields(Owner)})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:
@@ -74,47 +74,44 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def hold(folder: Path, owner: Owner) -> None:
-    """Make sure that `owner` may save into the folder. Raises FolderRefused when another attempt may.
-
-    A record that somebody deleted is written again.
-    """
-    found = read_owner(folder)
-    if found is None:
+    """Check that `owner` may still save into the folder. Writes a deleted record again. Raises FolderRefused when another attempt owns it."""
+    current = read_owner(folder)
+    if current is None:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder, owner)
-    elif found.attempt != owner.attempt:
+    elif current.attempt != owner.attempt:
         raise FolderRefused(
-            f"{folder} was taken over by {found}. Name another folder in spec.checkpoint.storage.path to go on beside that run"
+            f"{folder} was taken over by {current}. Name another folder in spec.checkpoint.storage.path to continue next to that run"
         )
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A folder of checkpoints that a run may have, as it was found."""
+    """The state of a folder of checkpoints that a run may claim."""
 
     folder: Path
     owner: Owner | None
     checkpoints: tuple[str, ...]
-    """The names of those that it holds."""
+    """Names of the checkpoints in the folder."""
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """As the folder is now. Raises as `read_owner` does."""
+        """Return the present state of the folder. Raises like `read_owner`."""
         return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Make the folder the owner's. When nothing was saved, it belongs to nobody again at the end.
+        """Record the owner until the end; longer if a checkpoint was saved.
 
-        Raises FolderRefused when the folder cannot be written, or another attempt has claimed it, or saved, since it was found.
+        Raises FolderRefused when the folder cannot be written, or has another owner or other checkpoints than in this state.
         """
         try:
-            found = Claim.on(self.folder)
-            if found.owner != self.owner:
+            current = Claim.on(self.folder)
+            if current.owner != self.owner:
                 raise FolderRefused(
-                    f"{self.folder} was claimed by {found.owner} meanwhile. Name another folder, or start again"
+                    f"{self.folder} was claimed by {current.owner} meanwhile. Name another folder, or start again"
                 )
-            if found.checkpoints != self.checkpoints:
+            if current.checkpoints != self.checkpoints:
                 raise FolderRefused(f"a run has saved into {self.folder} meanwhile. End it, then start this one again")
             self.folder.mkdir(parents=True, exist_ok=True)
             _write(self.folder, owner)
@@ -123,19 +120,12 @@ class Claim:
         try:
             yield
         finally:
-            with contextlib.suppress(OSError, FolderRefused):  # it only spares the next run a question
+            with contextlib.suppress(OSError, FolderRefused):  # without this, the next run with this folder is refused
                 if read_owner(self.folder) == owner and not any(self.folder.glob("update-*")):
-                    (self.folder / OWNER).unlink()
+                    (self.folder / OWNER_FILE).unlink()
 
 
 def _write(folder: Path, owner: Owner) -> None:
-    """On disk when this returns: a record cut short by a crash would keep its own run out."""
-    aside = folder / f".{OWNER}.{owner.attempt}.partial"
-    try:
-        aside.write_text(json.dumps(asdict(owner), indent=2) + "\n")
-        sync(aside)
-        aside.replace(folder / OWNER)
-        sync(folder)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
+    """Record the owner. On disk when this returns: a run could not read a record that a crash cut short, and would be refused."""
+    content = json.dumps(asdict(owner), indent=2) + "\n"
+    write_atomically(folder / OWNER_FILE, content, suffix=f"{owner.attempt}.partial", durable=True)

@@ -1,6 +1,6 @@
-"""What of a run can be found wrong within a second or two, before Ray starts: functions, paths and names that the manifest gives.
+"""Checks that take a second or two, before Ray starts: functions, paths and names in the manifest.
 
-Rows of data, and what only a tokenizer can tell, follow in prepare.py, which takes seconds.
+prepare.py, which takes longer, checks the rows of the data and everything that needs a tokenizer.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from qwen35_trainer.data.files import misnamed
+from qwen35_trainer.data.prompt_files import misnamed
+from qwen35_trainer.manifest import Problem, RandomModelSpec, TrainingSpec
+from qwen35_trainer.manifest.problems import did_you_mean
+from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
-from qwen35_trainer.rewards.build import function_errors
-from qwen35_trainer.runtime.user_code import wrong_with
-from qwen35_trainer.spec import Problem, RandomModel, TrainingSpec
-from qwen35_trainer.spec.problems import did_you_mean
-from qwen35_trainer.spec.train import LINEAR_LAYERS
+from qwen35_trainer.rewards.scorer_builder import function_errors
+from qwen35_trainer.runtime.user_code import problem_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """An owner and a model, as on the Hugging Face hub."""
 MODEL_FILES = ("config.json", "tokenizer_config.json")
 
 FUNCTION_FIXES = {
-    "NoModule": "Correct the name, put the module beside the manifest, or put its folder on PYTHONPATH.",
+    "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
     "ImportFailed": "Correct the module, or install what it imports.",
     "NoFunction": "Name a function of that module.",
     "WrongParameters": "Let it take (prompt, response, answer, metadata), and score one response.",
@@ -32,7 +32,7 @@ FUNCTION_FIXES = {
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
-    """Everything that is wrong with what the spec names. base: the manifest's folder, from which relative paths start."""
+    """Return all problems of functions, paths and names in the spec. base: the manifest's folder, where relative paths start."""
     return [
         *_rewards(spec, base),
         *_algorithm(spec, base),
@@ -53,8 +53,8 @@ def _algorithm(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     if spec.mode == "SFT":
         return
     for path, target in spec.algorithm.own_functions.items():
-        if (wrong := wrong_with(target, base)) is not None:
-            yield Problem(f"spec.algorithm.{path}", *wrong)
+        if (problem := problem_of(target, base)) is not None:
+            yield Problem(f"spec.algorithm.{path}", *problem)
 
 
 def _data(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
@@ -79,20 +79,22 @@ def _model(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
             )
         yield Problem(place, f"the folder {folder} does not exist.", fix)
     elif missing := [name for name in MODEL_FILES if not (folder / name).is_file()]:
-        found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
+        entries = ", ".join(sorted(entry.name for entry in folder.iterdir())[:10]) or "nothing"
         fix = "Give the folder of a Hugging Face checkpoint, with its configuration, its tokenizer and its weights."
-        yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {found}).", fix)
+        yield Problem(place, f"{folder} has no {' and no '.join(missing)} (found: {entries}).", fix)
 
 
 def _lora(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
     lora, config = spec.train.lora, _configuration(spec, base)
-    if lora is None or config is None or lora.targets == LINEAR_LAYERS:  # of the default, some may be missing
+    if (
+        lora is None or config is None or lora.targets == LINEAR_LAYERS
+    ):  # a model need not have all layers of the default
         return
-    known = linear_layers(config)
+    layers = linear_layers(config)
     for index, target in enumerate(lora.targets):
-        if target not in known:
+        if target not in layers:
             message = f"no linear layer of the decoder is called {target}."
-            yield Problem(f"spec.train.lora.targets[{index}]", message, did_you_mean(target, known))
+            yield Problem(f"spec.train.lora.targets[{index}]", message, did_you_mean(target, layers))
 
 
 def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
@@ -104,20 +106,20 @@ def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
-    """The contents of the model's config.json, or what stands for it; None where it cannot be read."""
+    """Return the contents of the model's config.json, or the same for a random model; None when it cannot be read."""
     source = spec.model.source
     if source.random is not None:
-        return _of_random(source.random)
+        return _random_configuration(source.random)
     if source.path is None:
         return None
     try:
         config = json.loads((base / source.path / "config.json").read_bytes())
     except (OSError, ValueError):
-        return None  # the train workers say what is wrong with the files
+        return None  # the train workers report what is wrong with the files
     return config if isinstance(config, dict) else None
 
 
-def _of_random(shape: RandomModel) -> Mapping[str, Any]:
+def _random_configuration(shape: RandomModelSpec) -> Mapping[str, Any]:
     return {
         "model_type": "qwen3_5_moe_text" if shape.experts else "qwen3_5_text",
         "num_hidden_layers": shape.layers,

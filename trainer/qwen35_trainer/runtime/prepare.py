@@ -1,4 +1,4 @@
-"""Everything of a run that can be known, and be wrong, before a process is started."""
+"""Reads and encodes the data of a run, before any of its processes start."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt, encode_prompts
-from qwen35_trainer.data.errors import DataError
 from qwen35_trainer.data.picture_reader import load_picture_reader
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.prompts import PromptSet
+from qwen35_trainer.data.prompt_set import PromptSet
 from qwen35_trainer.data.sft import SupervisedExample, encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
-from qwen35_trainer.rewards.build import needs_answers
-from qwen35_trainer.runtime.checkpoint import Checkpoint
+from qwen35_trainer.manifest import Manifest, TrainingSpec
+from qwen35_trainer.manifest.data import SourceSpec
+from qwen35_trainer.rewards.scorer_builder import needs_answers
+from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.job import Data, Job
+from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.process import starting
-from qwen35_trainer.spec import Manifest, TrainingSpec
-from qwen35_trainer.spec.data import Source
 
 
 @starting()
@@ -30,11 +30,11 @@ def prepare(
     base: Path,
     folder: RunFolder,
     *,
-    resume: Checkpoint | None,
+    resume: SavedCheckpoint | None,
     started: float,
     in_cluster: bool = False,
-) -> tuple[Job, Data]:
-    """Read and encode the data. Raises DataError with all problems of all sources at once."""
+) -> tuple[Job, RunData]:
+    """Read and encode the data. Raises DataError with the problems of all sources together."""
     spec = manifest.spec
     template = spec.data.chatTemplate
     tokenizer = load_tokenizer(spec.model, base, template.file)
@@ -43,7 +43,7 @@ def prepare(
     answers = not supervised and needs_answers(spec.rewards)
     limit, overlong = spec.data.maxPromptTokens, spec.data.overlongPrompts
 
-    def read(sources: Sequence[Source]) -> Sequence[Prompt]:
+    def read(sources: Sequence[SourceSpec]) -> Sequence[Prompt]:
         return PromptSet.load(sources, base, answers_required=answers) if sources else ()
 
     def prompts_of(part: Sequence[Prompt]) -> list[EncodedPrompt]:
@@ -52,8 +52,8 @@ def prepare(
     def examples_of(part: Sequence[Prompt]) -> list[SupervisedExample]:
         if not supervised or not part:
             return []
-        most = limit + spec.data.maxResponseTokens
-        return encode_examples(part, tokenizer, most, overlong, thinking=template.thinking, reader=reader)
+        max_tokens = limit + spec.data.maxResponseTokens
+        return encode_examples(part, tokenizer, max_tokens, overlong, thinking=template.thinking, reader=reader)
 
     train, validation = _both(read, spec.data.train, spec.data.validation)
     validation = validation[: spec.evaluation.maxPrompts]
@@ -72,11 +72,11 @@ def prepare(
         pictures=any(example.pictures is not None for example in examples),
         end_token=int(tokenizer.eos_token_id),
     )
-    return job, Data(tokenizer, prompts, questions, examples, held_out)
+    return job, RunData(tokenizer, prompts, questions, examples, held_out)
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
-    """A step for the training and the validation part. Raises DataError with the problems of both."""
+    """Apply a step to the training and to the validation part. Raises DataError with the problems of both."""
     problems: list[str] = []
     results: list[T] = []
     for part in (train, validation):
@@ -90,7 +90,7 @@ def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
 
 
 def started_at() -> float:
-    """Wall-clock second at which this process began: imports are part of what a person waits for."""
+    """Return the wall-clock second at which this process started, so that measured times include imports."""
     try:
         import psutil
 
@@ -100,9 +100,9 @@ def started_at() -> float:
 
 
 def _updates(spec: TrainingSpec, examples: int) -> int:
-    """Optimizer steps of the run: whole batches only. Raises DataError when the data do not fill one."""
+    """Return the number of updates of the run, which is that of complete batches. Raises DataError when the data do not fill one."""
     wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
-    whole = wanted // spec.async_.requireBatches * spec.async_.requireBatches
+    whole = wanted // spec.async_.updatesPerBatch * spec.async_.updatesPerBatch
     if whole == 0:
         needed = spec.groups_per_batch
         raise DataError(
@@ -115,14 +115,14 @@ def _updates(spec: TrainingSpec, examples: int) -> int:
 
 
 def threads(spec: TrainingSpec) -> int:
-    """Threads of each worker: those that work at the same time share the cores."""
-    # Only Linux tells which cores this process may use.
+    """Return the number of threads of each worker. Workers that compute at the same time share the cores."""
+    # Only Linux reports which cores this process may use.
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores // workers_at_a_time(spec))
 
 
 def workers_at_a_time(spec: TrainingSpec) -> int:
-    """Workers that compute side by side: in FullyAsync those of both pools, else those of the larger one."""
+    """Return the number of workers that compute at the same time: in FullyAsync those of both pools, else those of the larger one."""
     if spec.mode == "FullyAsync":
         return spec.world_size + spec.rollout_replicas
     return max(spec.world_size, spec.rollout_replicas)

@@ -1,4 +1,4 @@
-"""What every process of a training does first: its imports, its log file, its threads."""
+"""The start of every process of a training: imports, log file, threads, memory settings."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-GIVEN_BACK_BYTES = 2**20
-"""Memory of at least this size goes back to the system as soon as it is freed."""
+MMAP_THRESHOLD_BYTES = 2**20
+"""Memory of at least this size returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
 """glibc's number of the setting, from malloc.h."""
 
 
-def give_tensors_back() -> None:
-    """Have the C library return the memory of a tensor to the system when the tensor is freed.
+def return_freed_tensors() -> None:
+    """Make the C library return the memory of a tensor to the system when the tensor is freed.
 
-    By default, glibc raises its threshold for that to 32 MiB as soon as something of that size is freed. Gradients of a layer
-    then leave holes between the optimizer's states that nothing else of that size fills: 1.5 GB of 13 for a model of 0.8B.
+    By default, glibc raises its threshold for that to 32 MiB when something of that size is freed. The gradients of a layer
+    then leave holes between the optimizer states that nothing else fills: 1.5 GB of 13 GB for a model of 0.8B.
     """
-    _glibc("mallopt", _M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
+    _glibc("mallopt", _M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def trim() -> None:
@@ -34,17 +34,17 @@ def trim() -> None:
 
 
 def _glibc(function: str, *arguments: int) -> None:
-    """Call a function that only this C library has."""
-    if found := getattr(ctypes.CDLL(None), function, None):
-        found(*arguments)
+    """Call a function of glibc; do nothing with another C library."""
+    if implementation := getattr(ctypes.CDLL(None), function, None):
+        implementation(*arguments)
 
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Around imports and the building of a model, without garbage collection.
+    """Run imports and the building of a model without garbage collection.
 
-    What they make lives as long as the process, and to look through it again and again takes a fifth of a worker's start. At
-    the end it is set aside for good: later collections, which pause the process, look at what came after. Free memory is returned.
+    Their objects live as long as the process, and repeated collections would take a fifth of a worker's start. At the end these
+    objects are frozen, so that later collections, which pause the process, skip them, and free memory returns to the system.
     """
     outermost = gc.isenabled()
     gc.disable()
@@ -58,21 +58,21 @@ def starting() -> Iterator[None]:
 
 
 class Process:
-    """Base of the actors. `name` is the actor's in logs, metrics and errors; `threads` of 0 leaves torch alone."""
+    """Base of the actors. name: the actor's name in logs, metrics and errors. threads: of torch; 0 does not import torch."""
 
     @starting()
     def __init__(self, name: str, logs: Path, threads: int = 0) -> None:
-        give_tensors_back()
+        return_freed_tensors()
         self.name = name
         logs.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(logs / f"{name}.log")
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
         if threads:
-            import torch  # the driver, which asks for none, never imports it
+            import torch  # not in the driver, which has `threads` 0
 
             torch.set_num_threads(threads)
 
     def ready(self) -> str:
-        """The host that it runs on, in a cluster the pod's name. Answers once construction is over."""
+        """Return the name of the host, in a cluster of the pod, after the actor is constructed."""
         return socket.gethostname()

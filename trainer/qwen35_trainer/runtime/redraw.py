@@ -1,4 +1,4 @@
-"""`qwen35 report RUN`: the report of a run's folder, drawn again after the run, or while it goes on."""
+"""`qwen35 report RUN`: draws the report of a run's folder again, after the run or while it continues."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from qwen35_trainer.manifest import load_manifest
+from qwen35_trainer.progress.html_report import write_report
 from qwen35_trainer.progress.records import read_records
-from qwen35_trainer.progress.report import write_report
 from qwen35_trainer.progress.summary import Summary, summarise
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.spec import load_manifest
 
 
 class NotDrawn(Exception):
-    """There is no report; says why."""
+    """The report was not drawn. The message contains the reason."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ def is_run(folder: Path) -> bool:
 
 
 def redraw(root: Path, output: Path | None) -> Drawn:
-    """Write the report of the run in `root` to `output`, or into the folder. Raises NotDrawn and ManifestError."""
+    """Write the report of the run in `root` to `output`, by default into `root`. Raises NotDrawn and ManifestError."""
     folder = RunFolder(root)
     if not is_run(root):
         missing = "has no run.yaml" if root.is_dir() else "does not exist"
@@ -48,9 +48,9 @@ def redraw(root: Path, output: Path | None) -> Drawn:
 
 
 def _peak_rss_mib(folder: RunFolder) -> float | None:
-    """As the run measured it: the one number that is not in its records."""
+    """Return the peak memory that the run measured, which its records do not contain; None when it is unknown."""
     try:
         measured = json.loads(folder.summary.read_text())["peakRssMiB"]
     except (OSError, ValueError, KeyError):
-        return None  # the run goes on, or was killed
+        return None  # the run continues, or was killed
     return float(measured) if measured is not None else None

@@ -1,4 +1,4 @@
-"""From which checkpoint a run starts, and whether the folder that it saves into may be its own.
+"""Chooses the checkpoint that a run starts from, and checks that the run may save into its folder of checkpoints.
 
     a folder of checkpoints              no --resume      --resume auto                  --resume DIR
     empty, without an owner              begins a run     begins a run; refused where    begins from DIR
@@ -7,7 +7,7 @@
     of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
     of another run                       refused          refused                        takes the folder over, if DIR is the newest
 
-What is resumed must be of a run with the same fixed fields (spec/fixed.py). Nothing is written here.
+A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
 """
 
 from __future__ import annotations
@@ -19,37 +19,43 @@ from pathlib import Path
 from socket import gethostname
 from typing import Any
 
+from qwen35_trainer.manifest import Manifest, TrainingSpec
+from qwen35_trainer.manifest.fixed import differences
 from qwen35_trainer.progress.records import CheckpointRecord, read_records
-from qwen35_trainer.runtime.checkpoint import MANIFEST, Checkpoint, CheckpointError, CheckpointStore, load
-from qwen35_trainer.runtime.disk import unwritable
-from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in
+from qwen35_trainer.runtime.checkpoint_store import (
+    MANIFEST_FILE,
+    CheckpointError,
+    CheckpointStore,
+    SavedCheckpoint,
+    StorageFailed,
+    load,
+)
+from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in, unwritable
 from qwen35_trainer.runtime.job import checkpoint_folder, with_model_at
-from qwen35_trainer.runtime.owner import OWNER, Claim, Owner, run_of
-from qwen35_trainer.spec import Manifest, TrainingSpec
-from qwen35_trainer.spec.fixed import differences
+from qwen35_trainer.runtime.owner import OWNER_FILE, Claim, Owner, run_of
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run begins, and where it saves."""
+class RunStart:
+    """The checkpoint that a run begins from, and the folder that it saves into."""
 
-    checkpoint: Checkpoint | None
-    """None: from the model of the manifest."""
+    checkpoint: SavedCheckpoint | None
+    """None: begin from the model of the manifest."""
     claim: Claim | None
-    """None where nothing is saved: in a cluster without storage."""
+    """None when nothing is saved: in a cluster without storage."""
 
 
 def find_start(
     resume: str | None, folder: RunFolder, manifest: Manifest, base: Path, *, in_cluster: bool = False
-) -> Start:
-    """What --resume asks for: `auto` is the newest checkpoint of the run, if there is one; otherwise a checkpoint's folder.
+) -> RunStart:
+    """Return the start for --resume. resume: `auto`, the newest checkpoint of the run if there is one, or the folder of a checkpoint.
 
-    Raises CheckpointError for a checkpoint that is not whole, and FolderRefused when it is of a run with other fixed fields, or
-    when the folder that this run would save into cannot be written or is another run's.
+    Raises CheckpointError for a checkpoint that is not complete, and FolderRefused when it is of a run with other fixed fields, or
+    when the folder that this run would save into cannot be written or belongs to another run.
     """
     spec = manifest.spec
     if in_cluster and spec.checkpoint.storage is None:
-        return Start(None, None)
+        return RunStart(None, None)
     place = checkpoint_folder(folder, spec, base)
     option = "--output" if spec.checkpoint.storage is None else "spec.checkpoint.storage.path"
     if (problem := unwritable(place)) is not None:
@@ -57,15 +63,15 @@ def find_start(
     try:
         claim = Claim.on(place)
     except OSError as error:
-        raise CheckpointError(f"{place} cannot be read: {error.strerror}") from error
-    found = _Found(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
-    foreign = found.is_foreign(run_of(manifest, folder, in_cluster=in_cluster), folder)
-    chosen = None if resume is None else found.newest if resume == "auto" else Path(resume).resolve()
+        raise StorageFailed(f"{place} cannot be read: {error.strerror}") from error
+    present = _CheckpointFolder(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
+    foreign = present.is_foreign(run_of(manifest, folder, in_cluster=in_cluster), folder)
+    chosen = None if resume is None else present.newest if resume == "auto" else Path(resume).resolve()
     advice = _Advice(option, in_cluster=in_cluster)
-    if foreign and (resume == "auto" or not found.continued_by(chosen)):
-        raise FolderRefused(_another_runs(found, spec, base, advice))
-    unowned = found.owner is None and not found.holds(chosen)
-    if found.newest is not None and (resume is None or unowned):
+    if foreign and (resume == "auto" or not present.continued_by(chosen)):
+        raise FolderRefused(_foreign_folder(present, spec, base, advice))
+    unowned = present.owner is None and not present.contains(chosen)
+    if present.newest is not None and (resume is None or unowned):
         raise FolderRefused(
             f"{place} holds checkpoints of an earlier run. Continue it with --resume auto, or name {advice.elsewhere}"
         )
@@ -80,11 +86,11 @@ def find_start(
             f"checkpoint {checkpoint.path} is of a run with another manifest:\n{lines}\n"
             f"Restore these values to continue that run. {advice.for_a_new_run}"
         )
-    return Start(checkpoint, claim)
+    return RunStart(checkpoint, claim)
 
 
 def _last_saved(folder: RunFolder) -> str | None:
-    """The newest checkpoint that the run's records name; None for a run without any, and for one whose records are lost."""
+    """Return the newest checkpoint in the run's records; None when there is none, or the records are lost."""
     if not folder.metrics.is_file():
         return None
     saved = [record.path for record in read_records(folder.metrics) if isinstance(record, CheckpointRecord)]
@@ -92,32 +98,32 @@ def _last_saved(folder: RunFolder) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A folder of checkpoints, as it is before the run."""
+class _CheckpointFolder:
+    """The state of a folder of checkpoints before the run."""
 
     folder: Path
     owner: Owner | None
     newest: Path | None
 
     def is_foreign(self, run: str | None, output: RunFolder) -> bool:
-        """Whether it belongs to a run other than `run`, which writes to `output`."""
+        """Return whether the folder belongs to a run other than `run`, which writes to `output`."""
         if self.owner is None or self.owner.run == run:
             return False
-        # Killed before its first save, and again between a new run.id and its claim, a run finds its earlier name here.
+        # A run that is killed before its first save, and again between writing run.id and its claim, finds its earlier name here.
         killed_twice = self.newest is None and (self.owner.host, self.owner.output) == (gethostname(), str(output.root))
         return not killed_twice
 
-    def holds(self, checkpoint: Path | None) -> bool:
+    def contains(self, checkpoint: Path | None) -> bool:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
 
     def continued_by(self, checkpoint: Path | None) -> bool:
-        """Whether going on from it loses nothing: what comes after it would be deleted by the next save."""
+        """Return whether `checkpoint` is the newest one: the next save would delete later ones."""
         return self.newest is not None and checkpoint is not None and checkpoint.resolve() == self.newest.resolve()
 
 
 @dataclass(frozen=True)
 class _Advice:
-    """What to do instead. option: what says where checkpoints go."""
+    """Advice for messages. option: the option or field that names the folder of the checkpoints."""
 
     option: str
     in_cluster: bool
@@ -136,26 +142,27 @@ class _Advice:
         )
 
 
-def _another_runs(found: _Found, spec: TrainingSpec, base: Path, advice: _Advice) -> str:
+def _foreign_folder(present: _CheckpointFolder, spec: TrainingSpec, base: Path, advice: _Advice) -> str:
+    """Return the message about a folder of another run."""
     if advice.in_cluster:
-        return f"{found.folder} is the folder of another run, {found.owner}. Name another folder in spec.checkpoint.storage"
-    if found.newest is None:
+        return f"{present.folder} is the folder of another run, {present.owner}. Name another folder in spec.checkpoint.storage"
+    if present.newest is None:
         return (
-            f"{found.folder} is the folder of another run, {found.owner}, and holds no checkpoint now. Name {advice.elsewhere}, or "
-            f"delete {found.folder / OWNER} if that run is over"
+            f"{present.folder} is the folder of another run, {present.owner}, and holds no checkpoint now. Name {advice.elsewhere}, or "
+            f"delete {present.folder / OWNER_FILE} if that run is over"
         )
-    text = f"{found.folder} holds the checkpoints of another run, {found.owner}"
-    if lines := _differing(found.newest, spec, base):
+    text = f"{present.folder} holds the checkpoints of another run, {present.owner}"
+    if lines := _differing(present.newest, spec, base):
         return f"{text}, with another manifest:\n{lines}\nName {advice.elsewhere}"
     return (
         f"{text}. Name {advice.elsewhere}, or take them over, after which that run can save there no more, with "
-        f"--resume {found.newest}"
+        f"--resume {present.newest}"
     )
 
 
 def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
-    """A line for each fixed field that is another than in the manifest of the checkpoint, whose release may have kept none."""
-    file = checkpoint / MANIFEST
+    """Return a line for each fixed field that differs from the manifest in the checkpoint; "" if its release stored no manifest."""
+    file = checkpoint / MANIFEST_FILE
     if not file.is_file():
         return ""
     try:
@@ -164,13 +171,13 @@ def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
         raise CheckpointError(
             f"checkpoint {checkpoint} cannot be read: {file} does not say what it is of. Name another with --resume DIR"
         ) from error
-    return listed(differences(earlier, _placed(spec, earlier, base)))
+    return listed(differences(earlier, _with_comparable_path(spec, earlier, base)))
 
 
-def _placed(spec: TrainingSpec, earlier: Mapping[str, Any], base: Path) -> TrainingSpec:
-    """The spec with the full path of the model's folder, which a checkpoint has too.
+def _with_comparable_path(spec: TrainingSpec, earlier: Mapping[str, Any], base: Path) -> TrainingSpec:
+    """Return the spec with the absolute path of the model's folder, as a checkpoint stores it.
 
-    A relative path agrees with each that ends with it: on another machine the manifest is in another folder.
+    A relative path equals every absolute path that ends with it, because the manifest may be in another folder on another machine.
     """
     match spec.model.source.path, earlier:
         case str(written), {"model": {"source": {"path": str(there)}}}:

@@ -1,11 +1,11 @@
-"""The rollout pool: replicas come, load weights, are told what to do, and are replaced when they are lost.
+"""The rollout pool: starts replicas, loads weights, submits sequences, and replaces replicas that are lost.
 
-    spawn ─► ready ─► load ─► joined ─► collect, collect, … ──► lost ─► spawn another, as long as the target asks for it
+    spawn ─► ready ─► load ─► joined ─► collect, collect, … ──► lost ─► spawn another, up to the target
                        ▲                                          ▲
                    newest weights                     its process ended, its engine failed, or a call reached its deadline
 
-Calls to one replica reach it in the order in which they are made. A lost replica is told of once; whatever else was
-under way on it ends silently, since the coordinator gives its sequences to another.
+Calls reach a replica in the order in which they are made. The loss of a replica is reported once; its other calls end without an
+error, because the coordinator moves its sequences to another replica.
 """
 
 from __future__ import annotations
@@ -20,40 +20,41 @@ from typing import Any, Protocol
 import ray
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.rollout.base import SequenceId, SequenceRequest, Tokens
-from qwen35_trainer.runtime.calls import Stalled, WorkerLost, answer
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
+from qwen35_trainer.runtime.calls import ActorLost, Stalled, answer
 from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
 
 COLLECT_SECONDS = 1.0
-"""Longest wait of one collect call: births and tokens arrive at least this often."""
-MOST_LOSSES = 3
-"""Losses of one replica in a row, without a sequence that it finished between them, after which the run fails."""
+"""Maximum wait of one collect call: first tokens and progress are reported at least this often."""
+MAX_LOSSES_IN_A_ROW = 3
+"""Consecutive losses of one replica, without a finished sequence in between, after which the run fails."""
 
 
-LANE, POOL = "lane-", "rollout-"
+LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """The names of so many replicas."""
-    return [f"{LANE if lane else POOL}{index}" for index in range(count)]
+    """Return the names of `count` replicas. lane: of the straggler lane."""
+    return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 
-class Crew(Protocol):
-    """Who hears of the replicas."""
+class PoolListener(Protocol):
+    """Receives the events of the pool."""
 
     def tell(self, event: on.Event) -> None: ...
 
-    def collected(self, replica: Replica, news: Collected) -> None: ...
+    def collected(self, replica: RolloutReplica, collected: Collected) -> None: ...
 
-    def lost(self, replica: Replica) -> None: ...
+    def lost(self, replica: RolloutReplica) -> None: ...
 
 
 @dataclass(eq=False)
-class Replica:
-    """One life of a replica. `number` is the coordinator's: another life has another."""
+class RolloutReplica:
+    """One life of a replica, under the number that the coordinator uses. A replacement has the same name and another number."""
 
     number: int
     name: str
@@ -64,8 +65,8 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Deadlines, in seconds, and the sequences that a replica takes."""
+class PoolLimits:
+    """The number of sequences per replica, and deadlines in seconds."""
 
     slots: int
     start: float
@@ -74,17 +75,23 @@ class Limits:
 
 
 class RolloutPool:
-    """`spawn(number, name, lane)` starts a replica's actor. There are to be `target` of them, and `lanes` in the lane."""
+    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane. `spawn(number, name, lane)` starts one."""
 
     def __init__(
-        self, spawn: Callable[[int, str, bool], Replica], crew: Crew, limits: Limits, *, target: int, lanes: int = 0
+        self,
+        spawn: Callable[[int, str, bool], RolloutReplica],
+        listener: PoolListener,
+        limits: PoolLimits,
+        *,
+        target: int,
+        lanes: int = 0,
     ) -> None:
-        self._spawn, self._crew, self._limits = spawn, crew, limits
+        self._spawn, self._listener, self._limits = spawn, listener, limits
         self._target, self._lanes = target, lanes
-        self._replicas: dict[int, Replica] = {}  # by number; joined
-        self._names: set[str] = set()  # taken, by replicas joined or on their way
+        self._replicas: dict[int, RolloutReplica] = {}  # by number; joined
+        self._names: set[str] = set()  # of replicas that have joined or are starting
         self._next = 0
-        self._newest: Publication | None = None
+        self._newest: PublishedWeights | None = None
         self._leaving: frozenset[str] = frozenset()
         self._losses: Counter[str] = Counter()  # by name, since its last finished sequence
         self._resized = asyncio.Event()
@@ -95,16 +102,16 @@ class RolloutPool:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Replica → the host where it runs, in a cluster the pod."""
+        """Replica → host, in a cluster the pod."""
         return {replica.name: replica.host for replica in self._replicas.values()}
 
     @property
     def names(self) -> dict[int, str]:
-        """Number → name."""
+        """The names of all replicas by number."""
         return {number: replica.name for number, replica in self._replicas.items()}
 
-    def run(self, tasks: asyncio.TaskGroup, weights: Publication, first: Iterable[Replica]) -> None:
-        """Begin with `first`, whose actors have started, and with these weights. Its tasks belong to `tasks`."""
+    def run(self, tasks: asyncio.TaskGroup, weights: PublishedWeights, first: Iterable[RolloutReplica]) -> None:
+        """Begin with the replicas in `first`, whose actors have started, and with these weights. Start all tasks in `tasks`."""
         self._tasks, self._newest = tasks, weights
         for replica in first:
             self._next = max(self._next, replica.number + 1)
@@ -114,19 +121,19 @@ class RolloutPool:
         tasks.create_task(self._refill())
 
     def resize(self, target: int) -> None:
-        """From now on there are to be so many replicas. Those too many leave when their hosts do."""
+        """Set the target. Replicas above it stay until their hosts are removed."""
         self._target = target
         self._resized.set()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Replicas on these hosts take no more sequences, as long as there is one elsewhere; others do again."""
+        """Send no new sequences to replicas on these hosts while there is a replica elsewhere. Other replicas take sequences again."""
         self._leaving = hosts
         staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]
         for replica in self._replicas.values():
-            self._crew.tell(on.WorkerLeaving(replica.number, bool(staying) and replica.host in hosts))
+            self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.host in hosts))
 
     def submit(self, number: int, requests: Sequence[SequenceRequest]) -> None:
-        """Hand out sequences. A lost replica gets none: the coordinator is told of it, and asks again."""
+        """Send sequences to a replica. Does nothing for a lost one: the coordinator learns of the loss, and moves the sequences."""
         replica = self._replicas.get(number)
         if replica is None:
             return
@@ -134,92 +141,94 @@ class RolloutPool:
         self._watch(self._answer(replica, call, "submitting sequences", self._limits.call))
 
     def cancel(self, number: int, sequences: Sequence[SequenceId]) -> None:
-        """Drop sequences."""
+        """Drop sequences without waiting for their tokens."""
         self._watch(self.take(number, sequences))
 
-    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens] | None:
-        """Drop sequences and give their tokens; None when the replica is lost meanwhile."""
+    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens] | None:
+        """Drop sequences, and return their tokens; None when the replica is lost."""
         replica = self._replicas.get(number)
         if replica is None:
             return None
-        taken: dict[SequenceId, Tokens] | None = await self._answer(
-            replica, replica.actor.take.remote(sequences), "handing over sequences", self._limits.call
+        taken: dict[SequenceId, GeneratedTokens] | None = await self._answer(
+            replica, replica.actor.take.remote(sequences), "returning sequences", self._limits.call
         )
         return taken
 
-    def publish(self, weights: Publication) -> None:
-        """Give every replica new weights, at the same time and without draining. Each tells when it has them."""
+    def publish(self, weights: PublishedWeights) -> None:
+        """Send new weights to all replicas at the same time, without draining them. An event reports each replica that has loaded them."""
         self._newest = weights
         for replica in self._replicas.values():
             self._watch(self._load(replica, weights))
 
     async def _refill(self) -> None:
-        """Fill up after each change of size, until cancelled: a change that comes too late is none."""
+        """Start missing replicas after each change of the target, until cancelled. Later changes have no effect."""
         while True:
             await self._resized.wait()
             self._resized.clear()
             self._fill()
 
     def _fill(self) -> None:
-        """Start what is missing."""
+        """Start the replicas that are missing from the targets."""
         assert self._tasks is not None
         for lane, target in ((False, self._target), (True, self._lanes)):
             names = replica_names(target, lane=lane)
-            present = sum(name.startswith(LANE) == lane for name in self._names)
+            present = sum(name.startswith(LANE_PREFIX) == lane for name in self._names)
             for name in [name for name in names if name not in self._names][: max(0, target - present)]:
                 self._names.add(name)
                 number, self._next = self._next, self._next + 1
                 self._tasks.create_task(self._live(self._spawn(number, name, lane)))
 
-    async def _live(self, replica: Replica) -> None:
-        """All of a replica's life."""
+    async def _live(self, replica: RolloutReplica) -> None:
+        """Let a replica join, then collect from it until it is lost."""
         try:
             await self._join(replica)
             while True:
                 call = replica.actor.collect.remote(COLLECT_SECONDS)
-                news: Collected = await answer(
+                collected: Collected = await answer(
                     call, of=replica.name, act="generating", seconds=COLLECT_SECONDS + self._limits.call
                 )
-                if news.finished:
+                if collected.finished:
                     del self._losses[replica.name]
-                self._crew.collected(replica, news)
-        except (WorkerLost, Stalled, EngineFailed) as error:
+                self._listener.collected(replica, collected)
+        except (ActorLost, Stalled, EngineFailed) as error:
             self._lose(replica, error)
 
-    async def _join(self, replica: Replica) -> None:
+    async def _join(self, replica: RolloutReplica) -> None:
         replica.host = await answer(
             replica.actor.ready.remote(), of=replica.name, act="loading the model", seconds=self._limits.start
         )
         assert self._newest is not None
-        while replica.version < (weights := self._newest).manifest.version:  # newer ones may come while it loads
+        while (
+            replica.version < (weights := self._newest).manifest.version
+        ):  # newer weights may be published while it loads
             await self._send(replica, weights)
             replica.version = weights.manifest.version
         self._replicas[replica.number] = replica
-        self._crew.tell(on.WorkerJoined(replica.number, self._limits.slots, replica.version, replica.lane))
+        self._listener.tell(on.ReplicaJoined(replica.number, self._limits.slots, replica.version, replica.lane))
         if self._leaving:
             self.leave(self._leaving)
 
-    def _lose(self, replica: Replica, error: Exception) -> None:
-        """Told of, and replaced. Raises WorkerLost when one after the other is lost."""
+    def _lose(self, replica: RolloutReplica, error: Exception) -> None:
+        """Report a lost replica, and start another. Raises ActorLost after MAX_LOSSES_IN_A_ROW losses of one name."""
         ray.kill(replica.actor)  # it may hang
         self._names.discard(replica.name)
         self._losses[replica.name] += 1
-        if (losses := self._losses[replica.name]) >= MOST_LOSSES:
-            raise WorkerLost(f"{replica.name} was lost {losses} times in a row; the last: {error}") from error
-        logger.warning("%s; its sequences go on elsewhere", error)
+        if (losses := self._losses[replica.name]) >= MAX_LOSSES_IN_A_ROW:
+            raise ActorLost(f"{replica.name} was lost {losses} times in a row; the last: {error}") from error
+        logger.warning("%s; its sequences continue on other replicas", error)
         if self._replicas.pop(replica.number, None) is not None:
-            self._crew.lost(replica)
+            self._listener.lost(replica)
             if self._leaving:
                 self.leave(self._leaving)
         self._fill()
 
-    async def _load(self, replica: Replica, weights: Publication) -> None:
+    async def _load(self, replica: RolloutReplica, weights: PublishedWeights) -> None:
         version = weights.manifest.version
         if await self._guarded(replica, self._send(replica, weights)) and replica.version < version:
             replica.version = version
-            self._crew.tell(on.Loaded(replica.number, version))
+            self._listener.tell(on.VersionLoaded(replica.number, version))
 
-    async def _send(self, replica: Replica, weights: Publication) -> None:
+    async def _send(self, replica: RolloutReplica, weights: PublishedWeights) -> None:
         await answer(
             replica.actor.load.remote(weights.manifest, *weights.buckets),
             of=replica.name,
@@ -227,7 +236,7 @@ class RolloutPool:
             seconds=self._limits.publish,
         )
 
-    async def _answer(self, replica: Replica, call: Any, act: str, seconds: float) -> Any:  # noqa: ANN401  # Ray's, untyped
+    async def _answer(self, replica: RolloutReplica, call: Any, act: str, seconds: float) -> Any:  # noqa: ANN401  # Ray's, untyped
         answers: list[Any] = []
 
         async def wait() -> None:
@@ -235,11 +244,11 @@ class RolloutPool:
 
         return answers[0] if await self._guarded(replica, wait()) else None
 
-    async def _guarded(self, replica: Replica, call: Any) -> bool:  # noqa: ANN401  # a coroutine
-        """Whether the call was answered. A replica that does not answer is ended: its `_live` finds it lost."""
+    async def _guarded(self, replica: RolloutReplica, call: Any) -> bool:  # noqa: ANN401  # a coroutine
+        """Return whether the call was answered. A replica that does not answer is killed, and `_live` then reports its loss."""
         try:
             await call
-        except WorkerLost:
+        except ActorLost:
             return False
         except Stalled as error:
             logger.warning("%s", error)
@@ -248,6 +257,6 @@ class RolloutPool:
         return replica.number in self._replicas
 
     def _watch(self, work: Any) -> None:  # noqa: ANN401  # a coroutine
-        """Let it run; what it raises ends the run."""
+        """Run a coroutine as a task. An error in it ends the run."""
         assert self._tasks is not None
         self._tasks.create_task(work)

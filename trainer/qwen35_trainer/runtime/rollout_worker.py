@@ -2,9 +2,9 @@
 
     driver ──submit / take / load──► inbox ──► engine thread: step, step, step … ──► outbox ──collect──► driver
 
-The thread never waits while the engine has sequences, and the calls never wait for a step, except those with an answer:
-`load` comes back when the new weights are in place, between two tokens and with every running sequence kept, `take` with
-the tokens of what is taken. Unfinished sequences report their tokens now and then, so that they survive this process.
+The thread never waits while the engine has sequences. Calls do not wait for a step, with two exceptions: `load` returns when the new
+weights are in place, between two tokens and without dropping a sequence, and `take` returns the tokens of the sequences.
+Unfinished sequences report their tokens every PROGRESS_SECONDS, so that these are not lost with this process.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen35_trainer.rollout.base import Completed, RolloutEngine, SequenceId, SequenceRequest, Tokens
+from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.device import device
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.spec import TrainingSpec
-from qwen35_trainer.weights.manifest import WeightManifest
+from qwen35_trainer.weights.weight_manifest import WeightManifest
 
 IDLE_WAIT_SECONDS = 0.5
-"""How long the thread sleeps on an empty inbox before it looks whether it should end."""
+"""How long the thread sleeps on an empty inbox before it checks whether it has to end."""
 GATHER_SECONDS = 0.02
-"""Sequences that finish within so long travel together: one call for each would take a small machine's cores."""
+"""Sequences that finish within this time are returned together: a call for each would take the cores of a small machine."""
 PROGRESS_SECONDS = 1.0
-"""Unfinished sequences report their tokens this often: what is younger is lost with the process."""
+"""Interval at which unfinished sequences report their tokens. Later tokens are lost with the process."""
 
 
 class EngineFailed(RuntimeError):
-    """The engine of a replica raised: it generates no more."""
+    """The engine of a replica raised an exception, and generates no more."""
 
 
 @dataclass(frozen=True)
 class Collected:
-    """What a replica did since the last collect."""
+    """The work of a replica since the previous collect."""
 
     finished: tuple[Completed, ...] = ()
     started: dict[SequenceId, int] = field(default_factory=dict)
     """Version of the first token of each sequence that started since."""
-    progress: dict[SequenceId, tuple[Tokens, ...]] = field(default_factory=dict)
+    progress: dict[SequenceId, tuple[GeneratedTokens, ...]] = field(default_factory=dict)
     """New tokens of unfinished sequences."""
     tokens: int = 0
     busy: tuple[tuple[float, float], ...] = ()
@@ -57,7 +58,7 @@ class Collected:
 class _Outbox:
     finished: list[Completed] = field(default_factory=list)
     started: dict[SequenceId, int] = field(default_factory=dict)
-    progress: dict[SequenceId, list[Tokens]] = field(default_factory=dict)
+    progress: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
     tokens: int = 0
     busy: list[tuple[float, float]] = field(default_factory=list)
 
@@ -78,27 +79,27 @@ class EngineThread:
         self._thread.start()
 
     def call(self, act: Callable[[RolloutEngine], None], done: Callable[[BaseException | None], object]) -> None:
-        """Have the thread do `act` between two steps, then call `done` with what it raised."""
+        """Run `act` on the thread between two steps, then call `done` with what it raised, or None."""
 
         def run() -> None:
             error: BaseException | None = None
             try:
                 act(self._engine)
-            except Exception as raised:  # noqa: BLE001  # handed to the caller whole
+            except Exception as raised:  # noqa: BLE001  # passed to the caller
                 error = raised
             done(error)
 
         self._inbox.put(run)
 
     def drain(self) -> Collected:
-        """Take everything out of the outbox."""
+        """Return the contents of the outbox, and empty it."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
         progress = {name: tuple(parts) for name, parts in outbox.progress.items()}
         return Collected(tuple(outbox.finished), outbox.started, progress, outbox.tokens, tuple(outbox.busy))
 
     def forget(self, sequences: Iterable[SequenceId]) -> None:
-        """Tokens that these have reported are no news any more: the sequences are taken, and may come back."""
+        """Drop the progress of sequences that were taken: they may be submitted again with all their tokens."""
         with self._lock:
             for name in sequences:
                 self._outbox.progress.pop(name, None)
@@ -112,7 +113,7 @@ class EngineThread:
                 self._take_calls()
                 if self._engine.busy:
                     self._step()
-        except Exception as error:  # noqa: BLE001  # a dead engine is reported by the next collect
+        except Exception as error:  # noqa: BLE001  # raised by the next collect
             self.failure = error
             self._on_finished()
 
@@ -128,7 +129,7 @@ class EngineThread:
     def _step(self) -> None:
         started = time.time()
         output = self._engine.step()
-        progress: dict[SequenceId, Tokens] = {}
+        progress: dict[SequenceId, GeneratedTokens] = {}
         if started - self._progressed >= PROGRESS_SECONDS:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
@@ -138,7 +139,7 @@ class EngineThread:
             box.tokens += output.tokens
             for name, tokens in progress.items():
                 box.progress.setdefault(name, []).append(tokens)
-            # Steps follow each other within microseconds: one interval grows until the engine runs empty.
+            # Steps follow each other within microseconds, so one interval grows until the engine has no sequences.
             if box.busy and started - box.busy[-1][1] < 0.002:
                 box.busy[-1] = (box.busy[-1][0], time.time())
             else:
@@ -148,9 +149,9 @@ class EngineThread:
 
 
 class RolloutWorker(Process):
-    """Ray actor of one replica. `end_token` and `vocabulary` are the tokenizer's.
+    """Ray actor of one replica. end_token, vocabulary: of the tokenizer.
 
-    `life` tells its lives apart, in resumed runs and after losses: none draws the samples of another.
+    life: differs between all actors of a run and its resumed attempts, so that no two of them draw the same samples.
     """
 
     @starting()
@@ -167,8 +168,8 @@ class RolloutWorker(Process):
         logs: Path,
     ) -> None:
         super().__init__(name, logs, threads)
-        # The driver imports this module to name the class; torch comes in the worker's own process.
-        from qwen35_trainer.models.qwen3_5.build import build
+        # The driver imports this module for the class. Only the worker's process imports torch.
+        from qwen35_trainer.models.qwen3_5.build_model import build
         from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.torch import TorchEngine
 
@@ -185,7 +186,7 @@ class RolloutWorker(Process):
         engine = TorchEngine(
             model.to(device(spec.accelerator.profile)),
             end_token=end_token,
-            slots=spec.rollout.maxSequences,
+            slots=spec.rollout.maxSequencesPerReplica,
             max_length=length,
             seed=int(np.random.SeedSequence((spec.seed, *life)).generate_state(1)[0]),
             float32_logits=spec.train.headPrecision == "FP32",
@@ -197,9 +198,9 @@ class RolloutWorker(Process):
     async def submit(self, requests: Sequence[SequenceRequest]) -> None:
         await self._call(lambda engine: engine.submit(requests))
 
-    async def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, Tokens]:
-        """Drop sequences, and give their tokens; what has finished is left out."""
-        taken: dict[SequenceId, Tokens] = {}
+    async def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
+        """Drop sequences, and return their tokens. Sequences that have finished are left out."""
+        taken: dict[SequenceId, GeneratedTokens] = {}
 
         def take(engine: RolloutEngine) -> None:
             taken.update(engine.take(sequences))
@@ -209,15 +210,15 @@ class RolloutWorker(Process):
         return taken
 
     async def load(self, manifest: WeightManifest, *buckets: NDArray[np.uint8]) -> None:
-        """Take over a version of the weights, verified. Running sequences go on. Raises WeightsDamaged."""
-        from qwen35_trainer.weights.snapshot import unpack  # needs torch, as above
+        """Verify a version of the weights, and compute with it. Running sequences continue. Raises WeightsDamaged."""
+        from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
 
         weights = unpack(manifest, buckets)
         await self._call(lambda engine: engine.load(weights, manifest.version))
 
     async def collect(self, wait_seconds: float) -> Collected:
-        """What happened since the last call; waits up to `wait_seconds` for a finished sequence."""
-        with contextlib.suppress(TimeoutError):  # nothing finished: births and tokens are news too
+        """Return what happened since the previous call. Waits up to `wait_seconds` for a finished sequence. Raises EngineFailed."""
+        with contextlib.suppress(TimeoutError):  # then return first tokens and progress although nothing finished
             await asyncio.wait_for(self._finished.wait(), wait_seconds)
             await asyncio.sleep(GATHER_SECONDS)
         self._finished.clear()

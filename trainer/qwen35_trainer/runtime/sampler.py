@@ -1,8 +1,8 @@
-"""Writes a few responses of each update and evaluation to samples.jsonl, for people to read.
+"""Writes a few responses of each batch and evaluation to samples.jsonl, for people to read.
 
     loop: trained, evaluated ─► queue ─► sampler's thread: decode ─► SampleFile
                                   │ full                              │ fails
-                                  └────────────── warns once ◄────────┘        training goes on, without samples
+                                  └────────────── warns once ◄────────┘        training continues without samples
 
 waits on                 unblocked by          deadline
 trained, evaluated       never wait            –
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.tokenizer import response_text
-from qwen35_trainer.progress.samples import Kind, Moment, SampleFile
-from qwen35_trainer.runtime import samples
+from qwen35_trainer.progress.sample_file import Moment, MomentKind, SampleFile
+from qwen35_trainer.runtime import response_samples
 from qwen35_trainer.runtime.assembly import ScoredGroup
 
 if TYPE_CHECKING:
@@ -31,30 +31,31 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 30.0
-_MOMENTS = 64
-"""That wait to be written."""
+_MAX_QUEUED_MOMENTS = 64
 
 
 class Sampler:
-    """Samples of one run, into the file `path`. Nothing that goes wrong here ends the run."""
+    """Writes the samples of one run to the file `path`. Errors do not end the run."""
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self._path, self._tokenizer = path, tokenizer
         self._warned = False
-        self._queue: queue.Queue[tuple[Kind, int, int, list[samples.Pick]] | None] = queue.Queue(_MOMENTS)
+        self._queue: queue.Queue[tuple[MomentKind, int, int, list[response_samples.SequencePick]] | None] = queue.Queue(
+            _MAX_QUEUED_MOMENTS
+        )
         self._thread = threading.Thread(target=self._write, name="samples", daemon=True)
         self._thread.start()
 
     def trained(self, groups: Sequence[ScoredGroup], *, update: int, version: int) -> None:
-        """A batch was trained at `version`; `update` is its last one."""
-        self._put("trained", update, version, samples.trained(groups))
+        """Add samples of a batch that trained at `version`. update: its last update."""
+        self._put("trained", update, version, response_samples.trained(groups))
 
     def evaluated(self, groups: Sequence[ScoredGroup], *, update: int, version: int) -> None:
-        """The held-out prompts were answered by `version`, after so many updates."""
-        self._put("held out", update, version, samples.held_out(groups))
+        """Add samples of an evaluation of `version`, after `update` updates."""
+        self._put("held out", update, version, response_samples.held_out(groups))
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until all samples are written, at most CLOSE_SECONDS."""
         if not self._thread.is_alive():
             return
         try:
@@ -66,7 +67,7 @@ class Sampler:
         if self._thread.is_alive():
             self._warn(f"the disk did not take them within {CLOSE_SECONDS:g} s")
 
-    def _put(self, kind: Kind, update: int, version: int, picks: list[samples.Pick]) -> None:
+    def _put(self, kind: MomentKind, update: int, version: int, picks: list[response_samples.SequencePick]) -> None:
         try:
             self._queue.put_nowait((kind, update, version, picks))
         except queue.Full:
@@ -79,9 +80,9 @@ class Sampler:
             while (moment := self._queue.get()) is not None:
                 kind, update, version, picks = moment
                 try:
-                    texts = tuple(samples.sample(pick, version, decode) for pick in picks)
+                    texts = tuple(response_samples.sample(pick, version, decode) for pick in picks)
                     file.add(Moment(kind=kind, update=update, version=version, samples=texts))
-                except Exception as error:  # noqa: BLE001  # whatever texts and templates hold: the next moment may be well
+                except Exception as error:  # noqa: BLE001  # the texts or the tokenizer cause it, and the next samples may work
                     self._warn(f"{type(error).__name__}: {error}")
         except (OSError, ValueError) as error:
             self._warn(str(error))

@@ -1,7 +1,7 @@
-"""Supervised fine-tuning: batches straight from the data, in epoch order, and nothing published.
+"""Supervised fine-tuning: batches come directly from the data, in epoch order, and no weights are published.
 
 batch b = examples b·size … ─► train pool ─► evaluation, checkpoint copied, when due ─► batch b + 1
-                                                          └─► written beside the next batches; the next one waits for it
+                                                          └─► written while the next batches train; the next checkpoint waits for it
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qwen35_trainer.data.prompts import PromptOrder
+from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.data.sft import SupervisedExample
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.pipeline.snapshot import Snapshot
-from qwen35_trainer.progress.records import Outcome
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.runtime.assembly import TokenAge, assemble_supervised
-from qwen35_trainer.runtime.measures import supervised_evaluation_record
-from qwen35_trainer.runtime.stopping import done_before
-from qwen35_trainer.runtime.training import Next, Training
+from qwen35_trainer.runtime.background import done_before
+from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
+from qwen35_trainer.runtime.update_records import supervised_evaluation_record
 
 
 @dataclass(frozen=True)
 class Supervised:
-    """Examples to train on. Batch b is positions b·size … of the epoch order: resuming needs its number alone."""
+    """The examples and their order. Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so its number is enough to resume."""
 
     examples: Sequence[SupervisedExample]
     held_out: Sequence[SupervisedExample]
@@ -44,29 +44,29 @@ class Supervised:
 
 @dataclass
 class SupervisedLoop:
-    """Runs to the end, or until `stop` is set."""
+    """Trains until the last update, or until `stop` is set."""
 
     supervised: Supervised
-    training: Training
+    training: TrainSession
     stop: asyncio.Event
     must_save: bool
-    """Save also when nothing was trained."""
+    """Save even if nothing has trained."""
     _saving: asyncio.Task[None] | None = None
 
     @property
     def _batch(self) -> int:
         return self.training.update // self.supervised.updates
 
-    async def run(self) -> Outcome:
-        """Train. Raises what made it impossible to go on."""
+    async def run(self) -> RunOutcome:
+        """Run the loop. Raises what makes it impossible to continue."""
         async with asyncio.TaskGroup() as tasks:  # left when the last checkpoint is complete
             return await self._train(tasks)
 
-    async def _train(self, tasks: asyncio.TaskGroup) -> Outcome:
+    async def _train(self, tasks: asyncio.TaskGroup) -> RunOutcome:
         training = self.training
         if training.update == 0 and training.spec.evaluation.atStart:
             evaluated = await done_before(self.stop, asyncio.ensure_future(self._evaluate()))
-            if not evaluated and not self.must_save:  # nothing is trained, so nothing is lost
+            if not evaluated and not self.must_save:  # nothing has trained, so nothing is lost
                 return "Stopped"
         while training.update < training.updates_total:
             if self.stop.is_set():
@@ -74,10 +74,10 @@ class SupervisedLoop:
                     await self._save(tasks)
                 return "Stopped"
             started = time.time()
-            # Reading images takes long enough to keep the run's other coroutines waiting.
+            # In a thread, because reading images would block the run's other coroutines.
             batch = await asyncio.to_thread(self.supervised.batch, self._batch)
             waited = time.time() - started
-            await training.train(Next(batch, version=0, age=TokenAge({}, 0), waited=waited))
+            await training.train(NextBatch(batch, version=0, age=TokenAge({}, 0), waited=waited))
             if training.evaluation_due(self.supervised.updates):
                 await self._evaluate()
             if training.checkpoint_due():
@@ -88,11 +88,13 @@ class SupervisedLoop:
         if self._saving is not None:
             await self._saving
         copied = asyncio.Event()
-        self._saving = tasks.create_task(self.training.save(Snapshot(batch=self._batch), version=0, copied=copied))
+        self._saving = tasks.create_task(
+            self.training.save(SchedulingSnapshot(batch=self._batch), version=0, copied=copied)
+        )
         await copied.wait()
 
     async def _evaluate(self) -> None:
-        """Held-out loss of the weights as they are."""
+        """Record the held-out loss of the current weights."""
         training, started = self.training, time.time()
         if self.supervised.held_out:
             batch = await asyncio.to_thread(self.supervised.validation)

@@ -1,12 +1,12 @@
-"""What a manifest asks for that `qwen35 run` cannot do, on this machine or in any place. Pure."""
+"""The parts of a manifest that `qwen35 run` does not support on this machine, or anywhere in this release. Pure."""
 
 from __future__ import annotations
 
-from qwen35_trainer.spec import Manifest, Problem, cannot_run
+from qwen35_trainer.manifest import Manifest, Problem, cannot_run
 
 
 def unsupported(manifest: Manifest) -> list[Problem]:
-    """Everything in the manifest that is meant for a cluster or a later release, each with what to change."""
+    """Return a problem for each part of the manifest that needs a cluster or a later release."""
     spec = manifest.spec
     problems: list[Problem] = []
 

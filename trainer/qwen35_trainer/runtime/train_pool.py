@@ -1,4 +1,4 @@
-"""The train pool as the loop sees it: M ranks that act as one."""
+"""The train pool as one object for the loop: each call goes to all ranks."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import Any
 
 import ray
 
-from qwen35_trainer.engines.base import UpdateMetrics
-from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.runtime.calls import Stalled, answer, answers
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.published import PublishedWeights
 
-SAVED_EVERY_SECONDS = 0.02
-"""How often a pool that writes a checkpoint is asked whether it has."""
+SAVE_POLL_SECONDS = 0.02
+"""Interval at which the ranks are polled while they write a checkpoint."""
 
 
 class TrainPool:
-    """Ranks are called alike and in one order."""
+    """Calls all ranks with the same arguments and in the same order."""
 
     def __init__(self, workers: Sequence[Any], deadline: float) -> None:
         self._workers, self._deadline = workers, deadline
         self._names = [f"train-{rank}" for rank in range(len(workers))]
 
     async def start(self, seconds: float) -> tuple[float, float]:
-        """Form the process group and build the engines. Returns the wall-clock seconds at which rank 0 was up and
-        all were told to join, and at which the last engine was built. Raises Stalled and WorkerLost.
+        """Form the process group and build the engines. Raises Stalled and ActorLost.
+
+        Returns the wall-clock seconds at which the ranks began to join, and at which the last engine was built.
         """
         ranks = len(self._workers)
         host, port = await answer(
@@ -50,21 +51,21 @@ class TrainPool:
         loss: float = (await self._all("negative_log_likelihood", "evaluating", ray.put(batch)))[0]
         return loss
 
-    async def publication(self, version: int) -> Publication:
-        """A copy of the weights as `version`, in the object store."""
-        copied: Publication = (await self._all("publication", "copying the weights", version))[0]
+    async def publication(self, version: int) -> PublishedWeights:
+        """Copy the weights to the object store as `version`."""
+        copied: PublishedWeights = (await self._all("publication", "copying the weights", version))[0]
         return copied
 
     async def save(self, folder: Path, copied: asyncio.Event) -> None:
-        """Write a checkpoint; returns when every rank has written its share. `copied` is set when ranks may train again."""
+        """Write a checkpoint. Sets `copied` when the ranks may train again, and returns when every rank has written its part."""
         act = "saving a checkpoint"
-        until = time.monotonic() + self._deadline
+        deadline = time.monotonic() + self._deadline
         await self._all("save", act, folder)
         copied.set()
         while not all(await self._all("saved", act)):
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise Stalled(f"the train pool: {act} took more than {self._deadline:g} s; use faster storage")
-            await asyncio.sleep(SAVED_EVERY_SECONDS)
+            await asyncio.sleep(SAVE_POLL_SECONDS)
 
     async def restore(self, folder: Path) -> None:
         await self._all("restore", "reading a checkpoint", folder)

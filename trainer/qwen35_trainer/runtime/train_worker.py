@@ -1,4 +1,4 @@
-"""One rank of the train pool: a process group member and the engine that it runs."""
+"""One rank of the train pool: a member of the process group, and its engine."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING
 
 import ray
 
-from qwen35_trainer.engines.base import TrainEngine, UpdateMetrics
-from qwen35_trainer.engines.batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
+from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.runtime.device import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.spec import TrainingSpec
-from qwen35_trainer.weights.publication import Publication
+from qwen35_trainer.weights.published import PublishedWeights
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 SAVING = "saving"
-"""Group of calls, one at a time, that are answered while another trains: a checkpoint is complete when it is written, not when
-the batch beside it has trained."""
+"""Concurrency group of calls that are answered while the rank trains: a checkpoint is complete when it is written, not when the batch
+that trains at the same time has ended."""
 
 
 class TrainWorker(Process):
-    """Ray actor of one rank. Call `listen` on rank 0, `join` on all, then everything else on all alike.
+    """Ray actor of one rank. Call `listen` on rank 0, `join` on all ranks, then all other methods on all ranks alike.
 
-    The actor has a concurrency group `SAVING`.  pictures: whether any batch shows some.
+    The actor needs a concurrency group `SAVING`. pictures: whether any batch has pictures.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class TrainWorker(Process):
         self._engine: TrainEngine | None = None
 
     def listen(self, ranks: int) -> tuple[str, int]:
-        """Open the rendezvous on a port that the kernel picks. Returns its host and port."""
+        """Open the rendezvous on a free port. Returns its host and port."""
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
         host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"
@@ -61,9 +61,9 @@ class TrainWorker(Process):
         from qwen35_trainer.engines.fsdp.loading import origin
 
         if self._spec.algorithm.own_functions:
-            sys.path.insert(0, str(self._base))  # modules of the user's own are found as those of rewards are
+            sys.path.insert(0, str(self._base))  # so that modules of users are found in the manifest's folder
         profile = self._spec.accelerator.profile
-        own = device(profile)  # before the group: its backend may come with the device
+        own = device(profile)  # before the process group, because the module of the device may register its backend
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=self._timeout)
         dist.init_process_group(
             BACKENDS[profile], store=store, rank=self._rank, world_size=ranks, timeout=self._timeout
@@ -81,17 +81,17 @@ class TrainWorker(Process):
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)
 
-    def publication(self, version: int) -> Publication:
-        """A copy of the weights as `version`, in the object store. Collective; that of other ranks than 0 is empty.
+    def publication(self, version: int) -> PublishedWeights:
+        """Copy the weights to the object store as `version`. Collective; ranks other than 0 return an empty copy.
 
-        Copied before the optimizer may step again: replicas read the copy while the next step changes the weights.
+        It is made before the optimizer may step again: replicas read the copy while the next step changes the weights.
         """
-        from qwen35_trainer.weights.object_store import put  # as above
+        from qwen35_trainer.weights.published import put  # as above
 
         return put(self._ready_engine.weights(), version)
 
     def save(self, folder: Path) -> None:
-        """Begin to write a checkpoint; `saved` says when it is written, and raises what went wrong."""
+        """Begin to write a checkpoint. `saved` returns whether it is written, and raises its errors."""
         self._ready_engine.save(folder)
 
     @ray.method(concurrency_group=SAVING)

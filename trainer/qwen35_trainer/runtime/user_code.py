@@ -1,4 +1,4 @@
-"""Whether `module:function` is there, without importing the module: it may import torch, which takes seconds."""
+"""Checks that `module:function` exists without importing the module, which may import torch and take seconds."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder
 from pathlib import Path
 
-from qwen35_trainer.spec.problems import did_you_mean
+from qwen35_trainer.manifest.problems import did_you_mean
 
 
-def wrong_with(target: str, base: Path) -> tuple[str, str] | None:
-    """What is wrong with a function of one argument, and what to do. None for one that is there, and for one that only an
-    import could find: in a compiled module, through a finder of its own, from a star import, or by `__getattr__`.
+def problem_of(target: str, base: Path) -> tuple[str, str] | None:
+    """Return what is wrong with a function of one argument, and what to do.
 
-    base: the manifest's folder, where modules are looked for first.
+    Returns None for a function that exists, and for one that only an import could find: in a compiled module, through a custom
+    finder, from a star import, or by `__getattr__`.  base: the manifest's folder, where modules are searched first.
     """
     module, _, name = target.partition(":")
-    found, first = _found(module, [str(base), *sys.path]), module.partition(".")[0]
+    spec, first = _found(module, [str(base), *sys.path]), module.partition(".")[0]
     if first in sys.stdlib_module_names and _found(first, [str(base)]) is not None:
-        # Python has imported its own, or imports yours in the place of it.
+        # Python has imported its own module, or would import this one instead of it.
         return f"{target}: Python's library has a module {first} too.", "Rename yours."
-    if found is None:
+    if spec is None:
         if _found_elsewhere(module):
             return None
-        fix = "Correct the name, put the module beside the manifest, or put its folder on PYTHONPATH."
+        fix = "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH."
         return f"{target}: module {module} was not found in the manifest's folder {base} or on sys.path.", fix
-    file = Path(found.origin or "")
+    file = Path(spec.origin or "")
     if file.suffix != ".py":
         return None
     try:
@@ -43,25 +43,25 @@ def wrong_with(target: str, base: Path) -> tuple[str, str] | None:
 
 
 def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
-    """As an import finds it, package by package, without importing any."""
-    found: ModuleSpec | None = None
+    """Find a module like an import, package by package, without importing it."""
+    spec: ModuleSpec | None = None
     for number, _ in enumerate(module.split("."), start=1):
-        found = PathFinder.find_spec(".".join(module.split(".")[:number]), path)
-        if found is None:
+        spec = PathFinder.find_spec(".".join(module.split(".")[:number]), path)
+        if spec is None:
             return None
-        path = list(found.submodule_search_locations or ())
-    return found
+        path = list(spec.submodule_search_locations or ())
+    return spec
 
 
 def _found_elsewhere(module: str) -> bool:
-    """Whether a finder that an installed package has added knows the module's first package."""
+    """Return whether a finder of an installed package finds the module's first package."""
     own = (BuiltinImporter, FrozenImporter, PathFinder)
     first = module.partition(".")[0]
     return any(finder.find_spec(first, None) is not None for finder in sys.meta_path if finder not in own)
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """The names that a module gets by its statements, wherever they stand outside of functions and classes."""
+    """Yield the names that the statements of a module bind, outside of functions and classes."""
     for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -77,7 +77,7 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _not_of_one(target: str, node: ast.AST) -> tuple[str, str] | None:
-    """For what is certainly not a function of one argument."""
+    """Return the problem of anything that is certainly not a function of one argument."""
     match node:
         case ast.Constant():
             return f"{target} is {ast.unparse(node)}.", "Name a function."

@@ -1,4 +1,5 @@
-"""What a choice of pools, knobs and rule gives, found in virtual time: the run's own `Coordinator`, and a model of the rest.
+"""The simulator: estimates throughput, lag and idle time in virtual time.
 
-`Load` is everything that is simulated, `simulate` plays it, `Result` is what came of it.
+The run's own `Coordinator` decides; replicas, trainer, lengths and faults are models. `Workload` describes what is simulated,
+`simulate` plays it, and `SimulationResult` is the outcome.
 """

@@ -1,93 +1,118 @@
-"""What the commands are asked, read as a load and changes to it: every problem at once."""
+"""The options of the commands, read as a workload and changes to it. All problems are reported together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-from qwen35_trainer.simulate.changes import Change, LoadRefused
-from qwen35_trainer.simulate.hardware import Engine, EnginePool, Trainer
-from qwen35_trainer.simulate.lengths import BoundedPareto, Replayed
-from qwen35_trainer.simulate.load import Load
-from qwen35_trainer.simulate.manifest import SPEED_PER_DOUBLING, Speeds, load_of
-from qwen35_trainer.spec import ManifestError, load_manifest
-from qwen35_trainer.spec.training import TrainingSpec
+from qwen35_trainer.manifest import Manifest, ManifestError, load_manifest
+from qwen35_trainer.manifest.assignment import split_path
+from qwen35_trainer.manifest.fields import fields
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.simulate.cost_model import ReplicaGroup, ReplicaSpeed, TrainSpeed
+from qwen35_trainer.simulate.field_changes import FieldChange, WorkloadRefused, is_workload_path
+from qwen35_trainer.simulate.manifest_workload import SPEED_FACTOR_PER_DOUBLING, HardwareSpeeds, workload_of
+from qwen35_trainer.simulate.response_lengths import BoundedPareto, Replayed
+from qwen35_trainer.simulate.workload import Workload
 
-PARETO_FLOOR: Final = 64
-"""A Pareto tail begins at this part of its cap."""
+PARETO_CAP_PER_FLOOR: Final = 64
+"""Pareto lengths begin at the cap divided by this number."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """As they stand on the command line; None where an option was not given."""
+class SimulationOptions:
+    """The options as given on the command line. None: the option was not given."""
 
     file: Path | None = None
+    overrides: tuple[str, ...] = ()
+    """--set PATH=VALUE: fields of the manifest."""
     mean: float | None = None
     cv: float | None = None
     cap: int | None = None
     pareto: float | None = None
     lengths: Path | None = None
     decode: str | None = None
-    """BASE,PER_SEQUENCE."""
+    """BASE,PER_SEQUENCE: the duration of a decode step."""
     train: float | None = None
     lane_speed: float | None = None
-    named: tuple[tuple[str, object], ...] = ()
-    """Fields of the load that have an option of their own, and values."""
+    fields: tuple[tuple[str, object], ...] = ()
+    """Fields of the workload that have an option of their own, with values."""
     assignments: tuple[str, ...] = ()
-    """--set PATH=VALUE."""
+    """--workload PATH=VALUE: fields of the workload."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What to simulate."""
+class SimulationInput:
+    """The manifest, the workload and its changes, as read from the options."""
 
     spec: TrainingSpec | None
-    """None without a manifest: then it is the reference load."""
-    load: Load
-    """Before the changes."""
-    speeds: Speeds
-    changes: tuple[Change, ...]
-    given: frozenset[str]
-    """Fields that an option set."""
+    """None without a manifest; then the workload is the reference workload."""
+    workload: Workload
+    """The workload before the changes."""
+    speeds: HardwareSpeeds
+    changes: tuple[FieldChange, ...]
+    given_fields: frozenset[str]
+    """The fields of the workload that options set."""
 
 
-def read(options: Options, problems: list[str]) -> Asked:
-    """What of it can be read; every problem of options, manifest and length file goes to `problems`."""
-    spec = _collect(problems, lambda: _spec(options.file))
-    speeds = _collect(problems, lambda: _speeds(options)) or Speeds()
-    load = _collect(problems, lambda: load_of(spec, speeds)) if spec else None
-    load = load or Load(
-        pools=(EnginePool(engine=Engine(base=speeds.base, per_sequence=speeds.per_sequence)),),
-        trainer=Trainer(seconds_per_token=speeds.train),
+def read_options(options: SimulationOptions, problems: list[str]) -> SimulationInput:
+    """Read the options as far as possible, and add every problem of options, manifest and length file to `problems`."""
+    misplaced = _misplaced_overrides(options)
+    problems += misplaced.values()
+    spec = _collect(problems, lambda: _spec(options, misplaced))
+    speeds = _collect(problems, lambda: _speeds(options)) or HardwareSpeeds()
+    workload = _collect(problems, lambda: workload_of(spec, speeds)) if spec else None
+    workload = workload or Workload(
+        pools=(ReplicaGroup(replica=ReplicaSpeed(base=speeds.base, per_sequence=speeds.per_sequence)),),
+        trainer=TrainSpeed(seconds_per_token=speeds.train),
     )
-    lengths = _collect(problems, lambda: _lengths(options, load)) or []
-    named = [Change(path, value) for path, value in options.named if value is not None]
-    assigned = [_collect(problems, partial(Change.parse, text)) for text in options.assignments]
-    own = [*lengths, *named, *(change for change in assigned if change)]
-    given = {change.field for change in own}
-    given |= {"pools.engine.base"} if options.decode else set()
-    given |= {"trainer.seconds_per_token"} if options.train else set()
-    given |= {"lane.speed"} if options.lane_speed else set()
-    return Asked(spec, load, speeds, (*_lane_speeds(options, load, own, speeds), *own), frozenset(given))
+    lengths = _collect(problems, lambda: _lengths(options, workload)) or []
+    named_changes = [FieldChange(path, value) for path, value in options.fields if value is not None]
+    assigned = [_collect(problems, partial(FieldChange.parse, text)) for text in options.assignments]
+    changes = [*lengths, *named_changes, *(change for change in assigned if change)]
+    given_fields = {change.field for change in changes}
+    given_fields |= {"pools.replica.base"} if options.decode else set()
+    given_fields |= {"trainer.seconds_per_token"} if options.train else set()
+    given_fields |= {"lane.speed"} if options.lane_speed else set()
+    return SimulationInput(
+        spec, workload, speeds, (*_lane_speeds(options, workload, changes, speeds), *changes), frozenset(given_fields)
+    )
 
 
-def _spec(file: Path | None) -> TrainingSpec | None:
-    return load_manifest(file).spec if file else None
+def _spec(options: SimulationOptions, misplaced: Collection[str]) -> TrainingSpec | None:
+    if options.file is None:
+        return None
+    return load_manifest(options.file, [text for text in options.overrides if text not in misplaced]).spec
 
 
-def _speeds(options: Options) -> Speeds:
-    """Raises LoadRefused where a number is none, or is not above 0."""
+def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
+    """The --set options that cannot apply to a manifest, each with the problem: none is given, or the path is a workload's."""
+    manifest_names = {*fields(Manifest), *fields(TrainingSpec)}
+    problems = {}
+    for text in options.overrides:
+        name = str(split_path(text.partition("=")[0].strip())[0])
+        if options.file is None:
+            problems[text] = (
+                f"--set {text}: changes a manifest, and none is given; for the workload use --workload {text}"
+            )
+        elif name not in manifest_names and is_workload_path(name):
+            problems[text] = f"--set {text}: is not a field of the manifest; for the workload use --workload {text}"
+    return problems
+
+
+def _speeds(options: SimulationOptions) -> HardwareSpeeds:
+    """Raises WorkloadRefused for a value that is not a number, or not above 0."""
     problems = []
     if (options.decode is None) != (options.train is None):
         problems.append("--decode and --train-seconds-per-token share a unit of time: give both, or neither")
-    base, per_sequence = Speeds.base, Speeds.per_sequence
+    base, per_sequence = HardwareSpeeds.base, HardwareSpeeds.per_sequence
     if options.decode is not None:
         try:
             base, per_sequence = map(float, options.decode.split(","))
-            EnginePool(engine=Engine(base=base, per_sequence=per_sequence))
+            ReplicaGroup(replica=ReplicaSpeed(base=base, per_sequence=per_sequence))
         except ValueError as error:
             reason = f": {error}" if options.decode.count(",") == 1 else ""
             problems.append(f"--decode {options.decode}: write BASE,PER_SEQUENCE, two numbers from 0{reason}")
@@ -95,13 +120,13 @@ def _speeds(options: Options) -> Speeds:
         if value is not None and not 0 < value < float("inf"):
             problems.append(f"{name} {value} <= 0")
     if problems:
-        raise LoadRefused(problems)
-    train = Speeds.train if options.train is None else options.train
-    return Speeds(base, per_sequence, train, options.lane_speed or SPEED_PER_DOUBLING)
+        raise WorkloadRefused(problems)
+    train = HardwareSpeeds.train if options.train is None else options.train
+    return HardwareSpeeds(base, per_sequence, train, options.lane_speed or SPEED_FACTOR_PER_DOUBLING)
 
 
-def _lengths(options: Options, load: Load) -> list[Change]:
-    """Raises LoadRefused for options that exclude each other, and for a file that cannot be read."""
+def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange]:
+    """Raises WorkloadRefused for options that exclude each other, and for a file that cannot be read."""
     kinds = [
         name
         for name, value in (
@@ -112,40 +137,43 @@ def _lengths(options: Options, load: Load) -> list[Change]:
         if value is not None
     ]
     if len(kinds) > 1:
-        raise LoadRefused([f"{' and '.join(kinds)}: each says what the lengths are; use one"])
-    cap = load.lengths.cap if options.cap is None else options.cap
+        raise WorkloadRefused([f"{' and '.join(kinds)}: each defines the lengths; use one"])
+    cap = workload.lengths.cap if options.cap is None else options.cap
     if options.lengths is not None:
         limit = None if options.cap is None and options.file is None else cap
-        return [Change("lengths", _replayed(options.lengths, limit))]
+        return [FieldChange("lengths", _replayed(options.lengths, limit))]
     if options.pareto is not None:
         try:
-            return [Change("lengths", BoundedPareto(options.pareto, max(1, cap // PARETO_FLOOR), cap))]
+            return [FieldChange("lengths", BoundedPareto(options.pareto, max(1, cap // PARETO_CAP_PER_FLOOR), cap))]
         except ValueError as error:
-            raise LoadRefused(str(error).split("; ")) from error
-    named = (("lengths.mean", options.mean), ("lengths.cv", options.cv), ("lengths.cap", options.cap))
-    return [Change(path, value) for path, value in named if value is not None]
+            raise WorkloadRefused(str(error).split("; ")) from error
+    length_options = (("lengths.mean", options.mean), ("lengths.cv", options.cv), ("lengths.cap", options.cap))
+    return [FieldChange(path, value) for path, value in length_options if value is not None]
 
 
 def _replayed(file: Path, cap: int | None) -> Replayed:
-    """The lengths of a file, cut off where generation would stop."""
+    """The lengths of a file, clipped where generation would stop."""
     try:
-        seen = Replayed.read(file)
+        observed = Replayed.read(file)
     except OSError as error:
-        raise LoadRefused([f"--lengths {file}: cannot be read: {error.strerror}"]) from error
+        raise WorkloadRefused([f"--lengths {file}: cannot be read: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
-        raise LoadRefused([f"--lengths {file}: byte {error.start} is not UTF-8"]) from error
+        raise WorkloadRefused([f"--lengths {file}: byte {error.start} is not UTF-8"]) from error
     except ValueError as error:
-        raise LoadRefused([f"--lengths {problem}" for problem in str(error).split("; ")]) from error
+        raise WorkloadRefused([f"--lengths {problem}" for problem in str(error).split("; ")]) from error
     if cap is None or cap < 1:
-        return seen
-    return Replayed(tuple(tuple(min(tokens, cap) for tokens in prompt) for prompt in seen.prompts))
+        return observed
+    return Replayed(tuple(tuple(min(tokens, cap) for tokens in prompt) for prompt in observed.prompts))
 
 
-def _lane_speeds(options: Options, load: Load, own: Sequence[Change], speeds: Speeds) -> list[Change]:
-    """A lane that only the options make decodes like the pool, not like the reference load."""
-    if options.decode is None or load.lane is not None or not any(change.segments[0] == "lane" for change in own):
+def _lane_speeds(
+    options: SimulationOptions, workload: Workload, changes: Sequence[FieldChange], speeds: HardwareSpeeds
+) -> list[FieldChange]:
+    """The speeds of a lane that the options add: those of the pool in place of the reference workload's."""
+    adds_lane = workload.lane is None and any(change.segments[0] == "lane" for change in changes)
+    if options.decode is None or not adds_lane:
         return []
-    return [Change("lane.base", speeds.base), Change("lane.per_sequence", speeds.lane_per_sequence)]
+    return [FieldChange("lane.base", speeds.base), FieldChange("lane.per_sequence", speeds.lane_per_sequence)]
 
 
 def _collect[T](problems: list[str], part: Callable[[], T]) -> T | None:
@@ -156,6 +184,6 @@ def _collect[T](problems: list[str], part: Callable[[], T]) -> T | None:
             ": ".join(filter(None, (str(error.file), problem.path, f"{problem.message} {problem.fix}")))
             for problem in error.problems
         ]
-    except LoadRefused as error:
+    except WorkloadRefused as error:
         problems += error.problems
     return None

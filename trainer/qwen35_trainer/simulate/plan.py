@@ -1,10 +1,10 @@
-"""What to choose for a manifest: the split of its nodes, the two knobs, and a lane or none.
+"""The planner: it chooses the split of a manifest's nodes, the two knobs, and whether to use a straggler lane.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │
-                                     └────── a neighbour is better ◄───────┴─► none is: the plan
+                                     └────── a neighbour is better ◄───────┴─► no neighbour is better: the plan
 
-Every plan on the way is a manifest that `qwen35 validate` accepts.
+Every simulated plan is a manifest that `qwen35 validate` accepts.
 """
 
 from __future__ import annotations
@@ -13,106 +13,107 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from qwen35_trainer.simulate.analytic import Estimate, estimate
-from qwen35_trainer.simulate.changes import Change, LoadRefused
-from qwen35_trainer.simulate.choice import Choice, neighbours
-from qwen35_trainer.simulate.grid import Grid
-from qwen35_trainer.simulate.load import Load
-from qwen35_trainer.simulate.manifest import Speeds
-from qwen35_trainer.simulate.search import less_lag, preferred, search
-from qwen35_trainer.simulate.trials import Trial, Trials
-from qwen35_trainer.spec.training import TrainingSpec
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.simulate.estimate import Estimate, estimate
+from qwen35_trainer.simulate.field_changes import FieldChange, WorkloadRefused
+from qwen35_trainer.simulate.manifest_workload import HardwareSpeeds
+from qwen35_trainer.simulate.plan_choice import PlanChoice, PlanGrid, neighbours_of
+from qwen35_trainer.simulate.plan_search import Trial, Trials, preferred, reduce_lag, search
+from qwen35_trainer.simulate.workload import Workload
 
-MOST_SHORT: Final = 250
-"""Simulations of the search; the neighbours' come on top."""
-MOST_ROUNDS: Final = 10
+MAX_SHORT_SIMULATIONS: Final = 250
+"""Maximum number of simulations of the search, not counting those of neighbours."""
+MAX_ROUNDS: Final = 10
+"""Maximum number of moves from a plan to a better neighbour."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A plan that differs in one thing."""
+    """A plan that differs from the recommended one in one choice."""
 
     change: str
     trial: Trial
-    within: bool
-    """Whether the plan was free to choose it: the bound holds, and the missed-deadline policy is the manifest's."""
+    is_allowed: bool
+    """Whether the planner may choose it: it keeps the bound and the missed-deadline policy of the manifest."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The plan, what else there is, and what it was decided by."""
+class PlanResult:
+    """The recommended plan, with the alternatives that were compared with it."""
 
     recommended: Trial
     manifest: Trial
     """The manifest as it is."""
     neighbours: tuple[Neighbour, ...]
-    load: Load
-    """Of the recommended plan."""
+    workload: Workload
+    """The workload of the recommended plan."""
     estimate: Estimate
-    """By arithmetic, of the recommended plan."""
+    """The analytic estimate of the recommended plan."""
     max_lag: int
     simulations: int
 
     @property
     def changes(self) -> list[str]:
-        """Where the plan differs from the manifest, as `path=value` for `qwen35 run --set`."""
-        plan, own = self.recommended.choice.as_dict(), self.manifest.choice.as_dict()
-        return [f"{path}={_yaml(value)}" for path, value in plan.items() if value != own[path]]
+        """The differences between the plan and the manifest, as `PATH=VALUE` for `--set`."""
+        plan, manifest = self.recommended.choice.as_dict(), self.manifest.choice.as_dict()
+        return [f"{path}={_yaml(value)}" for path, value in plan.items() if value != manifest[path]]
 
 
 def make_plan(
     spec: TrainingSpec,
-    speeds: Speeds,
-    changes: Sequence[Change],
+    speeds: HardwareSpeeds,
+    changes: Sequence[FieldChange],
     max_lag: int | None = None,
-    told: Callable[[], None] = lambda: None,
-) -> Plan:
-    """The plan of greatest effective throughput whose token lag is at most max_lag, by default the manifest's bound.
+    on_simulated: Callable[[], None] = lambda: None,
+) -> PlanResult:
+    """Maximise effective throughput with a token lag of at most `max_lag`, by default the manifest's bound.
 
-    Within 2 % of the greatest, that of the smallest mean lag. changes: of every load. told: called after each
-    simulation. Raises LoadRefused for a manifest without two pools, and for loads that cannot be simulated.
+    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the one with the minimum mean lag is recommended. changes:
+    applied to every workload. on_simulated: called after each simulation. Raises WorkloadRefused for a manifest without two
+    pools, and for workloads that cannot be simulated.
     """
     if spec.mode != "FullyAsync" or spec.rollout is None:
-        raise LoadRefused([f"spec.mode: {spec.mode} has no two pools to divide the nodes between; plan FullyAsync"])
-    own = Choice.of(spec)
-    bound = own.max_version_lag if max_lag is None else max_lag
-    trials = Trials(spec, speeds, changes, MOST_SHORT, told)
-    if (as_it_is := trials.long(own)) is None:
-        trials.load(own)
-        raise LoadRefused(["the manifest as it is cannot be simulated"])
-    start = replace(own, lane=None, max_version_lag=bound, staleness_threshold=min(own.staleness_threshold, bound))
-    grid = Grid.over(spec, start, trials.load(start))
-    best, found = _settled(less_lag(search(grid, trials), grid, trials), grid, trials)
-    load = trials.load(best.choice)
-    return Plan(
+        raise WorkloadRefused([f"spec.mode: {spec.mode} has no two pools to divide the nodes between; plan FullyAsync"])
+    manifest = PlanChoice.of(spec)
+    bound = manifest.max_version_lag if max_lag is None else max_lag
+    trials = Trials(spec, speeds, changes, MAX_SHORT_SIMULATIONS, on_simulated)
+    if (manifest_result := trials.long(manifest)) is None:
+        trials.workload(manifest)
+        raise WorkloadRefused(["the manifest as it is cannot be simulated"])
+    threshold = min(manifest.staleness_threshold, bound)
+    start = replace(manifest, lane=None, max_version_lag=bound, staleness_threshold=threshold)
+    grid = PlanGrid.around(spec, start, trials.workload(start))
+    best, neighbours = _settle(reduce_lag(search(grid, trials), grid, trials), grid, trials)
+    workload = trials.workload(best.choice)
+    return PlanResult(
         best,
-        Trial(own, as_it_is),
-        tuple(each for each in found if each.trial.choice not in (best.choice, own)),
-        load,
-        estimate(load),
+        Trial(manifest, manifest_result),
+        tuple(neighbour for neighbour in neighbours if neighbour.trial.choice not in (best.choice, manifest)),
+        workload,
+        estimate(workload),
         bound,
         trials.simulations,
     )
 
 
-def _settled(best: Trial, grid: Grid, trials: Trials) -> tuple[Trial, list[Neighbour]]:
-    """The plan that no neighbour beats when all are simulated for longer, and its neighbours."""
-    free = {trial.choice: trial for trial in trials.played(long=True) if grid.within(trial.choice)}  # the manifest's
-    for _ in range(MOST_ROUNDS):
+def _settle(best: Trial, grid: PlanGrid, trials: Trials) -> tuple[Trial, list[Neighbour]]:
+    """Move to better neighbours until no neighbour is better in long simulations. Returns the plan and its neighbours."""
+    allowed = {trial.choice: trial for trial in trials.simulated(long=True) if grid.allows(trial.choice)}
+    for _ in range(MAX_ROUNDS):
         choice = best.choice
-        found = [
-            Neighbour(change, Trial(other, result), grid.within(other))
-            for change, other in [("", choice), *neighbours(choice, grid.steps)]
+        candidates = [
+            Neighbour(change, Trial(other, result), grid.allows(other))
+            for change, other in [("", choice), *neighbours_of(choice, grid.steps)]
             if (result := trials.long(other)) is not None
         ]
-        free |= {each.trial.choice: each.trial for each in found if each.within}
-        best = preferred(list(free.values()))
+        allowed |= {candidate.trial.choice: candidate.trial for candidate in candidates if candidate.is_allowed}
+        best = preferred(list(allowed.values()))
         if best.choice == choice:
             break
-    return free[choice], [each for each in found if each.change]
+    return allowed[choice], [candidate for candidate in candidates if candidate.change]
 
 
 def _yaml(value: object) -> str:
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{key}: {_yaml(inside)}' for key, inside in value.items())}}}"
+        return f"{{{', '.join(f'{key}: {_yaml(item)}' for key, item in value.items())}}}"
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""Results drawn, as a page of charts."""
+"""Results as an HTML page of charts."""
 
 from __future__ import annotations
 
@@ -7,47 +7,46 @@ from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any, Final
+from typing import Final
 
-from qwen35_trainer.page import card, page, write
-from qwen35_trainer.simulate.load import Load
-from qwen35_trainer.simulate.result import Result
-from qwen35_trainer.simulate.sweep import Axis, Row
-from qwen35_trainer.simulate.words import digits, load_in_words, percent
-
-type Figure = dict[str, Any]
+from qwen35_trainer.formatting import MISSING, number, percent
+from qwen35_trainer.page import Figure, figure_card, render_page, write_page
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.sweep import SweepAxis, SweepRow
+from qwen35_trainer.simulate.tables import describe_workload
+from qwen35_trainer.simulate.workload import Workload
 
 _BODY: Final = Path(__file__).with_suffix(".html")
 _STYLE: Final = Path(__file__).with_suffix(".css")
 _COLOURS: Final = ("@first", "@second", "@third", "@fourth", "@fifth", "@sixth")
-_MOST_TICKS: Final = 10
+_MAX_TICKS: Final = 10
 
 
-def write_page(path: Path, load: Load, axes: Sequence[Axis], rows: Sequence[Row]) -> None:
-    """Write the page of a run (no axes, one row) or of a sweep to path, whole or not at all. Raises OSError."""
-    write(path, _page(load, axes, rows))
+def write_plot(path: Path, workload: Workload, axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> None:
+    """Write the page of a run (no axes, one row) or of a sweep. The file is replaced atomically. Raises OSError."""
+    write_page(path, _page(workload, axes, rows))
 
 
-def _page(load: Load, axes: Sequence[Axis], rows: Sequence[Row]) -> str:
+def _page(workload: Workload, axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> str:
     figures = _sweep_figures(axes, rows) if axes else _run_figures(rows[0])
     seeds = len(rows[0].runs)
     name = "Sweep of " + " × ".join(axis.key for axis in axes) if axes else "Simulation"
     body = Template(_BODY.read_text(encoding="utf-8")).substitute(
         name=escape(name),
-        facts="<br>".join(map(escape, [*(["The first row:"] if axes else []), *load_in_words(load, seeds)])),
-        cards="".join(card(key, title, note) for key, (title, note, _) in figures.items()),
+        facts="<br>".join(map(escape, [*(["The first row:"] if axes else []), *describe_workload(workload, seeds)])),
+        cards="".join(figure_card(key, title, note) for key, (title, note, _) in figures.items()),
         numbers=_numbers(axes, rows),
     )
     drawn = {key: figure for key, (_, _, figure) in figures.items()}
-    return page(f"{name} · qwen35", style=_STYLE.read_text(encoding="utf-8"), body=body, figures=drawn)
+    return render_page(f"{name} · qwen35", style=_STYLE.read_text(encoding="utf-8"), body=body, figures=drawn)
 
 
 type _Figures = dict[str, tuple[str, str, Figure]]  # name: (title, note, figure)
 
 
-def _run_figures(row: Row) -> _Figures:
+def _run_figures(row: SweepRow) -> _Figures:
     result = row.result
-    labels = [f"seed {row.load.seed + i}" for i in range(len(row.runs))]
+    labels = [f"seed {row.workload.seed + i}" for i in range(len(row.runs))]
     return {
         "throughput": (
             "Throughput against mean lag",
@@ -56,17 +55,17 @@ def _run_figures(row: Row) -> _Figures:
         ),
         "lags": (
             "Lag of groups",
-            f"share of the trained groups; mean {digits(result.mean_lag)} versions",
-            _histogram(result, row.load),
+            f"share of the trained groups; mean {number(result.mean_lag)} versions",
+            _histogram(result, row.workload),
         ),
     }
 
 
-def _sweep_figures(axes: Sequence[Axis], rows: Sequence[Row]) -> _Figures:
-    """Curves along the axis with the most numbers, one for each combination of the others; bars where none has numbers."""
+def _sweep_figures(axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> _Figures:
+    """Curves along the axis with the most numbers, one per combination of the other axes. Bars if no axis has numbers."""
     numeric = [place for place, axis in enumerate(axes) if _numbers_of(axis)]
     along = max(numeric, key=lambda place: len(axes[place].values)) if numeric else None
-    curves: dict[str, list[Row]] = {}
+    curves: dict[str, list[SweepRow]] = {}
     for row in rows:
         curves.setdefault(", ".join(v for place, v in enumerate(row.values) if place != along), []).append(row)
     styled = [(name, _COLOURS[i % len(_COLOURS)], members) for i, (name, members) in enumerate(curves.items())]
@@ -80,10 +79,10 @@ def _sweep_figures(axes: Sequence[Axis], rows: Sequence[Row]) -> _Figures:
     figures: _Figures = {
         "throughput": ("Throughput against mean lag", note, _scatter(points, [row.result for row in rows]))
     }
-    lines: dict[str, tuple[str, Callable[[Result], float], str]] = {
+    lines: dict[str, tuple[str, Callable[[SimulationResult], float], str]] = {
         "effective": ("Effective throughput", lambda result: result.effective_throughput, "~g"),
-        "greatest-lag": ("Greatest lag of trained tokens", lambda result: result.max_token_lag, "~g"),
-        "idle": ("Idle trainer", lambda result: result.idle_trainer, ".0%"),
+        "maximum-lag": ("Maximum lag of trained tokens", lambda result: result.max_token_lag, "~g"),
+        "idle": ("Idle trainer", lambda result: result.train_idle, ".0%"),
     }
     for name, (title, value, form) in lines.items():
         figure = _bars(styled, value, form) if along is None else _lines(styled, axes[along], along, value, form)
@@ -91,22 +90,24 @@ def _sweep_figures(axes: Sequence[Axis], rows: Sequence[Row]) -> _Figures:
     return figures
 
 
-type _Styled = Sequence[tuple[str, str, list[Row]]]  # name, colour, rows
+type _Styled = Sequence[tuple[str, str, list[SweepRow]]]  # name, colour, rows
 
 
-def _lines(styled: _Styled, axis: Axis, place: int, value: Callable[[Result], float], form: str) -> Figure:
+def _lines(
+    styled: _Styled, axis: SweepAxis, place: int, value: Callable[[SimulationResult], float], form: str
+) -> Figure:
     numbers = _numbers_of(axis)
     traces = [
         _trace(name, colour, [numbers[row.values[place]] for row in members], [value(row.result) for row in members])
         for name, colour, members in styled
     ]
     layout = _layout(axis.key, "", form, len(traces))
-    if len(numbers) <= _MOST_TICKS:
+    if len(numbers) <= _MAX_TICKS:
         layout["xaxis"] |= {"tickvals": sorted(numbers.values())}
     return {"data": traces, "layout": layout}
 
 
-def _bars(styled: _Styled, value: Callable[[Result], float], form: str) -> Figure:
+def _bars(styled: _Styled, value: Callable[[SimulationResult], float], form: str) -> Figure:
     traces = [
         {"type": "bar", "name": name, "x": [name], "y": [value(members[0].result)], "marker": {"color": colour}}
         for name, colour, members in styled
@@ -114,9 +115,9 @@ def _bars(styled: _Styled, value: Callable[[Result], float], form: str) -> Figur
     return {"data": traces, "layout": _layout("", "", form, 1) | {"showlegend": False}}
 
 
-def _points(name: str, colour: str, results: Sequence[Result], labels: Sequence[str]) -> Figure:
+def _points(name: str, colour: str, results: Sequence[SimulationResult], labels: Sequence[str]) -> Figure:
     lags, heights = [result.mean_lag for result in results], [result.effective_throughput for result in results]
-    texts = [f"{label}: {digits(y)} at {digits(x)}" for label, x, y in zip(labels, lags, heights, strict=True)]
+    texts = [f"{label}: {number(y)} at {number(x)}" for label, x, y in zip(labels, lags, heights, strict=True)]
     return _trace(name, colour, lags, heights) | {"hovertext": texts, "hoverinfo": "text"}
 
 
@@ -133,15 +134,15 @@ def _trace(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Fi
     }
 
 
-def _scatter(traces: list[Figure], results: Sequence[Result]) -> Figure:
-    """Effective throughput over mean lag, with the ideal as a line where all share it."""
+def _scatter(traces: list[Figure], results: Sequence[SimulationResult]) -> Figure:
+    """Effective throughput against mean lag, with the ideal as a line if it is the same for all results."""
     layout = _layout("mean lag of groups, in versions", "", "~g", len(traces))
     ideals = [result.ideal_throughput for result in results]
     layout["xaxis"]["rangemode"] = "tozero"
     layout["yaxis"]["range"] = [0, max(ideals + [result.effective_throughput for result in results]) * 1.15]
     if max(ideals) < min(ideals) * 1.01:
         line = {"color": "@bound", "width": 1.5, "dash": "dot"}
-        text = {"xref": "paper", "x": 1, "y": ideals[0], "text": f"ideal {digits(ideals[0])}", "showarrow": False}
+        text = {"xref": "paper", "x": 1, "y": ideals[0], "text": f"ideal {number(ideals[0])}", "showarrow": False}
         layout["shapes"] = [
             {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": ideals[0], "y1": ideals[0], "line": line}
         ]
@@ -151,7 +152,7 @@ def _scatter(traces: list[Figure], results: Sequence[Result]) -> Figure:
     return {"data": traces, "layout": layout}
 
 
-def _histogram(result: Result, load: Load) -> Figure:
+def _histogram(result: SimulationResult, workload: Workload) -> Figure:
     total = sum(result.lag_histogram) or 1
     shares = [count / total for count in result.lag_histogram]
     bars = {
@@ -166,7 +167,7 @@ def _histogram(result: Result, load: Load) -> Figure:
         "hovertemplate": "lag %{x}: %{y:.1%}<extra></extra>",
     }
     layout = _layout("lag in versions", "", ".0%", 1)
-    bound = load.settings.window.max_version_lag
+    bound = workload.settings.window.max_version_lag
     layout["xaxis"] |= {"dtick": max(1, len(shares) // 8), "range": [-0.6, max(len(shares) - 1, bound) + 0.85]}
     layout["yaxis"]["range"] = [0, max(shares, default=1.0) * 1.22 or 1.0]
     return {"data": [bars], "layout": layout}
@@ -187,8 +188,8 @@ def _layout(x: str, y: str, form: str, traces: int) -> Figure:
     }
 
 
-def _numbers_of(axis: Axis) -> dict[str, float]:
-    """Number by value; empty when one of the values is none."""
+def _numbers_of(axis: SweepAxis) -> dict[str, float]:
+    """The number of each value. Empty if a value is not a number."""
     try:
         numbers = {value: float(value) for value in axis.values}
     except ValueError:
@@ -196,8 +197,8 @@ def _numbers_of(axis: Axis) -> dict[str, float]:
     return numbers if all(map(math.isfinite, numbers.values())) else {}
 
 
-def _numbers(axes: Sequence[Axis], rows: Sequence[Row]) -> str:
-    """Every number of every row, a column each."""
+def _numbers(axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> str:
+    """A table of all measures, with one column per row of the sweep."""
     columns = [row.result.as_dict() for row in rows]
     heads = "".join(f"<th>{escape(', '.join(row.values))}</th>" for row in rows) if axes else "<th></th>"
     lines = [f"<tr><th>{escape(', '.join(axis.key for axis in axes))}</th>{heads}</tr>"]
@@ -212,4 +213,4 @@ def _cell(value: object) -> str:
         return ", ".join(f"{key} {count}" for key, count in value.items())
     if isinstance(value, list | tuple):
         return " ".join(map(str, value))
-    return f"{value:,.6g}" if isinstance(value, float) else "–" if value is None else str(value)
+    return f"{value:,.6g}" if isinstance(value, float) else MISSING if value is None else str(value)

@@ -1,4 +1,4 @@
-"""A table of simulations: every combination of the values of some fields, each averaged over seeds."""
+"""Sweeps: simulations of every combination of values of some fields, each averaged over seeds."""
 
 from __future__ import annotations
 
@@ -9,119 +9,124 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean
 from typing import Any
 
-from qwen35_trainer.simulate.changes import Change, ChangeRefused, LoadRefused, changed
-from qwen35_trainer.simulate.load import Load
-from qwen35_trainer.simulate.result import Result
-from qwen35_trainer.simulate.run import simulate
+from qwen35_trainer.simulate.field_changes import ChangeRefused, FieldChange, WorkloadRefused, apply_changes
+from qwen35_trainer.simulate.simulation import simulate
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.workload import Workload
 
-MOST_ROWS = 1000
+MAX_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class Axis:
-    """A field of the load, and the values that it takes in turn."""
+class SweepAxis:
+    """A field of the workload, and its values in the sweep."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
-    def parse(cls, text: str) -> Axis:
-        """From `KEY=a,b,c`. Raises ChangeRefused."""
-        key, equals, written = text.partition("=")
-        values = tuple(value.strip() for value in written.split(","))
+    def parse(cls, text: str) -> SweepAxis:
+        """Parse a sweep of the form `KEY=a,b,c`. Raises ChangeRefused."""
+        key, equals, text_values = text.partition("=")
+        values = tuple(value.strip() for value in text_values.split(","))
         if not equals or not all(values):
-            raise ChangeRefused([f"--sweep {text}: write KEY=a,b,c, with a value at every place"])
+            raise ChangeRefused([f"--sweep {text}: write KEY=a,b,c without empty values"])
         return cls(key.strip(), tuple(dict.fromkeys(values)))
 
 
 @dataclass(frozen=True)
-class Row:
-    """One combination: a value for each axis, and what came of it, seed by seed."""
+class SweepRow:
+    """One combination: a value for each axis, and a result for each seed."""
 
     values: tuple[str, ...]
-    load: Load
-    runs: tuple[Result, ...]
+    workload: Workload
+    runs: tuple[SimulationResult, ...]
 
     @property
-    def result(self) -> Result:
+    def result(self) -> SimulationResult:
         """The mean over the seeds."""
         return average(self.runs)
 
 
 @dataclass(frozen=True)
-class LeftOut:
-    """A combination that cannot be simulated, and why."""
+class SkippedCombination:
+    """A combination that cannot be simulated, with the reasons."""
 
     values: tuple[str, ...]
     problems: tuple[str, ...]
 
 
-def run(load: Load, seeds: int, told: Callable[[], None] = lambda: None) -> tuple[Result, ...]:
-    """The load with its seed and those after it. Raises LoadRefused. told: called after each."""
+def simulate_seeds(
+    workload: Workload, seeds: int, on_simulated: Callable[[], None] = lambda: None
+) -> tuple[SimulationResult, ...]:
+    """Simulate a workload with its seed and the `seeds` - 1 seeds after it. on_simulated: called after each simulation.
+
+    Raises WorkloadRefused.
+    """
     results = []
-    for seed in range(load.seed, load.seed + seeds):
+    for seed in range(workload.seed, workload.seed + seeds):
         try:
-            results.append(simulate(replace(load, seed=seed)))
+            results.append(simulate(replace(workload, seed=seed)))
         except ValueError as error:
-            raise LoadRefused(str(error).split("; ")) from error
-        told()
+            raise WorkloadRefused(str(error).split("; ")) from error
+        on_simulated()
     return tuple(results)
 
 
 def combinations(
-    load: Load, changes: Sequence[Change], axes: Sequence[Axis]
-) -> tuple[list[tuple[tuple[str, ...], Load]], list[LeftOut]]:
-    """The loads of a table, and the combinations that are none, such as a count knob above the age knob.
+    workload: Workload, changes: Sequence[FieldChange], axes: Sequence[SweepAxis]
+) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
+    """The workload of each combination, and the combinations that are invalid, such as a count knob above the age knob.
 
-    Raises LoadRefused when none is left, when a name or a value cannot be read, or when there are too many.
+    Raises WorkloadRefused if all combinations are invalid, if a name or a value is wrong, or if there are too many rows.
     """
     _check(axes)
-    loads: list[tuple[tuple[str, ...], Load]] = []
-    left_out: list[LeftOut] = []
+    workloads: list[tuple[tuple[str, ...], Workload]] = []
+    skipped: list[SkippedCombination] = []
     unreadable: dict[str, None] = {}
     for values in itertools.product(*(axis.values for axis in axes)):
-        chosen = [Change(axis.key, value) for axis, value in zip(axes, values, strict=True)]
+        swept = [FieldChange(axis.key, value) for axis, value in zip(axes, values, strict=True)]
         try:
-            loads.append((values, changed(load, [*changes, *chosen])))
+            workloads.append((values, apply_changes(workload, [*changes, *swept])))
         except ChangeRefused as error:
             unreadable |= dict.fromkeys(error.problems)
-        except LoadRefused as error:
-            left_out.append(LeftOut(values, error.problems))
+        except WorkloadRefused as error:
+            skipped.append(SkippedCombination(values, error.problems))
     if unreadable:
         raise ChangeRefused(tuple(unreadable))
-    if not loads:
-        raise LoadRefused(list(dict.fromkeys(problem for each in left_out for problem in each.problems)))
-    return loads, left_out
+    if not workloads:
+        raise WorkloadRefused(list(dict.fromkeys(problem for item in skipped for problem in item.problems)))
+    return workloads, skipped
 
 
-def average(results: Sequence[Result]) -> Result:
-    """One result for several seeds: the greatest of the greatest lags, sums of counts, means of the rest."""
+def average(results: Sequence[SimulationResult]) -> SimulationResult:
+    """Combine the results of several seeds: maxima of maximum lags, sums of counts, means of all other measures."""
     if len(results) == 1:
         return results[0]
-    joined: dict[str, Any] = {each.name: _joined(each.name, results) for each in fields(Result)}
-    return Result(**joined)
+    joined: dict[str, Any] = {measure.name: _joined(measure.name, results) for measure in fields(SimulationResult)}
+    return SimulationResult(**joined)
 
 
-_SUMS = {"publications", "lost_engines", "moves", "events"}
+_SUMMED = {"publications", "lost_replicas", "moves", "events"}
 
 
-def _joined(name: str, results: Sequence[Result]) -> object:
+def _joined(name: str, results: Sequence[SimulationResult]) -> object:
     values = [getattr(result, name) for result in results]
     if name == "lag_histogram":
         return tuple(map(sum, itertools.zip_longest(*values, fillvalue=0)))
     if name == "exits":
-        return {reason: sum(each.get(reason, 0) for each in values) for reason in values[0]}
+        return {reason: sum(exits.get(reason, 0) for exits in values) for reason in values[0]}
     if any(value is None for value in values):
         return None
-    if name in _SUMS:
+    if name in _SUMMED:
         return sum(values)
     return max(values) if name.startswith("max_") else fmean(values)
 
 
-def _check(axes: Sequence[Axis]) -> None:
-    fields_ = [Change(axis.key, "").segments for axis in axes]
-    problems = [f"--sweep {axis.key}: is swept twice" for i, axis in enumerate(axes) if fields_[i] in fields_[:i]]
-    if (rows := math.prod(len(axis.values) for axis in axes)) > MOST_ROWS:
-        problems.append(f"the sweep has {rows} rows, more than {MOST_ROWS}; leave out values")
+def _check(axes: Sequence[SweepAxis]) -> None:
+    paths = [FieldChange(axis.key, "").segments for axis in axes]
+    problems = [f"--sweep {axis.key}: is swept twice" for i, axis in enumerate(axes) if paths[i] in paths[:i]]
+    if (rows := math.prod(len(axis.values) for axis in axes)) > MAX_ROWS:
+        problems.append(f"the sweep has {rows} rows, more than {MAX_ROWS}; leave out values")
     if problems:
         raise ChangeRefused(problems)

@@ -1,1 +1,1 @@
-"""Moving weights from the train pool to the rollout pool, verified."""
+"""The way of weights from the train pool to the rollout pool, with checksums."""

@@ -1,9 +1,9 @@
-"""A version that is only adapters (LoRA, arXiv:2106.09685 eq. 3): whoever loads it has the base already.
+"""A version that contains only adapters (LoRA, arXiv:2106.09685 eq. 3). The process that loads it has the base weights already.
 
     LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each linear layer that is adapted
-    lora_scale    ()            the same for all of them
+    lora_scale    ()            the same for all layers
 
-The version's layers compute W·x + scale · B·A·x, and everything else is the base's.
+The adapted layers compute W·x + scale · B·A·x. Everything else is unchanged.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ DOWN, UP, SCALE = "lora_A", "lora_B", "lora_scale"
 
 
 def are_adapters(weights: Mapping[str, Tensor]) -> bool:
-    """Whether these need a base."""
+    """Return whether these weights are adapters, which need a base."""
     return SCALE in weights
 
 
 def adapted(adapters: Mapping[str, Tensor]) -> list[str]:
-    """Names of the base's weights that change."""
+    """Return the names of the base weights that the adapters change."""
     layers = {name.rpartition(".")[0] for name in adapters if name != SCALE}
     return [f"{layer}.weight" for layer in sorted(layers)]
 
 
 def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[str]:
-    """What of `adapters` does not fit `base`: one phrase for each layer."""
-    found = []
+    """Return a phrase for each layer whose adapters do not fit `base`."""
+    problems = []
     for name in adapted(adapters):
         layer = name.removesuffix("weight")
         parts = (base.get(name), adapters.get(layer + DOWN), adapters.get(layer + UP))
@@ -36,5 +36,5 @@ def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[
         match shapes:
             case (out, columns), (rank, into), (rows, width) if (out, columns, rank) == (rows, into, width):
                 continue
-        found.append(f"{name} {shapes[0]} with {DOWN} {shapes[1]} and {UP} {shapes[2]}")
-    return found
+        problems.append(f"{name} {shapes[0]} with {DOWN} {shapes[1]} and {UP} {shapes[2]}")
+    return problems

@@ -2,11 +2,11 @@
 
     batch (same on all ranks) ─► advantages of the whole batch ─► for each update: micro-batches of this rank
                                                                     forward ─► objective ─► backward ─► reduce-scatter
-                                                                  ─► clip ─► optimizer step (left out if not finite)
+                                                                  ─► clip ─► optimizer step (skipped if not finite)
 
-The loss divides by counts over all ranks, so one process, two ranks and any micro-batch size make the same step. Each
-micro-batch's gradients are added to the shards at once: whole ones, kept until the last, are 4 bytes per parameter on
-every rank, more than the weights themselves. Only what replicas add up (HSDP) waits for the last micro-batch.
+The loss divides by counts over all ranks, so any number of ranks and any micro-batch size make the same step. Gradients
+are reduced into the shards after each micro-batch: unsharded gradients, kept until the last one, would take 4 bytes per
+parameter on every rank, more than the weights. Only the sum over copies of the model (HSDP) waits for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -29,51 +29,60 @@ from torch.distributed.tensor import DTensor
 
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective, supervised_objective
-from qwen35_trainer.engines.base import UpdateMetrics
-from qwen35_trainer.engines.batch import TrainBatch
-from qwen35_trainer.engines.fsdp import checkpoint, lora
-from qwen35_trainer.engines.fsdp.forward import MicroBatch, Offsets, Responses, micro_batch, response_scores
+from qwen35_trainer.engines.fsdp import lora, sharded_checkpoint
+from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without_tower
+from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal, counts, objective, rows
 from qwen35_trainer.engines.fsdp.loading import Origin, fill
+from qwen35_trainer.engines.fsdp.micro_batch import MicroBatch, Offsets, Responses, micro_batch, response_scores
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
-from qwen35_trainer.engines.fsdp.signal import Signal, counts, objective, rows
-from qwen35_trainer.engines.fsdp.trained import freeze, rest_frozen, without_tower
-from qwen35_trainer.engines.micro_batches import plan
+from qwen35_trainer.engines.micro_batch_plan import plan
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.family import text_config, text_model
 from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.packing import check_packing
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
-from qwen35_trainer.spec import TrainingSpec
 from qwen35_trainer.weights.adapters import SCALE
 
 logger = logging.getLogger(__name__)
 
-MOST_LEFT_OUT = 5
-"""Updates in a row without a finite gradient, after which the run ends: it would go on for ever and learn nothing."""
+MAX_SKIPPED_UPDATES = 5
+"""Consecutive updates without a finite gradient after which the run ends: it would continue forever without learning."""
 
 
 class NotFinite(RuntimeError):
-    """Gradients have been infinite or not a number for `MOST_LEFT_OUT` updates in a row."""
+    """Gradients were infinite or NaN for `MAX_SKIPPED_UPDATES` consecutive updates."""
+
+    failure = FailureReason.NOT_FINITE
+
+
+class NotFiniteInSFT(NotFinite):
+    """The same in SFT, where another attempt trains on the same examples."""
+
+    failure = FailureReason.NOT_FINITE_IN_SFT
 
 
 @dataclass(frozen=True)
 class _Update:
-    """What the micro-batches of one optimizer step share."""
+    """Data that the micro-batches of one optimizer step share."""
 
     batch: TrainBatch
     offsets: Offsets
     counts: GlobalCounts
     inputs: int
     """Tokens that the model reads, over all ranks."""
-    signal: Signal | None
+    signal: LearningSignal | None
 
 
 class FSDPEngine:
-    """Needs an initialised process group. `origin`: the same model on every rank.
+    """One rank of FSDP2 training; needs an initialised process group. `origin`: the same model on every rank.
 
-    pictures: whether any batch may show some, on any rank. Without them a vision tower does not train.
+    pictures: whether a batch may contain pictures, on any rank. Without pictures the vision tower does not train.
     Raises ValueError for degrees, parts or adapters that do not fit the model, and PackingInexact.
     """
 
@@ -83,8 +92,8 @@ class FSDPEngine:
         self._ranks = Ranks.of(spec.train.parallelism, device, timeout)
         self._objective = objective(spec)
         self._reference: HFModule | None = None
-        self._holds_on = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
-        if self._holds_on and spec.train.lora is None:
+        self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
+        if self._uses_kl and spec.train.lora is None:
             self._reference = self._load(origin, trained=False)
         self._model = self._load(origin, trained=True)
         self._trains_router = spec.train.router.loadBalancingLoss > 0 or spec.train.router.zLoss > 0
@@ -96,7 +105,7 @@ class FSDPEngine:
         self._optimizers = Optimizers.of(self._model, spec.train.optimizer, torch.device("cpu") if parked else None)
         self._storage = dist.new_group(backend="gloo", timeout=timeout)
         self._writing: Future[Any] | None = None
-        self._left_out = 0
+        self._skipped_updates = 0
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         offsets = Offsets.of(batch)
@@ -115,7 +124,7 @@ class FSDPEngine:
         for name, parameter in self._model.named_parameters():
             if settings is not None and not lora.is_adapter(name):
                 continue
-            # Converted before they are gathered, and on the device: parked ones would travel over the host's network.
+            # Converted before it is gathered, and on the device: a parked parameter would be gathered over the host's network.
             whole = _whole(parameter.detach().to(self._device, stored_in(name, precision)))
             if self._ranks.rank == 0:
                 yield name, whole.cpu()
@@ -125,7 +134,7 @@ class FSDPEngine:
     def save(self, folder: Path) -> None:
         self.saved(wait=True)
         optimizers, rank = self._optimizers.parts, self._ranks.rank
-        self._writing = checkpoint.begin(folder, self._model, optimizers, rank, self._storage)
+        self._writing = sharded_checkpoint.begin(folder, self._model, optimizers, rank, self._storage)
 
     def saved(self, *, wait: bool = False) -> bool:
         if self._writing is None:
@@ -137,13 +146,13 @@ class FSDPEngine:
         return True
 
     def restore(self, folder: Path) -> None:
-        checkpoint.restore(folder, self._model, self._optimizers.parts, self._ranks.rank)
-        self._optimizers.rest()
+        sharded_checkpoint.restore(folder, self._model, self._optimizers.parts, self._ranks.rank)
+        self._optimizers.park_state()
 
     def _load(self, origin: Origin, *, trained: bool) -> HFModule:
-        """The model of `origin`, sharded; to train, or as the fixed reference."""
+        """Build the model of `origin` and shard it, to train it or as the fixed reference."""
         train, precision = self._spec.train, PRECISIONS[self._spec.model.precision]
-        model = adapt(origin.construct(), self._ranks.sequence, float32_logits=train.headPrecision == "FP32")
+        model = adapt(origin.construct(), self._ranks.context_group, float32_logits=train.headPrecision == "FP32")
         model.train(trained)
         if trained:
             if train.lora is not None:
@@ -151,7 +160,7 @@ class FSDPEngine:
             freeze(model, train.freeze if self._pictures else without_tower(model, train.freeze))
         else:
             model.requires_grad_(False)
-        rest_frozen(model, precision)
+        convert_frozen(model, precision)
         shard(model, self._ranks.mesh, precision, train)
         if origin.files is not None:
             fill(model, origin.files, self._device, offloaded=train.offload.parameters)
@@ -160,11 +169,16 @@ class FSDPEngine:
         return model
 
     def _update(
-        self, batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], signal: Signal | None, learning_rate: float
+        self,
+        batch: TrainBatch,
+        offsets: Offsets,
+        part: NDArray[np.int64],
+        signal: LearningSignal | None,
+        learning_rate: float,
     ) -> UpdateMetrics:
         divisors = counts(batch, offsets, part, self._spec.data.maxResponseTokens)
         if divisors is None:
-            # Without a single token to train, the step is left out: Adam would still move on its momentum.
+            # Without a token to train the step is skipped: Adam would still move the weights by its momentum.
             return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
         update = _Update(batch, offsets, divisors, int((batch.lengths[part] - 1).sum()), signal)
         totals: dict[str, Tensor] = {}
@@ -178,7 +192,7 @@ class FSDPEngine:
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         norm = float(_whole(nn.utils.clip_grad_norm_(trained, self._spec.train.optimizer.gradientClip)))
         self._step(norm, learning_rate)
-        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.counts
+        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.counts_sums
         dist.all_reduce(summed)
         sums = dict(zip(totals, summed.tolist(), strict=True))
         tokens = sums.pop("tokens")
@@ -187,22 +201,22 @@ class FSDPEngine:
         return UpdateMetrics(loss_value, norm, learning_rate, round(tokens), means)
 
     def _step(self, norm: float, learning_rate: float) -> None:
-        """By a gradient that is finite. One that is not would leave no weight a number; it has the same norm on all ranks."""
+        """Step the optimizers if the gradient is finite: otherwise every weight would become NaN. All ranks have the same norm."""
         if math.isfinite(norm):
-            self._left_out = 0
+            self._skipped_updates = 0
             self._optimizers.step(learning_rate)
             return
-        self._left_out += 1
-        self._optimizers.forget()
-        logger.warning("update left out: the gradient's norm is %s (%d in a row)", norm, self._left_out)
-        if self._left_out == MOST_LEFT_OUT:
-            raise NotFinite(
-                f"the gradient's norm is {norm} for the {MOST_LEFT_OUT}th step in a row, and none of them was taken: lower "
+        self._skipped_updates += 1
+        self._optimizers.zero_grad()
+        logger.warning("update skipped: the gradient's norm is %s (%d in a row)", norm, self._skipped_updates)
+        if self._skipped_updates == MAX_SKIPPED_UPDATES:
+            raise (NotFiniteInSFT if self._spec.mode == "SFT" else NotFinite)(
+                f"the gradient's norm is {norm} for the {MAX_SKIPPED_UPDATES}th step in a row, and all of them were skipped: lower "
                 "spec.train.optimizer.learningRate, or compute in more precision (spec.model.precision FP32)"
             )
 
     def _losses(self, update: _Update, samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
-        """A micro-batch's share of the objective and of the routers' losses, and of their metrics."""
+        """Compute a micro-batch's share of the objective and of the routers' losses, and of their metrics."""
         signal, micro = update.signal, self._micro_batch(update.batch, update.offsets, samples)
         temperature = self._spec.rollout.temperature if self._spec.rollout and signal else 1.0
         algorithm = self._spec.algorithm
@@ -214,7 +228,7 @@ class FSDPEngine:
         if scores.router_losses is not None:
             means, router = scores.router_losses / update.inputs, self._spec.train.router
             loss = loss + router.loadBalancingLoss * means[0] + router.zLoss * means[1]
-            # Per layer, and times what metrics are divided by.
+            # Per layer; multiplied by the number of tokens, because metrics are divided by it.
             balance, z = means.detach() * update.counts.tokens / len(text_model(self._model).layers)
             metrics |= {"router_load_balancing": balance, "router_z": z}
         return loss, metrics
@@ -244,27 +258,27 @@ class FSDPEngine:
             counts=update.counts,
         )
 
-    def _signal(self, batch: TrainBatch, offsets: Offsets) -> Signal:
+    def _signal(self, batch: TrainBatch, offsets: Offsets) -> LearningSignal:
         assert self._objective is not None
         assert self._spec.rollout is not None
         temperature, reference, proximal = self._spec.rollout.temperature, None, None
         if self._reference is not None:
             reference = self._table(self._reference, batch, offsets, temperature)
-        elif self._holds_on:
-            with lora.set_aside(self._model):
+        elif self._uses_kl:
+            with lora.adapters_disabled(self._model):
                 reference = self._table(self._model, batch, offsets, temperature)
         if batch.updates > 1 and self._objective.correction != "None":
             proximal = self._table(self._model, batch, offsets, temperature)
-        return Signal.of(batch, offsets, self._spec.algorithm, reference=reference, proximal=proximal)
+        return LearningSignal.of(batch, offsets, self._spec.algorithm, reference=reference, proximal=proximal)
 
     @torch.no_grad()
     def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> Tensor:
-        """Log-probs of all trained tokens under `model`, (N, T) on the host, 0 elsewhere: each rank computes its share."""
+        """Compute log-probs of all trained tokens under `model`: (N, T) on the host, 0 elsewhere. Each rank computes its share."""
         table = torch.zeros(batch.samples, int(batch.response_lengths.max()))
         for samples in self._plan(batch, np.arange(batch.samples)):
             micro = self._micro_batch(batch, offsets, samples)
             values = response_scores(model, micro, temperature, with_entropy=False).log_probs
-            if len(samples) and self._ranks.counts:
+            if len(samples) and self._ranks.counts_sums:
                 table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(
                     ~micro.responses.mask, 0.0
                 ).cpu()
@@ -278,16 +292,16 @@ class FSDPEngine:
         return micro_batch(batch, offsets, samples, self._model.config, packed=packed, device=self._device)
 
     def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """The micro-batches of this rank."""
-        settings, sequence_ranks = self._spec.train.batch, self._spec.train.parallelism.context
+        """Return the micro-batches of this rank."""
+        settings, context_ranks = self._spec.train.batch, self._spec.train.parallelism.context
         shares = plan(
             batch.lengths[part],
-            self._ranks.data,
-            sequences=settings.microBatchPerDevice,
-            max_tokens=settings.maxTokensPerDevice * sequence_ranks if settings.dynamic else None,
+            self._ranks.data_shares,
+            sequences=settings.microBatchSequences,
+            max_tokens=settings.maxTokensPerDevice * context_ranks if settings.dynamicMicroBatches else None,
             packed=settings.removePadding,
         )
-        return [part[samples] for samples in shares[self._ranks.share]]
+        return [part[samples] for samples in shares[self._ranks.data_share]]
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Where an engine's weights come from, and how each rank gets its share of them.
+"""Loading of an engine's weights, each rank its share.
 
-random      built whole on every rank from one seed, then sharded: such models are small
-a folder    built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the model
+random weights  built unsharded on every rank from one seed, then sharded: such models are small
+a folder        built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the whole model
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
-from qwen35_trainer.models.qwen3_5.build import build
+from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
-from qwen35_trainer.spec import Model
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A model that can be made as often as it is needed, always with the same weights."""
+    """A source of models with the same weights in every copy."""
 
     construct: Callable[[], HFModule]
-    """On the CPU, whole; on the meta device where `files` hold the values."""
+    """Build the model unsharded, on the CPU; on the meta device if `files` hold the values."""
     files: CheckpointFiles | None = None
 
 
-def origin(model: Model, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Of the model that `spec.model` names; arguments are those of `build`. Raises CheckpointUnusable."""
+def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
+    """Return the origin of the model that `spec.model` names; arguments are those of `build`. Raises CheckpointUnusable."""
     if model.source.random is not None:
         return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
@@ -41,7 +41,7 @@ def origin(model: Model, *, seed: int, vocabulary: int, max_length: int, base: P
 
 
 def _without_weights(files: CheckpointFiles) -> HFModule:
-    """Parameters on the meta device, buffers with their values: those are computed, and stand in no file."""
+    """Build a model with parameters on the meta device and buffers with values, which are computed and not in the files."""
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with init_empty_weights(include_buffers=False):
@@ -51,10 +51,10 @@ def _without_weights(files: CheckpointFiles) -> HFModule:
 
 
 def fill(model: HFModule, files: CheckpointFiles, device: torch.device, *, offloaded: bool) -> None:
-    """Give a sharded model on the meta device the values of `files`, each rank its own rows.
+    """Give a sharded model on the meta device the values of `files`; each rank reads its own rows.
 
-    offloaded: parameters rest on the host.  Parameters that no file holds (adapters) are left empty.
-    Raises CheckpointUnusable naming every tensor whose rows here are not finite.
+    offloaded: parameters are kept on the host.  Parameters that are not in the files (adapters) stay uninitialised.
+    Raises CheckpointUnusable naming every tensor whose rows on this rank are not finite.
     """
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}
     model.to_empty(device="cpu" if offloaded else device)
@@ -68,13 +68,13 @@ def _read(model: HFModule, files: CheckpointFiles) -> Iterator[tuple[str, Tensor
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in files.tensors:
-                local, rows = own(parameter)
+                local, rows = local_part(parameter)
                 local.copy_(files.read(name, *rows))
                 yield name, local
 
 
-def own(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """What this rank holds of a parameter, and which part of the whole that is."""
+def local_part(parameter: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
+    """Return the part of a parameter that this rank holds, and its slices in the whole parameter."""
     if not isinstance(parameter, DTensor):
         return parameter, ()
     shape, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)

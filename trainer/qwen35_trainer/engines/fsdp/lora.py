@@ -1,7 +1,7 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685): y = W·x + (alpha / rank) · B·A·x, and only A and B train.
 
-    A (rank, in)   uniform in ±1/√in, as a linear layer starts
-    B (out, rank)  zero: the first forward pass is the model's own
+    A (rank, in)   uniform in ±1/√in, like the initial weights of a linear layer
+    B (out, rank)  zero: the first forward pass equals that of the model without adapters
 
 A and B are always float32 here; the weight W may be stored in bfloat16. Checkpoints and publications contain only A and B,
 because W never changes and every process that loads them already has W.
@@ -16,31 +16,31 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from qwen35_trainer.engines.fsdp.loading import own
+from qwen35_trainer.engines.fsdp.loading import local_part
+from qwen35_trainer.manifest import LoRASpec
+from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.adapted_linear import attach
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
-from qwen35_trainer.spec import LoRA
-from qwen35_trainer.spec.train import LINEAR_LAYERS
 from qwen35_trainer.weights.adapters import DOWN, UP
 
 
-def add(model: HFModule, settings: LoRA) -> None:
-    """Give each target in the decoder layers an adapter, as yet without values; nothing else of the model trains then.
+def add(model: HFModule, settings: LoRASpec) -> None:
+    """Attach uninitialised adapters to the target layers of the decoder, and freeze all other parameters.
 
-    Raises ValueError naming targets that no linear layer has; of the default, some may be missing.
+    Raises ValueError naming targets that are not linear layers; targets of the default list may be missing.
     """
     linears = [
         (name.rpartition(".")[2], module)
         for name, module in text_model(model).layers.named_modules()
         if isinstance(module, nn.Linear)
     ]
-    known = {name for name, _ in linears}
-    missing = sorted(set(settings.targets) - known)
+    names = {name for name, _ in linears}
+    missing = sorted(set(settings.targets) - names)
     if missing and settings.targets != LINEAR_LAYERS:
         raise ValueError(
             f"spec.train.lora.targets: no linear layer is called {', '.join(missing)}; the decoder layers have "
-            f"{', '.join(sorted(known))}"
+            f"{', '.join(sorted(names))}"
         )
     model.requires_grad_(False)
     for name, module in linears:
@@ -49,22 +49,22 @@ def add(model: HFModule, settings: LoRA) -> None:
 
 
 def initialise(model: HFModule, seed: int) -> None:
-    """Set every adapter to its first values: the same on any number of ranks."""
+    """Set every adapter to its initial values, which are the same on any number of ranks."""
     with torch.no_grad():
         for index, parameter in enumerate(p for name, p in model.named_parameters() if name.endswith(DOWN)):
             bound = 1 / math.sqrt(parameter.shape[1])
             generator = torch.Generator().manual_seed(seed + index)
             whole = torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator)
-            local, rows = own(parameter)
+            local, rows = local_part(parameter)
             local.copy_(whole[rows])
         for name, parameter in model.named_parameters():
             if name.endswith(UP):
-                own(parameter)[0].zero_()
+                local_part(parameter)[0].zero_()
 
 
 @contextmanager
-def set_aside(model: HFModule) -> Iterator[None]:
-    """Meanwhile the model is as it was before it got adapters: what a second copy of its weights would compute."""
+def adapters_disabled(model: HFModule) -> Iterator[None]:
+    """Compute without adapters in the `with` block: the model then equals a second copy of the base model."""
     adapted = [module for module in model.modules() if hasattr(module, "adapter_scale")]
     scales = [module.adapter_scale for module in adapted]
     for module in adapted:
@@ -81,7 +81,7 @@ def is_adapter(name: str) -> bool:
     return name.rpartition(".")[2] in (DOWN, UP)
 
 
-def _adapt(module: nn.Linear, settings: LoRA) -> None:
+def _adapt(module: nn.Linear, settings: LoRASpec) -> None:
     weight = module.weight
     down, up = (
         torch.empty(shape, dtype=torch.float32, device=weight.device)

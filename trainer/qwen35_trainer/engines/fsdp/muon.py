@@ -1,15 +1,15 @@
-"""Muon: momentum whose direction is made orthogonal, matrix by matrix.
+"""Muon: momentum whose update is made orthogonal, matrix by matrix.
 
     M ← μ·M + (1 - μ)·G        U = (1 - μ)·G + μ·M  (Nesterov)        W ← (1 - η·λ)·W - 0.2·√max(rows, columns)·η·O(U)
 
 O(U) is the nearest semi-orthogonal matrix to U, up to singular values in about [0.7, 1.2] (Jordan 2024,
-kellerjordan.github.io/posts/muon). The factor gives a step the root mean square of AdamW's, so that learning rate and weight
-decay tuned for AdamW do (Liu et al., arXiv:2502.16982, section 2.2). The same arithmetic as torch.optim.Muon with
-match_rms_adamw; what differs is that weights may be sharded, and may be stacks of matrices.
+kellerjordan.github.io/posts/muon). The factor gives a step the same root mean square as AdamW's, so that the learning
+rate and weight decay tuned for AdamW apply (Liu et al., arXiv:2502.16982, section 2.2). The arithmetic is that of
+torch.optim.Muon with match_rms_adamw; in addition, weights may be sharded, and may be stacks of matrices.
 
-Of a sharded matrix the update is gathered, every rank makes the whole of it orthogonal, and keeps its rows: the iteration
-needs the whole matrix, and doing it everywhere costs less than a second exchange. A stack (experts, rows, columns) is
-sharded by experts: each rank has whole matrices and gathers nothing.
+For a sharded matrix every rank gathers the update, makes the whole matrix orthogonal, and keeps its own rows: the
+iteration needs the whole matrix, and computing it on every rank costs less than a second exchange. A stack (experts,
+rows, columns) is sharded by experts: each rank has whole matrices and gathers nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
-from qwen35_trainer.engines.fsdp.loading import own
+from qwen35_trainer.engines.fsdp.loading import local_part
 
 A, B, C = 3.4445, -4.7750, 2.0315
 """Coefficients of the quintic: steepest at 0, so that small singular values rise quickly (Jordan 2024)."""
-STEPS = 5
+NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
 
 
 class Muon(torch.optim.Optimizer):
-    """params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not at all. Anything else is an error."""
+    """The Muon optimizer of matrices and stacks of matrices.
+
+    params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not sharded. Raises ValueError for others.
+    """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -45,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step. Collective over the ranks that share a parameter."""
+        """Take one step. Collective over the ranks that share a parameter."""
         assert closure is None, "no closure is evaluated"
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]
@@ -58,28 +61,28 @@ class Muon(torch.optim.Optimizer):
                 state["momentum"].lerp_(parameter.grad, 1 - momentum)
                 step = _own_direction(parameter.grad.lerp(state["momentum"], momentum))
                 scale = 0.2 * math.sqrt(max(parameter.shape[-2:]))
-                own(parameter)[0].mul_(1 - rate * group["weight_decay"]).add_(step, alpha=-rate * scale)
+                local_part(parameter)[0].mul_(1 - rate * group["weight_decay"]).add_(step, alpha=-rate * scale)
 
 
 def _own_direction(update: Tensor) -> Tensor:
-    """Of this rank: rows of O(update), or whole matrices of a stack."""
-    local, rows = own(update)
+    """Compute this rank's rows of O(update), or its whole matrices of a stack."""
+    local, rows = local_part(update)
     if update.ndim == 3 or not isinstance(update, DTensor):
         return orthogonal(local).to(local.dtype)
     return orthogonal(update.full_tensor())[rows].to(local.dtype)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """(…, rows, columns) → bfloat16 of the same shape with singular values in about [0.7, 1.2], by Newton-Schulz.
+    """Make matrices orthogonal: (…, rows, columns) → bfloat16 with singular values in about [0.7, 1.2], by Newton-Schulz.
 
-    In bfloat16, which the iteration tolerates: its fixed points attract.
+    The iteration tolerates bfloat16, because its fixed points attract.
     """
     x: Tensor = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]
     if tall:
         x = x.mT
     x = x / x.norm(dim=(-2, -1), keepdim=True).clamp(min=EPSILON)
-    for _ in range(STEPS):
+    for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
         x = A * x + (B * gram + C * gram @ gram) @ x
     return x.mT if tall else x

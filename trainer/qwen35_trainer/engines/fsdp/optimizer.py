@@ -1,4 +1,4 @@
-"""The optimizers of the parameters that train, and where their state rests between two steps."""
+"""The optimizers of the trained parameters, and the device of their state between two steps."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from qwen35_trainer.engines.fsdp.muon import Muon
+from qwen35_trainer.manifest import OptimizerSpec as Settings
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
-from qwen35_trainer.spec import Optimizer as Settings
 
 
 class Optimizers:
-    """One step for all that trains. `resting`: the device of the state between steps; None: where the parameters are."""
+    """All optimizers of one model. parking_device: device of their state between steps; None: that of the parameters."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer], resting: torch.device | None) -> None:
-        self.parts, self._resting = list(parts), resting
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], parking_device: torch.device | None) -> None:
+        self.parts, self._parking_device = list(parts), parking_device
 
     @classmethod
-    def of(cls, model: HFModule, settings: Settings, resting: torch.device | None = None) -> Optimizers:
-        """AdamW (arXiv:1711.05101) for all; or Muon for matrices, and AdamW for the rest. Raises ValueError for nothing."""
+    def of(cls, model: HFModule, settings: Settings, parking_device: torch.device | None = None) -> Optimizers:
+        """Use AdamW (arXiv:1711.05101) for all, or Muon for matrices and AdamW for the rest. Raises ValueError if nothing trains."""
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:
             raise ValueError("spec.train.freeze: nothing is left to train; remove a part, or add lora")
@@ -43,30 +43,30 @@ class Optimizers:
                     fused=True,
                 )
             )
-        return cls(parts, resting)
+        return cls(parts, parking_device)
 
     def step(self, learning_rate: float) -> None:
-        """Step, and forget the gradients. Collective."""
+        """Take one step, and drop the gradients. Collective."""
         self._move(None)
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate
             part.step()
-        self.forget()
-        self.rest()
+        self.zero_grad()
+        self.park_state()
 
-    def forget(self) -> None:
-        """The gradients."""
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
         for part in self.parts:
             part.zero_grad()
 
-    def rest(self) -> None:
-        """Take the state to where it rests."""
-        self._move(self._resting)
+    def park_state(self) -> None:
+        """Move the state to the device where it stays between steps."""
+        self._move(self._parking_device)
 
     def _move(self, device: torch.device | None) -> None:
-        """The state to `device`, or to its parameter's."""
-        if self._resting is None:
+        """Move the state to `device`, or to the devices of the parameters."""
+        if self._parking_device is None:
             return
         for part in self.parts:
             for parameter, state in part.state.items():
@@ -76,33 +76,33 @@ class Optimizers:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether weight decay pulls this parameter to 0, unless all are.
+    """Whether weight decay applies to this parameter when `decayAll` is not set.
 
-    Spared are parameters of one dimension, as in Megatron (`core/optimizer`, ParamPredicate "param_len_1"): weights of norms,
+    Parameters of one dimension are exempt, as in Megatron (`core/optimizer`, ParamPredicate "param_len_1"): weights of norms,
     biases, and A_log and dt_bias, which Mamba marks `_no_weight_decay`. The filters of short convolutions, four numbers per
-    channel, are spared too; Megatron decays them.
+    channel, are exempt too; Megatron decays them.
     """
     return parameter.ndim > 1 and not name.endswith("conv1d.weight")
 
 
 def _groups(parameters: Mapping[str, nn.Parameter], settings: Settings) -> list[dict[str, Any]]:
-    """AdamW's: what decays, and what does not."""
+    """Divide parameters into AdamW's groups with and without weight decay."""
     decayed = [p for name, p in parameters.items() if settings.decayAll or decays(name, p)]
-    spared = [p for name, p in parameters.items() if not (settings.decayAll or decays(name, p))]
-    groups = [{"params": decayed, "weight_decay": settings.weightDecay}, {"params": spared, "weight_decay": 0.0}]
+    exempt = [p for name, p in parameters.items() if not (settings.decayAll or decays(name, p))]
+    groups = [{"params": decayed, "weight_decay": settings.weightDecay}, {"params": exempt, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
 
 def _matrices(model: HFModule) -> list[nn.Parameter]:
-    """What Muon trains: weights of linear layers and experts. Embeddings and the output layer are tables of vectors."""
+    """Select Muon's parameters: weights of linear layers and experts. Embeddings and the output layer are tables of vectors."""
     layers = [text_model(model).layers]
     if hasattr(model.model, "visual"):
         layers.append(model.model.visual.blocks)
-    found = []
+    matrices = []
     for module in (module for part in layers for module in part.modules()):
         linear = isinstance(module, nn.Linear)
         for name, parameter in module.named_parameters(recurse=False):
             expert = name in ("gate_up_proj", "down_proj") and parameter.ndim == 3
             if parameter.requires_grad and (expert or (linear and parameter.ndim == 2)):
-                found.append(parameter)
-    return found
+                matrices.append(parameter)
+    return matrices

@@ -1,10 +1,10 @@
-"""Weights as they lie in a checkpoint that `checkpoint.begin` wrote: any part of any tensor, without a process group.
+"""Reads parts of tensors from a checkpoint that `sharded_checkpoint.begin` wrote, without a process group.
 
     .metadata ─► which pieces of a tensor the ranks wrote ─┐
-    *.distcp: each piece as torch.save writes it ──────────┴─► where its values begin ─► read those that are asked for
+    *.distcp: each piece as torch.save writes it ──────────┴─► where its values begin ─► read the requested values
 
-PyTorch's own reader holds three copies of a tensor while it reads one. Files are read, not mapped: when a file is cut off, or
-a network file system loses it, reading raises an OSError, and touching a mapped page ends the process.
+PyTorch's reader holds three copies of a tensor while it reads one. Files are read, not mapped: when a file is cut off, or
+a network file system loses it, reading raises an OSError, while access to a mapped page would end the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.utils import _create_file_view
 
 _MODEL = "model."
-"""Before the names of parameters in a checkpoint, whose names may begin with the same word."""
+"""Prefix of parameters in a checkpoint. The names of the parameters may begin with the same word."""
 
 
 class WeightsUnreadable(RuntimeError):
@@ -31,20 +31,20 @@ class WeightsUnreadable(RuntimeError):
 
 @dataclass(frozen=True)
 class _Piece:
-    """What one rank wrote of a tensor."""
+    """The part of a tensor that one rank wrote."""
 
     file: Path
     begin: int
-    """Where its first value is in the file, in bytes."""
+    """Offset of its first value in the file, in bytes."""
     strides: tuple[int, ...]
-    """Values from one index to the next, for each dimension."""
+    """Distance from one index to the next in values, for each dimension."""
 
 
 class SavedWeights:
-    """What trained, as it lies in a checkpoint. Threads may read from it together."""
+    """The trained weights in a checkpoint. Several threads may read together."""
 
     def __init__(self, folder: Path) -> None:
-        """folder: what `checkpoint.begin` wrote into. Raises WeightsUnreadable."""
+        """Read the metadata. folder: the one that `sharded_checkpoint.begin` wrote. Raises WeightsUnreadable."""
         self._folder = folder
         try:
             metadata = dcp.FileSystemReader(folder / "state").read_metadata()
@@ -60,11 +60,11 @@ class SavedWeights:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """By name."""
+        """Shapes of all tensors by name."""
         return {name: tuple(entry.size) for name, entry in self._stored.items()}
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Values of one tensor, or of a part of it, in the type that it was trained in; only that part is read.
+        """Read one tensor, or a part of it, in the type in which it was trained; only that part is read.
 
         slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable.
         """
@@ -97,9 +97,9 @@ class SavedWeights:
         return values
 
     def _piece(self, index: MetadataIndex) -> _Piece:
-        """Where a piece is. Reads what torch.save wrote around its values, once."""
-        if (found := self._pieces.get(index)) is not None:
-            return found
+        """Locate a piece. The header that torch.save wrote is read once."""
+        if (known_piece := self._pieces.get(index)) is not None:
+            return known_piece
         place = self._places[index]
         file = self._folder / "state" / place.relative_path
         # With fake tensors torch.load skips the values and notes where they are (PyTorch's notes on serialization).
@@ -107,8 +107,8 @@ class SavedWeights:
             view = cast(IO[bytes], _create_file_view(opened, place.offset, place.length))
             tensor = torch.load(view, weights_only=True)
         begin = tensor.untyped_storage()._checkpoint_offset + tensor.storage_offset() * tensor.itemsize
-        self._pieces[index] = found = _Piece(file, place.offset + begin, tensor.stride())
-        return found
+        self._pieces[index] = piece = _Piece(file, place.offset + begin, tensor.stride())
+        return piece
 
     def _unreadable(self, error: BaseException) -> WeightsUnreadable:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -116,7 +116,7 @@ class SavedWeights:
 
 
 def _read(piece: _Piece, dtype: torch.dtype, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """The values of a piece from `starts`, of shape `sizes`; reads all that is between the first and the last of them."""
+    """Read the values of a piece from `starts`, of shape `sizes`, and everything between the first and the last of them."""
     first = sum(start * stride for start, stride in zip(starts, piece.strides, strict=True))
     last = first + sum((size - 1) * stride for size, stride in zip(sizes, piece.strides, strict=True))
     values = torch.empty(last - first + 1, dtype=dtype)

@@ -1,10 +1,10 @@
-"""A model sharded over the ranks: every layer on its own, then what is left.
+"""Sharding of a model over the ranks: each layer on its own, then the remaining parameters.
 
-    world = replicas × shard: each copy of the model is cut over `shard` ranks, and copies add up their gradients (HSDP)
-    world = data × sequence:  each of `data` groups of ranks has samples of its own, shared by its `sequence` ranks
+    world = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
+    world = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
 
-Neighbouring ranks share a sequence, so that its exchanges stay within a node. The two views are of the same ranks:
-parameters are cut over all of a copy's ranks, whatever samples they have.
+Neighbouring ranks share a sequence, so that its exchanges stay within a node. Both views describe the same ranks:
+parameters are sharded over all ranks of a copy, independently of their samples.
 """
 
 from __future__ import annotations
@@ -19,86 +19,86 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from qwen35_trainer.manifest import ParallelismSpec, TrainSpec
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
-from qwen35_trainer.spec import Parallelism, Train
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """One rank among all of them."""
+    """The position of this rank in the meshes."""
 
     rank: int
     world: int
     mesh: DeviceMesh
-    """(shard,) or (replica, shard)."""
-    sequence: ProcessGroup | None
-    """Ranks that share each sequence; None: this one has its own."""
-    data: int
-    """Groups of ranks that have samples of their own."""
+    """(shard,) or (copy, shard)."""
+    context_group: ProcessGroup | None
+    """Ranks that share each sequence; None: no context parallelism."""
+    data_shares: int
+    """Number of shares of a batch: groups of ranks with their own samples."""
 
     @property
-    def share(self) -> int:
-        """Which of the `data` shares of a batch this rank computes."""
-        return self.rank // (self.world // self.data)
+    def data_share(self) -> int:
+        """Index of the share of a batch that this rank computes."""
+        return self.rank // (self.world // self.data_shares)
 
     @property
-    def counts(self) -> bool:
-        """Whether this rank speaks for those that share its sequences: sums over ranks count each sample once."""
-        return self.sequence is None or self.sequence.rank() == 0
+    def counts_sums(self) -> bool:
+        """Whether sums over ranks include this rank: each sample is counted by one rank of its context group."""
+        return self.context_group is None or self.context_group.rank() == 0
 
     @classmethod
-    def of(cls, parallelism: Parallelism, device: torch.device, timeout: timedelta) -> Ranks:
-        """Of the initialised process group. Raises ValueError where it does not divide. Collective.
+    def of(cls, parallelism: ParallelismSpec, device: torch.device, timeout: timedelta) -> Ranks:
+        """Create the meshes of the initialised process group. Raises ValueError where degrees do not divide it. Collective.
 
-        timeout: of each exchange in the groups that are made here. That of the whole group came with it.
+        timeout: of each exchange in the groups created here. The whole group already has its own.
         """
-        world, copies, context = dist.get_world_size(), parallelism.replicas, parallelism.context
+        world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
         if world % (copies * context):
             raise ValueError(
-                f"spec.train.parallelism: replicas {copies} × context {context} does not divide {world} ranks; "
+                f"spec.train.parallelism: copies {copies} × context {context} does not divide {world} ranks; "
                 "use degrees that do"
             )
         if copies == 1:
             mesh = init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
         else:
-            mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=("replica", "shard"))
+            mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=("copy", "shard"))
             _limit(mesh, timeout)
-        sequence = None
+        context_group = None
         if context > 1:
-            both = init_device_mesh(device.type, (world // context, context), mesh_dim_names=("data", "sequence"))
+            both = init_device_mesh(device.type, (world // context, context), mesh_dim_names=("data", "context"))
             _limit(both, timeout)
-            sequence = both["sequence"].get_group()
-        return cls(dist.get_rank(), world, mesh, sequence, world // context)
+            context_group = both["context"].get_group()
+        return cls(dist.get_rank(), world, mesh, context_group, world // context)
 
 
 def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
-    """Set the time-out of the mesh's groups, which PyTorch makes with its own default, as TorchTitan does."""
+    """Set the time-out of the mesh's groups, as TorchTitan does: PyTorch creates them with its default."""
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
-def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Train) -> HFModule:
+def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: TrainSpec) -> HFModule:
     """Shard `model` in place; it may be on the meta device.
 
-    Parameters keep their type, computation is in `precision`, and in float32 where `keeps_float32` says so; gradients are
-    reduced in float32. Raises ValueError where the model names no layer that it has.
+    Parameters keep their type; computation is in `precision`, and in float32 for parameters of `keeps_float32`; gradients
+    are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules` is in the model.
     """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32)
-    # What comes into a layer has the type that the layers before gave it; the vision tower's rotary tables stay float32.
+    # The inputs of a layer keep the type of the previous layer's outputs; the vision tower's rotary tables stay float32.
     inner = replace(mixed, cast_forward_inputs=False)
     # Pinned memory needs an accelerator: on a CPU the default of this policy fails.
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type != "cpu") if train.offload.parameters else OffloadPolicy()
-    # FSDP computes with all parameters of a module in one type, so a Gated DeltaNet is in two groups: its float32 vectors
-    # are one of their own, and its matrices stay with the rest of the layer. A float32 model needs no such groups.
-    apart = precision != torch.float32
-    exact = {parameter for name, parameter in model.named_parameters() if apart and keeps_float32(name)}
+    # FSDP computes with all parameters of a module in one type, so a Gated DeltaNet has two groups: one of its float32
+    # vectors, and its matrices with the rest of the layer. A float32 model needs one group only.
+    mixed_types = precision != torch.float32
+    exact = {parameter for name, parameter in model.named_parameters() if mixed_types and keeps_float32(name)}
     for module in layers(model):
         fully_shard(module, mesh=mesh, mp_policy=inner, offload_policy=offload, ignored_params=exact)
     float32 = replace(inner, param_dtype=torch.float32)
-    for module in [module for name, module in model.named_modules() if apart and name.endswith(".linear_attn")]:
+    for module in [module for name, module in model.named_modules() if mixed_types and name.endswith(".linear_attn")]:
         rest = set(module.parameters()) - exact
         fully_shard(module, mesh=mesh, mp_policy=float32, offload_policy=offload, ignored_params=rest)
     fully_shard(model, mesh=mesh, mp_policy=mixed, offload_policy=offload)
@@ -106,17 +106,17 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
 
 
 def layers(model: HFModule) -> list[nn.Module]:
-    """The modules that are gathered as one, innermost first: what the model says must not be split, and its experts.
+    """List the modules that FSDP gathers as a unit, innermost first: the classes in `_no_split_modules`, and experts.
 
-    A list of names (`_no_split_modules`) outlives the classes that it names; those that the model lacks are skipped.
-    Experts are most of a layer: gathered on their own, they come while attention computes.
+    Names in `_no_split_modules` that the model does not have are skipped. Experts are most of a layer: as a unit of their
+    own, they are gathered while attention computes.
     """
     names = set(model._no_split_modules or ())
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    if not found:
+    units = [module for module in model.modules() if type(module).__name__ in names]
+    if not units:
         raise ValueError(
             f"{type(model).__name__}: no module is of a class in _no_split_modules {sorted(names)}; name the class of "
             "its layers there"
         )
-    experts = [part for module in found for name, part in module.named_modules() if name.endswith(".experts")]
-    return [*experts, *found]
+    experts = [part for module in units for name, part in module.named_modules() if name.endswith(".experts")]
+    return [*experts, *units]

@@ -1,4 +1,4 @@
-"""Makes one Qwen3.5 model instance fit this trainer. Classes of the transformers library are never touched."""
+"""Adapts one instance of a Qwen3.5 model to this trainer. Classes of the transformers library are never changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, forward, linear_attention, npu, router, sequence_parallel, vision
+from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, forward, linear_attention, npu, router, vision
 from qwen35_trainer.models.qwen3_5.classes import CLASSES
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 
@@ -24,17 +24,18 @@ ROUTERS = ("Qwen3_5MoeTopKRouter",)
 """Classes of the library for the router of a mixture of experts."""
 
 
-def adapt(model: HFModule, sequence_group: ProcessGroup | None = None, *, float32_logits: bool = False) -> HFModule:
+def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32_logits: bool = False) -> HFModule:
     """Give a model and its layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
 
-    sequence_group: processes that share each sequence (`sequence_parallel.py`); None or a group of one: each has its
-    own.  float32_logits: do not round logits to the model's precision.  Parameters, their names and the modules stay as
-    they are. Adapting again replaces the group and the precision of logits.
-    Raises ValueError naming all that does not fit: another family, a version of transformers out of range, heads that
-    the group cannot share.
+    context_group: processes that share each sequence (`context_parallel.py`); None or a group of one: each process
+    has its own sequences.  float32_logits: do not round logits to the model's precision.  Parameters, their names and the modules are
+    unchanged. Adapting again replaces the group and the precision of logits.
+    Raises ValueError naming every problem: another family, an unsupported version of transformers, heads that the group
+    cannot share.
     """
-    shared = sequence_group if sequence_group is not None and sequence_group.size() > 1 else None
-    if problems := _problems(model, shared):
+    if context_group is not None and context_group.size() == 1:
+        context_group = None
+    if problems := _problems(model, context_group):
         raise ValueError("; ".join(problems))
     text = text_model(model)
     for layer in text.layers:
@@ -50,24 +51,27 @@ def adapt(model: HFModule, sequence_group: ProcessGroup | None = None, *, float3
             module.forward = MethodType(router.route, module)
     vision.adapt(model)
     npu.adapt(model)
-    model.forward = MethodType(partial(forward.score, group=shared, float32_logits=float32_logits), model)
+    model.forward = MethodType(
+        partial(forward.score, context_group=context_group, float32_logits=float32_logits), model
+    )
     return model
 
 
 def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
-    """The library's arithmetic, zero-centred weight and float32, in one kernel where the device has one."""
+    """Compute the library's norm (zero-centred weight, float32) in one kernel where the device has one."""
     return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).type_as(x)
 
 
 def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """The norm of `x` (…, V), times the weight, times silu(gate), in float32 and rounded once. The library rounds to `x`'s type
-    before it multiplies by the weight; vLLM and flash-linear-attention do not.
+    """Compute the norm of `x` (…, V), times the weight, times silu(gate), in float32, rounded once.
+
+    The library rounds to the type of `x` before it multiplies by the weight; vLLM and flash-linear-attention do not.
     """
     normed = F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.variance_epsilon)
     return (normed * F.silu(gate.float())).type_as(x)
 
 
-def _problems(model: HFModule, group: ProcessGroup | None) -> list[str]:
+def _problems(model: HFModule, context_group: ProcessGroup | None) -> list[str]:
     kind, (first, bound) = model.config.model_type, TRANSFORMERS
     if kind not in CLASSES:
         return [f"model type {kind!r} is not Qwen3.5; supported: {', '.join(CLASSES)}"]
@@ -77,4 +81,4 @@ def _problems(model: HFModule, group: ProcessGroup | None) -> list[str]:
     config = text_config(model)
     if config.attention_dropout:
         problems.append(f"attention_dropout {config.attention_dropout} is not supported; set it to 0 in config.json")
-    return problems + ([] if group is None else sequence_parallel.head_problems(config, group.size()))
+    return problems + ([] if context_group is None else context_parallel.head_problems(config, context_group.size()))

@@ -1,10 +1,10 @@
-"""A Hugging Face checkpoint folder of this family: what is in its files, checked before a byte of a tensor is read.
+"""Hugging Face checkpoint folders of this family: the content of their files, checked before any tensor is read.
 
-    config.json ─► class ─► names and shapes that the model has ─┐
+    config.json ─► class ─► names and shapes of the model ───────┐
     *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► every difference, in one error, or CheckpointFiles
 
-The files may hold experts packed (one tensor of all experts, as the library's modules have them) or one by one, and a
-text model inside a vision-language one; `CheckpointFiles` shows the names and shapes of the *module* either way.
+The files may hold experts packed (one tensor of all experts, as in the library's modules) or one by one, and a text model
+inside a vision-language one; `CheckpointFiles` has the names and shapes of the *module* in both cases.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.models.qwen3_5 import classes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""What weights may be stored in, by safetensors' names. Anything else is a quantised checkpoint."""
+"""Types in which weights may be stored, by safetensors' names. Other types are those of quantised checkpoints."""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
-_PRINTED = 20
+_MAX_PRINTED_PROBLEMS = 20
 
 
 class CheckpointUnusable(ValueError):
@@ -38,21 +39,23 @@ class CheckpointUnusable(ValueError):
     twenty and the count.
     """
 
+    failure = FailureReason.MODEL_UNUSABLE
+
     def __init__(self, folder: Path, problems: Iterable[str]) -> None:
         self.folder, self.problems = folder, tuple(problems)
         super().__init__(folder, self.problems)
 
     def __str__(self) -> str:
         count = len(self.problems)
-        lines = [f"{self.folder}: {count} problem{'' if count == 1 else 's'}", *self.problems[:_PRINTED]]
-        if count > _PRINTED:
-            lines.append(f"… and {count - _PRINTED} more")
+        lines = [f"{self.folder}: {count} problem{'' if count == 1 else 's'}", *self.problems[:_MAX_PRINTED_PROBLEMS]]
+        if count > _MAX_PRINTED_PROBLEMS:
+            lines.append(f"… and {count - _MAX_PRINTED_PROBLEMS} more")
         return "\n  ".join(lines)
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One tensor in one file, under the name that it has there."""
+class FileTensor:
+    """One tensor in one file, under its name in the file."""
 
     file: Path
     name: str
@@ -62,31 +65,31 @@ class Piece:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor of the model, and where its values lie."""
+    """One tensor of the model, and the location of its values."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    pieces: tuple[tuple[Piece, ...], ...]
-    """One piece in one tuple, or for each expert the pieces that follow one another along its rows."""
+    pieces: tuple[tuple[FileTensor, ...], ...]
+    """One piece in one tuple, or for each expert its pieces in the order of its rows."""
     stacked: bool
-    """Whether the pieces are experts stored one by one."""
+    """Whether the pieces are separately stored experts."""
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A folder that holds exactly what its configuration asks for."""
+    """A folder that holds exactly the tensors of its configuration."""
 
     folder: Path
     config: classes.HFConfig
     """The library's configuration object; `classes.without_weights(config)` is the model that fits `tensors`."""
     tensors: Mapping[str, StoredTensor]
-    """By the name in the module; exactly the module's parameters, a tied one once (as the input embedding)."""
+    """Tensors by their names in the module: exactly the module's parameters, a tied one once (as the input embedding)."""
     passed: Mapping[str, StoredTensor]
-    """What the module has no place for and the rollout engine may want: heads for multi-token prediction (`mtp.*`)."""
+    """Tensors that the module does not have and a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
 
     @classmethod
     def open(cls, folder: Path) -> CheckpointFiles:
-        """Read headers only. Raises CheckpointUnusable naming everything that is wrong, at once."""
+        """Read the headers of a folder's files. Raises CheckpointUnusable naming all problems together."""
         config_file = folder / "config.json"
         if not config_file.is_file():
             raise CheckpointUnusable(folder, ["no config.json: name the folder of a Hugging Face checkpoint."])
@@ -96,7 +99,7 @@ class CheckpointFiles:
         pieces = _pieces(folder, problems)
         config = classes.read_config(folder)
         tensors, passed = _as_modules(
-            pieces, text_only=config.model_type in classes.TEXT_OF.values(), problems=problems
+            pieces, text_only=config.model_type in classes.TEXT_MODEL_TYPES.values(), problems=problems
         )
         # A file that cannot be read would make every tensor in it missing as well.
         if not problems:
@@ -108,7 +111,7 @@ class CheckpointFiles:
         return cls(folder, config, MappingProxyType(tensors), MappingProxyType(passed))
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Values of one tensor, or of a part of it, in the stored dtype; only that part is read from the file.
+        """Read one tensor, or a part of it, in the stored dtype; only that part is read from the file.
 
         slices: one for each leading dimension, with a step of 1. An empty part is an empty tensor.
         """
@@ -121,7 +124,7 @@ class CheckpointFiles:
         with ExitStack() as opened:
             files: dict[Path, Any] = {}
 
-            def part(piece: Piece, *index: slice) -> Tensor:
+            def part(piece: FileTensor, *index: slice) -> Tensor:
                 if piece.file not in files:
                     files[piece.file] = opened.enter_context(safe_open(piece.file, "pt"))
                 return files[piece.file].get_slice(piece.name)[index or ...]
@@ -133,7 +136,7 @@ class CheckpointFiles:
 
 
 def check_finite(folder: Path, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raises CheckpointUnusable naming every tensor, or shard of one, that holds NaN or infinity."""
+    """Raise CheckpointUnusable naming every tensor, or shard of a tensor, that holds NaN or infinity."""
     problems = []
     for name, tensor in weights:
         if wrong := tensor.numel() - int(tensor.isfinite().sum()):
@@ -151,12 +154,12 @@ def _json(file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise CheckpointUnusable(file.parent, [f"{file.name}: not JSON ({error}). Download it again."]) from error
     if not isinstance(contents, dict):
-        raise CheckpointUnusable(file.parent, [f"{file.name}: {type(contents).__name__}, want a mapping."])
+        raise CheckpointUnusable(file.parent, [f"{file.name}: {type(contents).__name__}, expected a mapping."])
     return contents
 
 
-def _pieces(folder: Path, problems: list[str]) -> dict[str, Piece]:
-    """Every tensor on disk by its name there."""
+def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
+    """Read the headers of all files: tensors by their names on disk."""
     promised: dict[str, str] | None = None
     if (folder / INDEX).is_file():
         promised = _json(folder / INDEX).get("weight_map", {})
@@ -166,7 +169,7 @@ def _pieces(folder: Path, problems: list[str]) -> dict[str, Piece]:
     else:
         problems.append(f"neither {INDEX} nor {SINGLE}: convert the checkpoint to safetensors.")
         return {}
-    pieces: dict[str, Piece] = {}
+    pieces: dict[str, FileTensor] = {}
     for file in files:
         if not (folder / file).is_file():
             count = sum(1 for each in (promised or {}).values() if each == file)
@@ -185,7 +188,7 @@ def _pieces(folder: Path, problems: list[str]) -> dict[str, Piece]:
     return pieces
 
 
-def _read_header(file: Path, pieces: dict[str, Piece], problems: list[str]) -> None:
+def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str]) -> None:
     with safe_open(file, "pt") as opened:
         for name in opened.keys():  # noqa: SIM118 - not a mapping
             part = opened.get_slice(name)
@@ -195,18 +198,18 @@ def _read_header(file: Path, pieces: dict[str, Piece], problems: list[str]) -> N
                     f"{name}: stored as {stored}, weights are one of {', '.join(DTYPES)}; use the checkpoint before "
                     "quantisation."
                 )
-            pieces[name] = Piece(file, name, DTYPES.get(stored, torch.float32), tuple(part.get_shape()))
+            pieces[name] = FileTensor(file, name, DTYPES.get(stored, torch.float32), tuple(part.get_shape()))
 
 
 def _as_modules(
-    pieces: Mapping[str, Piece], *, text_only: bool, problems: list[str]
+    pieces: Mapping[str, FileTensor], *, text_only: bool, problems: list[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Stored tensors by their names in the module, and those that the module has no place for."""
+    """Return stored tensors by their names in the module, and those that the module does not have."""
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
-    experts: dict[str, dict[str, dict[int, Piece]]] = {}
+    experts: dict[str, dict[str, dict[int, FileTensor]]] = {}
     for stored_name, piece in pieces.items():
-        # transformers 5.5 saves the tower under this name.
+        # transformers 5.5 saves the vision tower under this name.
         name = stored_name.replace("model.language_model.visual.", "model.visual.", 1)
         whole = StoredTensor(piece.dtype, piece.shape, ((piece,),), stacked=False)
         if name.startswith("mtp."):
@@ -226,10 +229,10 @@ def _as_modules(
 
 
 def _stack(
-    prefix: str, kinds: Mapping[str, Mapping[int, Piece]], tensors: dict[str, StoredTensor], problems: list[str]
+    prefix: str, kinds: Mapping[str, Mapping[int, FileTensor]], tensors: dict[str, StoredTensor], problems: list[str]
 ) -> None:
-    """Experts stored one by one as the two tensors that the module has: gate above up, and down."""
-    count = 1 + max(max(found) for found in kinds.values())
+    """Add the experts stored one by one as the two tensors of the module: gate above up, and down."""
+    count = 1 + max(max(indices) for indices in kinds.values())
     for name, wanted in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
         missing = [f"{i}.{kind}" for kind in wanted for i in range(count) if i not in kinds.get(kind, {})]
         if missing:
@@ -245,18 +248,20 @@ def _stack(
         tensors[f"{prefix}.{name}"] = StoredTensor(pieces[0][0].dtype, shape, pieces, stacked=True)
 
 
-def _differences(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, StoredTensor], *, tied: bool) -> list[str]:
-    """What the module has and the files lack, the reverse, and other shapes. A tied output layer may be stored or not."""
+def _differences(
+    expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], *, tied: bool
+) -> list[str]:
+    """List tensors that only the module or only the files have, and different shapes. A tied output layer may be stored."""
     problems = []
-    if missing := [name for name in wanted if name not in found]:
+    if missing := [name for name in expected if name not in stored]:
         problems.append(f"missing {_some(missing)}: config.json describes another model, or files are missing.")
     spare = {"lm_head.weight"} if tied else set()
-    if unexpected := [name for name in found if name not in wanted and name not in spare]:
+    if unexpected := [name for name in stored if name not in expected and name not in spare]:
         problems.append(f"unexpected {_some(unexpected)}: config.json describes another model.")
     problems.extend(
-        f"{name}: shape {found[name].shape}, config.json asks for {shape}."
-        for name, shape in wanted.items()
-        if name in found and found[name].shape != shape
+        f"{name}: shape {stored[name].shape}, config.json requires {shape}."
+        for name, shape in expected.items()
+        if name in stored and stored[name].shape != shape
     )
     return problems
 

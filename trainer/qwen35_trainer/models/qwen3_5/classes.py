@@ -1,4 +1,4 @@
-"""Which class of the transformers library a configuration of this family stands for."""
+"""The classes of the transformers library for configurations of this family."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import torch
 from qwen35_trainer.models.qwen3_5 import HFModule
 
 type HFConfig = Any
-"""A configuration of the transformers library: its fields are reached by name, and differ between versions."""
+"""A configuration of the transformers library: its fields are attributes, which differ between versions."""
 
-TEXT_OF = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""Vision-language model types, and the type of the text model inside each."""
+TEXT_MODEL_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+"""Type of the text model inside each vision-language model type."""
 CLASSES = {
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-"""By `model_type` of config.json."""
+"""Names of the classes by `model_type` of config.json."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:
-    """What is wrong with the family that the contents of a config.json name; None for one of this family."""
+    """Return why the contents of a config.json are not of this family, or None if they are."""
     kind = config.get("model_type")
     if kind in CLASSES:
         return None
@@ -34,13 +34,15 @@ def family_problem(config: Mapping[str, Any]) -> str | None:
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The configuration object of a folder. A vision-language folder whose `architectures` name the class of the text
-    model alone gives the configuration of its text model.
+    """Read the configuration object of a folder.
+
+    If the `architectures` of a vision-language folder name the class of the text model alone, the result is the
+    configuration of the text model.
     """
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    text = TEXT_OF.get(config.model_type)
+    text = TEXT_MODEL_TYPES.get(config.model_type)
     if text is not None and (config.architectures or [None])[0] == CLASSES[text]:
         inner = config.text_config
         inner.tie_word_embeddings = config.tie_word_embeddings
@@ -49,10 +51,10 @@ def read_config(folder: Path) -> HFConfig:
 
 
 def construct(config: HFConfig) -> HFModule:
-    """The model of a configuration, with fresh weights in float32, whatever types the configuration names.
+    """Build the model of a configuration with random weights in float32, whatever types the configuration names.
 
-    The library builds each half of a vision-language model in the type that its part of the configuration names. Published
-    ones name bfloat16 for the text, and nothing for the vision tower.
+    The library builds each half of a vision-language model in the type in its part of the configuration. Published
+    configurations have bfloat16 for the text, and no type for the vision tower.
     """
     import transformers
 
@@ -63,6 +65,6 @@ def construct(config: HFConfig) -> HFModule:
 
 
 def without_weights(config: HFConfig) -> HFModule:
-    """The model of a configuration on the meta device: names and shapes, no values."""
+    """Build the model of a configuration on the meta device, with names and shapes but no values."""
     with torch.device("meta"):
         return construct(config)

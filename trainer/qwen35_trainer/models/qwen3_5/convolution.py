@@ -2,8 +2,8 @@
 
     y_t = silu(Σ_b f_b · x_{t-b}),  b = 0 … W - 1        x_{t-b} is 0 before the sequence
 
-As flash-linear-attention, causal_conv1d and vLLM compute it. Written as W shifted products: on a CPU their gradient costs a
-fraction of what the general convolution's does. Nothing in float32 is kept for the backward pass, which sums again.
+flash-linear-attention, causal_conv1d and vLLM compute the same. Written as W shifted products, whose gradient costs a
+fraction of that of the general convolution on a CPU. Nothing in float32 is kept for the backward pass, which sums again.
 
 Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), the last column for the position itself.
 """
@@ -18,12 +18,12 @@ from qwen35_trainer.models.qwen3_5 import Context
 
 
 def convolve(x: Tensor, filters: Tensor) -> Tensor:
-    """Right-padded sequences (B, T, C) from an empty state.  Returns (B, T, C) in `x`'s type."""
+    """Convolve right-padded sequences (B, T, C) from an empty state.  Returns (B, T, C) in the type of `x`."""
     return _Convolution.apply(x, filters)  # type: ignore[no-untyped-call]
 
 
 def step(window: Tensor, filters: Tensor) -> Tensor:
-    """The last position of (B, W, C) inputs, the newest last.  Returns (B, C) in `window`'s type."""
+    """Compute the last position of (B, W, C) inputs, the newest last.  Returns (B, C) in the type of `window`."""
     return F.silu((window.float() * filters.float().T).sum(1)).type_as(window)
 
 
@@ -47,7 +47,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _sums(x: Tensor, filters: Tensor) -> Tensor:
-    """(B, T, C) float32, before silu; the oldest input first, as the general convolution adds."""
+    """Sum (B, T, C) in float32, before silu; the oldest input first, in the order of the general convolution."""
     sums = torch.zeros_like(x, dtype=torch.float32)
     for back, taps in reversed(_taps(x, filters)):
         sums[:, back:].addcmul_(x[:, : x.shape[1] - back], taps)
@@ -55,6 +55,6 @@ def _sums(x: Tensor, filters: Tensor) -> Tensor:
 
 
 def _taps(x: Tensor, filters: Tensor) -> list[tuple[int, Tensor]]:
-    """How many positions back each filter reaches, and its (C,) float32 values; those that reach none of `x` are left out."""
+    """List how many positions back each filter reaches, with its (C,) float32 values, for filters that reach into `x`."""
     width = min(filters.shape[1], x.shape[1])
     return [(back, filters[:, -1 - back].float()) for back in range(width)]

@@ -6,8 +6,8 @@ the first `n`, so that every step works on views and gathers nothing.
         slot   0    1    2   …   n-1 │ n  …
               seq  seq  seq      seq │ free          prefill: fills slots n…   step: advances 0…n-1   move: closes a hole
 
-Weights are read from the live model at every call: replacing them between two steps makes the next token come from the
-new weights while each slot keeps the state that the old ones left, as vLLM's `pause(mode="keep")` does.
+Weights are read from the live model at every call. When they are replaced between two steps, the next token is computed
+with the new weights and the state that the old weights left in each slot, as with vLLM's `pause(mode="keep")`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qwen35_trainer.models.qwen3_5.linear_attention import LinearState
 
 
 class Decoder:
-    """State of `slots` sequences of at most `max_length` tokens each of the text part of a Qwen3.5 model.
+    """Decodes up to `slots` sequences of at most `max_length` tokens each with the text part of a Qwen3.5 model.
 
     float32_logits: do not round logits to the model's precision.
     """
@@ -50,14 +50,14 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts and leave the state of prompt i in each of `slots[i]`.  Returns next-token logits (prompts, V)."""
+        """Read prompts and store the state of prompt i in each of `slots[i]`.  Returns next-token logits (prompts, V)."""
         device = self.lengths.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
-        source = torch.tensor([row for row, held in enumerate(slots) for _ in held], device=device)
-        target = torch.tensor([slot for held in slots for slot in held], device=device)
+        source = torch.tensor([row for row, group in enumerate(slots) for _ in group], device=device)
+        target = torch.tensor([slot for group in slots for slot in group], device=device)
         hidden = self._text.embed_tokens(tokens)
         for layer, state in zip(self._text.layers, self._layers, strict=True):
             mixer_input = layer.input_layernorm(hidden)
@@ -91,7 +91,7 @@ class Decoder:
 
     @torch.inference_mode()
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy each slot of `source` over the slot of `target` at the same place. Both (moves,) int64, disjoint."""
+        """Copy slot `source[i]` to slot `target[i]`. Both (moves,) int64, disjoint."""
         self.lengths[target] = self.lengths[source]
         for state in self._layers:
             for table in (state.inputs, state.memory) if isinstance(state, LinearState) else state:

@@ -1,11 +1,11 @@
-"""The gated delta rule: a linear-attention memory that forgets by a gate and writes only what it does not know yet.
+"""The gated delta rule: a linear-attention memory that decays by a gate and writes only the difference to its content.
 
     S_t = exp(g_t) · S_{t-1} + β_t · k_t ⊗ (v_t - (exp(g_t) · S_{t-1})ᵀ k_t)          o_t = S_tᵀ q_t
 
-(Gated DeltaNet, arXiv:2412.06464, eq. 10.)  `step` is that line; `chunked` is the same function of a whole sequence in
-matrix products (arXiv:2406.06484, section 3.2, with decay).  Both run in float32 and agree with each other and with
-the Hugging Face reference, which pads every sequence to 64 positions; here a chunk is never longer than the sequence,
-which is what makes short sequences cheap on a CPU.
+(Gated DeltaNet, arXiv:2412.06464, eq. 10.)  `step` computes that line; `chunked` computes the same for a whole
+sequence in matrix products (arXiv:2406.06484, section 3.2, with decay).  Both run in float32 and agree with each other
+and with the Hugging Face reference, which pads every sequence to 64 positions; here a chunk is never longer than the
+sequence, so that short sequences are cheap on a CPU.
 
 Shapes: B sequences, T positions, H value heads, G key heads that H / G value heads share, K key channels, V value channels.
 """
@@ -16,36 +16,36 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-CHUNK = 64
-"""Longest chunk, in positions: above it the quadratic part inside a chunk costs more than the scan over chunks."""
+CHUNK_POSITIONS = 64
+"""Maximum length of a chunk: above it the quadratic part inside a chunk costs more than the scan over chunks."""
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Unit length over the last dimension, as the kernels of the flash-linear-attention library do it."""
+    """Scale to unit length over the last dimension, with the formula of flash-linear-attention's kernels."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One position.  query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
+    """Compute one position.  query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
 
     `state` is advanced in place.  Returns the output (B, H, V).
     """
     query, key = (_per_value_head(x, value) for x in (normalise(query) * query.shape[-1] ** -0.5, normalise(key)))
     state.mul_(log_decay.exp()[..., None, None])
-    known = (key.unsqueeze(-2) @ state).squeeze(-2)
-    state.addcmul_(key.unsqueeze(-1), ((value - known) * beta.unsqueeze(-1)).unsqueeze(-2))
+    recalled = (key.unsqueeze(-2) @ state).squeeze(-2)
+    state.addcmul_(key.unsqueeze(-1), ((value - recalled) * beta.unsqueeze(-1)).unsqueeze(-2))
     return (query.unsqueeze(-2) @ state).squeeze(-2)
 
 
 def chunked(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """A whole sequence.  query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
+    """Compute a whole sequence.  query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
 
-    A position with beta 0 and log_decay 0 leaves the state as it is: that is how padding is passed over.
+    A position with beta 0 and log_decay 0 does not change the state: padding is skipped in this way.
     Returns the outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
     """
-    length, chunk = query.shape[1], min(CHUNK, query.shape[1])
+    length, chunk = query.shape[1], min(CHUNK_POSITIONS, query.shape[1])
     query, key = (_per_value_head(x, value) for x in (query, key))
     query, key, value = (x.transpose(1, 2).float() for x in (query, key, value))
     log_decay, beta = (x.transpose(1, 2).float() for x in (log_decay, beta))
@@ -83,6 +83,6 @@ def chunked(
 
 
 def _per_value_head(x: Tensor, value: Tensor) -> Tensor:
-    """(…, G, K) queries or keys for each head of `value` (…, H, V).  Returns (…, H, K)."""
-    shared = value.shape[-2] // x.shape[-2]
-    return x if shared == 1 else x.repeat_interleave(shared, dim=-2)
+    """Repeat queries or keys (…, G, K) for each head of `value` (…, H, V).  Returns (…, H, K)."""
+    repeats = value.shape[-2] // x.shape[-2]
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=-2)

@@ -3,8 +3,8 @@
     tokens, pictures ─► embed ─► layer 0 ─► … ─► layer N-1 ─► scored rows only: norm ─► head ─► log-probs, entropy
                                  └── mixer (linear or full attention), then MLP or experts; each layer's `__call__`
 
-Layers, and Gated DeltaNets in them, are called as modules and not as functions: FSDP2 and activation checkpointing act around
-a module's call.
+Layers, and the Gated DeltaNets in them, are called as modules and not as functions, because FSDP2 and activation
+checkpointing hook the call of a module.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import replace
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from qwen35_trainer.models.qwen3_5 import HFModule, full_attention, kernels, router, sequence_parallel, vision
+from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, full_attention, kernels, router, vision
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
-from qwen35_trainer.models.qwen3_5.layout import Layout, Split
 from qwen35_trainer.models.qwen3_5.router import Membership
+from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout, Split
 
 
 def score(
@@ -31,18 +31,18 @@ def score(
     with_entropy: bool = False,
     lengths: Tensor | None = None,
     *,
-    group: ProcessGroup | None = None,
+    context_group: ProcessGroup | None = None,
     float32_logits: bool = False,
 ) -> TokenScores:
-    """Scores of the tokens that follow `rows`. What an adapted model's call does.
+    """Compute the scores of the tokens that follow `rows`; the call of an adapted model.
 
     rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored.  targets: (R,) int64.
-    lengths: (n,) int64 tokens of each sequence that the losses of routers count; None: without these losses.
-    group: processes that share each sequence; all get the same arguments and all scores (`sequence_parallel.py`).
+    lengths: (n,) int64 tokens of each sequence that the routers' losses count; None: without these losses.
+    context_group: processes that share each sequence; all get the same arguments and all scores (`context_parallel.py`).
     float32_logits: do not round logits to the model's precision.
     """
     length = inputs.tokens.shape[1]
-    hidden, router_losses = hidden_states(model, inputs, group, lengths)
+    hidden, router_losses = hidden_states(model, inputs, context_group, lengths)
     flat = hidden.flatten(0, 1)
     norm = text_model(model).norm
 
@@ -50,35 +50,37 @@ def score(
         weight = model.lm_head.weight
         return token_scores(norm(hidden), weight, targets, temperature, with_entropy, float32_logits=float32_logits)
 
-    if group is None:
+    if context_group is None:
         return scores(flat.index_select(0, rows), targets)._replace(router_losses=router_losses)
-    mine, own = sequence_parallel.own_rows(rows, group, whole=length, share=len(flat) // len(inputs.tokens))
-    log_probs, entropy, _ = scores(flat[own], targets[mine])
+    indices, local = context_parallel.local_rows(
+        rows, context_group, whole=length, share=len(flat) // len(inputs.tokens)
+    )
+    log_probs, entropy, _ = scores(flat[local], targets[indices])
 
     def everywhere(values: Tensor) -> Tensor:
-        return sequence_parallel.gather_rows(values, mine, len(rows), group)
+        return context_parallel.gather_rows(values, indices, len(rows), context_group)
 
     return TokenScores(
         everywhere(log_probs),
         None if entropy is None else everywhere(entropy),
-        None if router_losses is None else sequence_parallel.total(router_losses, group),
+        None if router_losses is None else context_parallel.group_sum(router_losses, context_group),
     )
 
 
 def logits(model: HFModule, inputs: ModelInput) -> Tensor:
-    """(n, L, V) logits of every position, in the model's precision: of a model that is neither sharded nor shared."""
+    """Compute the logits (n, L, V) of every position in the model's precision, without sharding or context parallelism."""
     return model.lm_head(text_model(model).norm(hidden_states(model, inputs, None)[0]))
 
 
 def hidden_states(
-    model: HFModule, inputs: ModelInput, group: ProcessGroup | None, lengths: Tensor | None = None
+    model: HFModule, inputs: ModelInput, context_group: ProcessGroup | None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """(n, l, D) before the final norm, of the tokens that this process holds, and its share of the losses of all routers."""
-    if group is not None:
-        inputs = sequence_parallel.padded(inputs, group)
-    hidden = _embed(model, inputs, group)
-    membership = None if lengths is None else Membership.of(inputs, lengths, group)
-    layout, losses = replace(_layout(model, inputs, hidden, group), membership=membership), None
+    """Compute (n, l, D) before the final norm, for the tokens of this process, and its share of the routers' losses."""
+    if context_group is not None:
+        inputs = context_parallel.padded(inputs, context_group)
+    hidden = _embed(model, inputs, context_group)
+    membership = None if lengths is None else Membership.of(inputs, lengths, context_group)
+    layout, losses = replace(_layout(model, inputs, hidden, context_group), membership=membership), None
     for layer in text_model(model).layers:
         hidden, of_layer = layer(hidden, layout)
         if of_layer is not None:
@@ -86,10 +88,10 @@ def hidden_states(
     return hidden, losses
 
 
-def decode_layer(layer: HFModule, hidden: Tensor, layout: Layout) -> tuple[Tensor, Tensor | None]:
-    """One layer: mixer, then MLP or experts, each behind a norm and added to its input.
+def decode_layer(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor | None]:
+    """Compute one layer: mixer, then MLP or experts, each after a norm and added to its input.
 
-    (n, l, D) → (n, l, D), and the losses of the layer's router, if it has one and `layout.membership` asks for them.
+    (n, l, D) → (n, l, D), and the losses of the layer's router, if it has one and `layout.membership` is set.
     """
     normed = layer.input_layernorm(hidden)
     if hasattr(layer, "linear_attn"):
@@ -103,22 +105,24 @@ def decode_layer(layer: HFModule, hidden: Tensor, layout: Layout) -> tuple[Tenso
     return hidden + mixed, losses
 
 
-def _embed(model: HFModule, inputs: ModelInput, group: ProcessGroup | None) -> Tensor:
-    if group is None:
+def _embed(model: HFModule, inputs: ModelInput, context_group: ProcessGroup | None) -> Tensor:
+    if context_group is None:
         return vision.embed(model, inputs)
     if inputs.pictures is None:
-        return vision.embed(model, replace(inputs, tokens=sequence_parallel.own(inputs.tokens, group)))
-    # Features are counted against the placeholders of whole sequences, so every process runs the tower on all pictures;
-    # it differentiates those of its own tokens.
-    return sequence_parallel.own(vision.embed(model, inputs), group)
+        return vision.embed(model, replace(inputs, tokens=context_parallel.local_tokens(inputs.tokens, context_group)))
+    # Features are matched with the placeholders of whole sequences, so every process runs the tower on all pictures; it
+    # differentiates the features of its own tokens.
+    return context_parallel.local_tokens(vision.embed(model, inputs), context_group)
 
 
-def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, group: ProcessGroup | None) -> Layout:
-    positions = inputs.positions if group is None else sequence_parallel.own(inputs.positions, group)
+def _layout(model: HFModule, inputs: ModelInput, hidden: Tensor, context_group: ProcessGroup | None) -> SequenceLayout:
+    positions = (
+        inputs.positions if context_group is None else context_parallel.local_tokens(inputs.positions, context_group)
+    )
     cos, sin = text_model(model).rotary_emb(hidden, positions[..., 1:].movedim(-1, 0))
     if inputs.boundaries is None:
-        return Layout(cos, sin, group=group)
+        return SequenceLayout(cos, sin, context_group=context_group)
     lengths = inputs.boundaries.diff().tolist()
     everywhere = kernels.has_delta_rule(hidden) and kernels.has_varlen_attention(hidden)
     split = None if everywhere else Split.of(lengths, hidden.device)
-    return Layout(cos, sin, inputs.boundaries, max(lengths), split, group)
+    return SequenceLayout(cos, sin, inputs.boundaries, max(lengths), split, context_group)

@@ -1,18 +1,18 @@
-"""Log-probabilities of chosen tokens, and entropies, without ever holding the logits of all rows.
+"""Log-probabilities of chosen tokens, and entropies, without the logits of all rows in memory.
 
-At 248 thousand tokens of vocabulary the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
-holds them several times. Here a *chunk* of rows at a time is multiplied, reduced to two numbers per row and dropped;
-the backward pass multiplies it again. One more matrix product of three is the price, and not for the last chunk: the
-backward pass begins with it, at no higher peak, so it is kept; a micro-batch of one chunk pays nothing.
+With a vocabulary of 248 thousand tokens the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
+holds them several times. Here one *chunk* of rows at a time is multiplied, reduced to two numbers per row and dropped;
+the backward pass multiplies it again. The cost is a fourth matrix product in addition to three, except for the last chunk:
+the backward pass begins with it, so keeping it does not raise peak memory. A micro-batch of one chunk has no extra cost.
 
-Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats is off by up to
-1/32, and so are log-probs. Gradients of the logits are rounded to the weight's precision, as all gradients are; sums of
-them are not.
+Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats has an error
+of up to 1/32, and so do log-probs. Gradients of the logits are rounded to the weight's precision, like all gradients; their
+sums are not.
 
     hidden ─product─► logits of a chunk ─pass─► two numbers per row ─ … ─► gradient of the logits ─two products─► gradients
 
-The products are left to the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
-vocabulary) it is at the hardware's limit. The passes over their result are in Triton on a GPU (`head_kernels.py`), and
+The products are computed by the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
+vocabulary) it reaches the hardware's limit. The passes over their result are in Triton on a GPU (`head_kernels.py`), and
 torch's operations elsewhere (`head_passes.py`).
 """
 
@@ -27,21 +27,21 @@ from torch import Tensor
 from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
 
 CHUNK_LOGITS = 2**27
-"""Logits held at a time, in elements (512 MiB in float32): 541 rows of the published models, enough to keep a matrix
-product busy, and few enough chunks that adding to the weight's gradient once per chunk does not show."""
+"""Logits in memory at a time, in elements (512 MiB in float32): 541 rows of the published models. That is enough for an
+efficient matrix product, and makes so few chunks that adding to the weight's gradient once per chunk costs little."""
 
 HAS_TRITON = find_spec("triton") is not None
 
 
 class TokenScores(NamedTuple):
-    """Of R scored tokens. A tuple: FSDP2 hooks the tensors of a forward's result, and looks into tuples."""
+    """Scores of R tokens. A tuple, because FSDP2 hooks the tensors in the result of a forward pass and looks into tuples."""
 
     log_probs: Tensor
     """(R,) float32, in nats."""
     entropy: Tensor | None
-    """(R,) float32, of the whole distribution that the token was drawn from, in nats."""
+    """(R,) float32, in nats: entropy of the distribution at the position of the token."""
     router_losses: Tensor | None = None
-    """(2,) float32, `router.losses` summed over layers and tokens; None: not asked for."""
+    """(2,) float32, `router.losses` summed over layers and tokens; None: not computed."""
 
 
 def token_scores(
@@ -54,16 +54,15 @@ def token_scores(
     *,
     float32_logits: bool = False,
 ) -> TokenScores:
-    """Scores of `targets` under softmax(hidden · weightᵀ / temperature).
+    """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
     hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
-    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. Operands of the products are in the
-    weight's precision, and so are their results, but for logits that are wanted in float32; everything after them is in
-    float32. The weight's gradient is summed over chunks in float32 and rounded once.
-    The backward pass uses up the kept chunk: it runs once.
+    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. Operands and results of the
+    products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32. The weight's gradient is summed over chunks in float32 and rounded once.
+    The backward pass overwrites the kept chunk, so it runs once.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature {temperature}: the distribution needs one above 0")
+        raise ValueError(f"temperature {temperature}: it must be above 0")
     rows = chunk or max(1, CHUNK_LOGITS // weight.shape[0])
     log_probs, entropy = _Scores.apply(  # type: ignore[no-untyped-call]
         hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows, float32_logits
@@ -88,7 +87,7 @@ class _Scores(torch.autograd.Function):
         prepared = None
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
-            prepared = None  # one chunk at a time
+            prepared = None  # frees the previous chunk first
             prepared = passes.prepare(_logits(hidden[part], weight, float32_logits), temperature)
             log_probs[part], logsumexp[part], of_chunk = passes.reduce(
                 prepared, targets[part], temperature, with_entropy
@@ -106,7 +105,7 @@ class _Scores(torch.autograd.Function):
         by_log_prob, by_entropy = (gradient.contiguous() for gradient in gradients)
         passes = _passes(hidden)
         of_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
-        # A single chunk is rounded once as it is, and a float32 copy of the weight is large.
+        # The gradient of a single chunk is rounded once anyway, and a float32 copy of the weight is large.
         of_weight_type = weight.dtype if len(targets) <= chunk else torch.float32
         of_weight = torch.zeros_like(weight, dtype=of_weight_type) if ctx.needs_input_grad[1] else None
         for start in reversed(range(0, len(targets), chunk)):
@@ -138,7 +137,7 @@ def _logits(hidden: Tensor, weight: Tensor, float32_logits: bool) -> Tensor:
 
 
 class _Passes(Protocol):
-    """The passes over a chunk's logits; head_passes.py says what each does."""
+    """The passes over a chunk's logits; `head_passes.py` documents each."""
 
     def prepare(self, product: Tensor, temperature: float) -> Tensor: ...
 
@@ -159,7 +158,7 @@ class _Passes(Protocol):
 
 
 def _passes(x: Tensor) -> _Passes:
-    """In Triton on a GPU."""
+    """Choose Triton's passes on a GPU, and torch's elsewhere."""
     if x.device.type == "cuda" and HAS_TRITON:
         from qwen35_trainer.models.qwen3_5 import head_kernels
 

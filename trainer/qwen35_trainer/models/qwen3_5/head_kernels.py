@@ -1,12 +1,12 @@
-"""The passes of `head_passes.py` in Triton: the product is read once by each, in its own precision, and no copy is made.
+"""The passes of `head_passes.py` in Triton: each reads the product once, in its precision, without a copy.
 
     reduce     a program for each row: one sweep over the vocabulary with a running maximum (online softmax,
                https://arxiv.org/abs/1805.02867), and for the entropy the running mean of how far logits lie below it
     gradient   a program for each block of a row: overwrites the logits by their gradient
 
-Of each 16-bit logit this moves 6 bytes where torch's operations move 30, and with entropies 80; the products themselves
-stay with the vendor's library. Checked by Triton's interpreter, and compiled for NVIDIA's architectures;
-nothing in this file has met hardware.
+For each 16-bit logit this moves 6 bytes where torch's operations move 30, and with entropies 80; the products are computed
+by the vendor's library. Tested with Triton's interpreter, and compiled for NVIDIA's architectures; nothing in this file has
+run on hardware.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-"""Tokens of the vocabulary that a program looks at together."""
-WARPS = 8
-LOWEST = tl.constexpr(-1e30)
-"""Stands below every logit, and can be subtracted from itself."""
+"""Tokens of the vocabulary that a program processes together."""
+WARPS_PER_PROGRAM = 8
+LOWEST_LOGIT = tl.constexpr(-1e30)
+"""Below every logit, and finite, so that it can be subtracted from itself."""
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """The product itself: the kernels divide by the temperature as they read it."""
+    """Return the product unchanged: the kernels divide by the temperature when they read it."""
     return product
 
 
 def reduce(
     prepared: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`head_passes.reduce`, of the product (R, V)."""
+    """Compute `head_passes.reduce` from the product (R, V)."""
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)
     with torch.cuda.device_of(prepared):
@@ -45,7 +45,7 @@ def reduce(
             1 / temperature,
             with_entropy,
             BLOCK,
-            num_warps=WARPS,
+            num_warps=WARPS_PER_PROGRAM,
         )
     return log_probs, logsumexp, entropy if with_entropy else None
 
@@ -59,7 +59,7 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """`head_passes.gradient`, written over the product (R, V), in its precision."""
+    """Compute `head_passes.gradient` and overwrite the product (R, V) with it, in its precision."""
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):
         _gradient[(rows, triton.cdiv(vocabulary, BLOCK))](
@@ -73,15 +73,15 @@ def gradient(
             1 / temperature,
             entropy is not None,
             BLOCK,
-            num_warps=WARPS,
+            num_warps=WARPS_PER_PROGRAM,
         )
     return prepared
 
 
 @triton.jit
 def _scaled(logits, at, vocabulary, inverse_temperature):
-    """Logits of a row divided by the temperature, in float32."""
-    return tl.load(logits + at, mask=at < vocabulary, other=LOWEST).to(tl.float32) * inverse_temperature
+    """Load logits of a row divided by the temperature, in float32."""
+    return tl.load(logits + at, mask=at < vocabulary, other=LOWEST_LOGIT).to(tl.float32) * inverse_temperature
 
 
 @triton.jit
@@ -98,21 +98,21 @@ def _reduce(
 ):
     row = tl.program_id(0).to(tl.int64)
     logits += row * vocabulary
-    greatest = LOWEST
+    maximum = LOWEST_LOGIT
     total = 0.0
     below = 0.0
     for start in range(0, vocabulary, BLOCK):
         at = start + tl.arange(0, BLOCK)
         logit = _scaled(logits, at, vocabulary, inverse_temperature)
-        highest = tl.maximum(greatest, tl.max(logit, 0))
-        scale = tl.exp(greatest - highest)
+        highest = tl.maximum(maximum, tl.max(logit, 0))
+        scale = tl.exp(maximum - highest)
         weight = tl.exp(logit - highest)
         if WITH_ENTROPY:
-            # Under a higher maximum, all that came before lies lower by the difference.
-            below = scale * (below + total * (greatest - highest)) + tl.sum(weight * (logit - highest), 0)
+            # Relative to a higher maximum, all previous logits are lower by the difference.
+            below = scale * (below + total * (maximum - highest)) + tl.sum(weight * (logit - highest), 0)
         total = scale * total + tl.sum(weight, 0)
-        greatest = highest
-    log_total = greatest + tl.log(total)
+        maximum = highest
+    log_total = maximum + tl.log(total)
     target = _scaled(logits, tl.load(targets + row), vocabulary, inverse_temperature)
     tl.store(log_probs + row, target - log_total)
     tl.store(logsumexp + row, log_total)

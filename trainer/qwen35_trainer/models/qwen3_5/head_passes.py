@@ -1,4 +1,6 @@
-"""What the head does with a chunk's product of hidden states and weight, in torch's operations; `head_kernels.py` has the same.
+"""The passes of the head over a chunk's product of hidden states and weight, in torch's operations.
+
+`head_kernels.py` has the same passes in Triton.
 
     product ─► prepare ─► reduce: log-probs, entropies       forward
                    └────► gradient: that of the product      backward
@@ -13,7 +15,7 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """What both passes read, made of a product (R, V) that nobody else needs. Here log-probabilities in float32."""
+    """Convert a product (R, V) for `reduce` and `gradient`, and possibly overwrite it. Here to log-probabilities in float32."""
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
 
@@ -21,11 +23,12 @@ def prepare(product: Tensor, temperature: float) -> Tensor:
 def reduce(
     prepared: Tensor,
     targets: Tensor,
-    temperature: float,  # divided by it already
+    temperature: float,  # not used: `prepare` has divided by it
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Log-probs of the targets (R,), what `gradient` wants back, the logsumexp of what was prepared (R,), and entropies (R,);
-    all float32.
+    """Compute log-probs of the targets (R,), the logsumexp of `prepared` (R,) for `gradient`, and entropies (R,).
+
+    All are float32.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
@@ -35,13 +38,13 @@ def reduce(
 def gradient(
     prepared: Tensor,
     targets: Tensor,
-    logsumexp: Tensor,  # 0, of log-probabilities
+    logsumexp: Tensor,  # not used: 0 for log-probabilities
     entropy: Tensor | None,
     by_log_prob: Tensor,
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Gradient with respect to the product (R, V), from those with respect to what `reduce` gave. Uses `prepared` up."""
+    """Compute the gradient for the product (R, V) from those for the results of `reduce`. Overwrites `prepared`."""
     probability, upstream = prepared.exp(), by_log_prob.unsqueeze(1)
     if entropy is not None and by_entropy is not None:
         surprise = prepared.add_(entropy.unsqueeze(1)).mul_(by_entropy.unsqueeze(1))

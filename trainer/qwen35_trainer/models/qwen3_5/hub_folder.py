@@ -1,10 +1,11 @@
-"""A trained model as a Hugging Face folder: the folder that it came from, with new values for what was trained.
+"""Writes a trained model as a Hugging Face folder: the source folder, with new values for the trained tensors.
 
-    source:  model-00001-of-00003.safetensors ─► tensor by tensor: trained? its new value : as it is ─► the same file
+    source:  model-00001-of-00003.safetensors ─► tensor by tensor: trained? new value : unchanged ───► the same file
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
-So names, the layout of experts, types and shards are those of the source, and heads for multi-token prediction and whatever else
-was not trained pass through. A few files are written at a time; of each, one block of a tensor's rows is in memory.
+Names, the layout of experts, types and shards are those of the source. Heads for multi-token prediction and all other
+tensors that were not trained pass through. A few files are written at a time, each with one block of a tensor's rows in
+memory.
 """
 
 from __future__ import annotations
@@ -26,58 +27,67 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5.checkpoint_files import DTYPES, INDEX, SINGLE, CheckpointFiles
-from qwen35_trainer.models.qwen3_5.export import HEAD
+from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
-type Part = Callable[..., Tensor]
-"""Reads a part of a tensor: `part(slice(0, 4), slice(2, 3))`, with one slice for each leading dimension. Several threads call it."""
-type Values = Callable[[str], Part | None]
-"""The trained value of a parameter by its name in the module; None for one that was not trained. Several threads call it."""
+type PartReader = Callable[..., Tensor]
+"""Reads a part of a tensor: `read(slice(0, 4), slice(2, 3))`, with one slice for each leading dimension. Threads may call it
+together."""
+type TrainedValues = Callable[[str], PartReader | None]
+"""Returns the reader of a parameter by its name in the module, or None if it was not trained. Threads may call it together."""
 
 CHECKSUMS = "SHA256SUMS"
-"""Written last, as `sha256sum --check` reads it."""
-_WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
-_EMBEDDING = "embed_tokens.weight"
-_VALUES = 2**19
-"""Values that are converted at a time: few enough for a processor's cache."""
-_BLOCK = 16 * 2**20
+"""Name of the file with checksums, in the format of `sha256sum --check`; it is written last."""
+_WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
+_EMBEDDING_SUFFIX = "embed_tokens.weight"
+_VALUES_PER_BLOCK = 2**19
+"""Values that are converted at a time; they fit into a processor's cache."""
+_COPY_BLOCK_BYTES = 16 * 2**20
 """Bytes that are copied at a time."""
-_WRITERS = 4
-"""Files that are written at a time, each by a thread that keeps a core busy."""
+_WRITER_THREADS = 4
+"""Files that are written at a time, each by a thread that uses one core."""
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Which part of a parameter of the module a stored tensor holds."""
+    """The part of a parameter of the module that a stored tensor holds."""
 
     parameter: str
     expert: int | None = None
     start: int = 0
-    """First row within the expert."""
+    """First row within the expert's part of the parameter."""
 
 
-def write_hub_folder(files: CheckpointFiles, values: Values, output: Path) -> None:
-    """Write into `output`, an empty folder. A crash leaves it incomplete: write aside and rename. Raises OSError."""
+def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
+    """Write into `output`, an empty folder. Raises OSError.
+
+    A crash leaves the folder incomplete: write to a temporary name, then rename.
+    """
     copy_the_rest(files.folder, output)
     places = _places(files)
 
     def write(name: str) -> None:
         _write_shard(files.folder / name, output / name, places, values)
 
-    with ThreadPoolExecutor(_WRITERS) as threads:  # neither files nor conversions hold the interpreter
+    with ThreadPoolExecutor(_WRITER_THREADS) as threads:  # files and conversions release the interpreter's lock
         list(threads.map(write, _shards(files.folder)))
 
 
 def copy_the_rest(source: Path, output: Path) -> None:
-    """Everything beside the weights: configuration, tokenizer, processor, templates, licence."""
+    """Copy all files except weights: configuration, tokenizer, processor, templates, licence."""
     for path in sorted(source.iterdir()):
-        if path.is_file() and not path.name.startswith(".") and path.suffix not in _WEIGHTS and path.name != CHECKSUMS:
+        if (
+            path.is_file()
+            and not path.name.startswith(".")
+            and path.suffix not in _WEIGHT_SUFFIXES
+            and path.name != CHECKSUMS
+        ):
             shutil.copyfile(path, output / path.name)
     if (templates := source / "additional_chat_templates").is_dir():
         shutil.copytree(templates, output / templates.name)
 
 
 def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None) -> None:
-    """Write a file of safetensors. Raises OSError, for a full disk too."""
+    """Write a file of safetensors. Raises OSError, also for a full disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, file, metadata=metadata)
@@ -88,12 +98,12 @@ def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None
 def seal(folder: Path) -> None:
     """Write the checksums of all files, set their modes by the umask, and flush them to disk. Raises OSError.
 
-    safetensors creates files that only their owner may read.
+    Modes are set because safetensors creates files that only their owner may read.
     """
     mask = os.umask(0)
     os.umask(mask)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    with ThreadPoolExecutor() as threads:  # neither hashing nor the disk holds the interpreter
+    with ThreadPoolExecutor() as threads:  # hashing and the disk release the interpreter's lock
         digests = list(threads.map(_flushed, paths))
     for path in paths:
         path.chmod(0o666 & ~mask)
@@ -105,7 +115,7 @@ def seal(folder: Path) -> None:
 
 
 def _flushed(path: Path) -> str:
-    """The SHA-256 of a file, which is on disk then."""
+    """Flush a file to disk, and return its SHA-256."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -118,7 +128,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _places(files: CheckpointFiles) -> dict[str, _Place]:
-    """By the stored name."""
+    """Locate each stored tensor in the module, by its stored name."""
     places: dict[str, _Place] = {}
     for parameter, stored in files.tensors.items():
         for expert, pieces in enumerate(stored.pieces):
@@ -126,13 +136,13 @@ def _places(files: CheckpointFiles) -> dict[str, _Place]:
             for piece in pieces:
                 places[piece.name] = _Place(parameter, expert if stored.stacked else None, start)
                 start += piece.shape[0]
-    if files.config.tie_word_embeddings:  # a folder may store the output layer all the same
-        places[HEAD] = _Place(next(name for name in files.tensors if name.endswith(_EMBEDDING)))
+    if files.config.tie_word_embeddings:  # a folder may store the output layer nevertheless
+        places[HEAD] = _Place(next(name for name in files.tensors if name.endswith(_EMBEDDING_SUFFIX)))
     return places
 
 
-def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], values: Values) -> None:
-    """The header of `source`, and after it each tensor in its place there (https://github.com/huggingface/safetensors, Format)."""
+def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], values: TrainedValues) -> None:
+    """Write the header of `source`, then each tensor at its offset there (https://github.com/huggingface/safetensors, Format)."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as old, target.open("wb") as new:
         size = old.read(8)
@@ -157,19 +167,19 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
 
 
 def _blocks(shape: Sequence[int], place: _Place) -> Iterator[tuple[slice, ...]]:
-    """The parts of a parameter that a stored tensor of this shape holds: ranges of its rows of about `_VALUES` values."""
+    """Yield the slices of a parameter for a stored tensor of this shape: ranges of rows of about `_VALUES_PER_BLOCK` values."""
     if not shape:
         yield ()
         return
     expert = () if place.expert is None else (slice(place.expert, place.expert + 1),)
-    rows = max(1, _VALUES // max(1, math.prod(shape[1:])))
+    rows = max(1, _VALUES_PER_BLOCK // max(1, math.prod(shape[1:])))
     for first in range(place.start, place.start + shape[0], rows):
         yield *expert, slice(first, min(first + rows, place.start + shape[0]))
 
 
 def _copy(old: BinaryIO, new: BinaryIO, size: int) -> None:
     while size:
-        block = old.read(min(size, _BLOCK))
+        block = old.read(min(size, _COPY_BLOCK_BYTES))
         if not block:
             raise OSError(f"{old.name} became shorter while it was read")
         new.write(block)

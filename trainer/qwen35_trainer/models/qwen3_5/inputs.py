@@ -1,4 +1,4 @@
-"""What one forward pass reads: sequences side by side, or one after another in a single row."""
+"""The input of one forward pass: sequences padded to equal length, or packed into a single row."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """n sequences as a model reads them, on its device: padded to the right (n rows of L) or packed into one row.
+    """n sequences on the device of the model: padded to the right (n rows of L) or packed into one row.
 
-    Padding needs no mask: every mixer is causal, so what stands to the right of a sequence never reaches it, and rows
-    that are not scored carry no gradient.
+    Padding needs no mask: every mixer is causal, so tokens to the right of a sequence do not affect it, and rows that are
+    not scored have no gradient.
     """
 
     tokens: Tensor
@@ -33,10 +33,10 @@ class ModelInput:
 
     @classmethod
     def of_text(cls, sequences: Sequence[Tensor], *, packed: bool, device: torch.device | str) -> ModelInput:
-        """Sequences of token ids, each (length,) int64 of at least one token."""
+        """Create the input of sequences of token ids, each (length,) int64 of at least one token."""
         if not sequences or any(len(sequence) == 0 for sequence in sequences):
             raise ValueError(
-                f"lengths {[len(s) for s in sequences]}: a model reads one token or more of one sequence or more"
+                f"lengths {[len(s) for s in sequences]}: a model reads at least one sequence of at least one token"
             )
         positions = [torch.arange(len(sequence)).unsqueeze(1).expand(-1, 4) for sequence in sequences]
         if not packed:

@@ -1,10 +1,10 @@
-"""Kernels for accelerators that know where the sequences of a packed row begin. Imported when first used.
+"""Kernels for accelerators that take the boundaries of the sequences in a packed row. Imported when first used.
 
     convolution, gated delta rule   flash-linear-attention (`fla`), any accelerator that it supports, 16-bit
     full attention                  torch.nn.attention.varlen (FlashAttention within torch), NVIDIA, 16-bit
 
-None is needed: without them a packed row is split (`layout.py`). Nothing in this file has met hardware; what guards
-it is the numeric self-check at load (`packing.py`).
+All are optional: without them a packed row is split (`sequence_layout.py`). Nothing in this file has run on hardware; the
+numeric check after loading (`packing.py`) detects wrong results.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-HALF = (torch.bfloat16, torch.float16)
-FLASH_LINEAR_ATTENTION = Version("0.5.1")
-"""The oldest version whose backward pass is right with as many key heads as value heads; it takes fewer key heads too."""
+HALF_PRECISIONS = (torch.bfloat16, torch.float16)
+MIN_FLASH_LINEAR_ATTENTION_VERSION = Version("0.5.1")
+"""The first version whose backward pass is right with equal numbers of key and value heads; it accepts fewer key heads too."""
 
 
 @cache
 def _has_flash_linear_attention() -> bool:
-    """fla-core is the distribution with the kernels; flash-linear-attention requires it."""
+    """Whether a usable version of fla-core, the distribution with the kernels, is installed."""
     try:
         installed = version("fla-core")
     except PackageNotFoundError:
         return False
-    if Version(installed) < FLASH_LINEAR_ATTENTION:
+    if Version(installed) < MIN_FLASH_LINEAR_ATTENTION_VERSION:
         logger.warning(
             "fla-core %s is not used: its gradients may be wrong; install %s or newer",
             installed,
-            FLASH_LINEAR_ATTENTION,
+            MIN_FLASH_LINEAR_ATTENTION_VERSION,
         )
         return False
     return True
 
 
 def has_delta_rule(x: Tensor) -> bool:
-    """Whether `delta_rule` and `convolution` take tensors like `x`.
+    """Whether `delta_rule` and `convolution` accept tensors like `x`.
 
-    Never on a CPU: `fla` imports there when Triton is installed, then fails in every call. It refuses float32.
+    Never on a CPU: with Triton installed `fla` can be imported there, but every call fails. It rejects float32.
     """
-    return x.device.type != "cpu" and x.dtype in HALF and _has_flash_linear_attention()
+    return x.device.type != "cpu" and x.dtype in HALF_PRECISIONS and _has_flash_linear_attention()
 
 
 def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor:
-    """`convolution.convolve` of (n, L, C) right-padded sequences or of a packed row (1, T, C).  filters: (C, W)."""
+    """Compute `convolution.convolve` of (n, L, C) right-padded sequences or of a packed row (1, T, C).  filters: (C, W)."""
     fla = import_module("fla.modules.convolution")
     cu_seqlens = None if boundaries is None else boundaries.long()
     output: Tensor = fla.causal_conv1d(x.contiguous(), filters.contiguous(), activation="silu", cu_seqlens=cu_seqlens)[
@@ -63,7 +63,7 @@ def convolution(x: Tensor, filters: Tensor, boundaries: Tensor | None) -> Tensor
 def delta_rule(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, boundaries: Tensor | None
 ) -> Tensor:
-    """`delta_rule.chunked` of (n, L, …) right-padded sequences or of a packed row (1, T, …).  Returns (n, L, H, V).
+    """Compute `delta_rule.chunked` of (n, L, …) right-padded sequences or of a packed row (1, T, …).  Returns (n, L, H, V).
 
     Key heads may be fewer than value heads.
     """
@@ -81,11 +81,11 @@ def delta_rule(
 
 
 def has_varlen_attention(x: Tensor) -> bool:
-    return x.device.type == "cuda" and x.dtype in HALF
+    return x.device.type == "cuda" and x.dtype in HALF_PRECISIONS
 
 
 def varlen_attention(query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, longest: int) -> Tensor:
-    """Causal attention within each sequence of a packed row, (1, T, heads, C)."""
+    """Compute causal attention within each sequence of a packed row, (1, T, heads, C)."""
     from torch.nn.attention.varlen import varlen_attn
 
     output = varlen_attn(

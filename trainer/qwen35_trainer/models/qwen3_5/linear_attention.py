@@ -1,8 +1,8 @@
-"""One Gated DeltaNet layer of Hugging Face's Qwen3.5, computed from the module's own parameters.
+"""One Gated DeltaNet layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
 
-The same arithmetic as the library's `forward`, with three differences that matter here: sequences of a packed row stay
-apart, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and a short
-sequence costs its own length instead of 64 positions (see `delta_rule.py`).
+The arithmetic is that of the library's `forward`, with three differences: sequences of a packed row do not affect each
+other, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and the cost of
+a short sequence is that of its length instead of 64 positions (see `delta_rule.py`).
 
 Shapes: B sequences, T positions, D hidden, C convolution channels, W convolution width, H value heads.
 """
@@ -17,57 +17,62 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, convolution, delta_rule, kernels, sequence_parallel
-from qwen35_trainer.models.qwen3_5.layout import Layout
+from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, convolution, delta_rule, kernels
+from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 
 @dataclass(frozen=True)
 class LinearState:
-    """What a layer remembers: last inputs to the convolution (B, W - 1, C) and memory (B, H, K, V) in float32."""
+    """State of a layer: last inputs to the convolution (B, W - 1, C) and memory (B, H, K, V) in float32."""
 
     inputs: Tensor
     memory: Tensor
 
 
-def mix(layer: HFModule, hidden: Tensor, layout: Layout) -> Tensor:
-    """Every sequence of `layout` from an empty state.  hidden: (n, l, D), normalised.  Returns (n, l, D)."""
+def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
+    """Compute the layer for every sequence of `layout` from an empty state.  hidden: (n, l, D), normalised.  Returns (n, l, D)."""
     mixed, gate, log_decay, beta = _project(layer, hidden)
     filters = layer.conv1d.weight.squeeze(1)
-    if layout.group is not None:
-        mixed, filters = _own_channels(layer, mixed, filters, layout.group)
-        log_decay, beta = (sequence_parallel.to_heads(x, layout.group) for x in (log_decay, beta))
+    if layout.context_group is not None:
+        mixed, filters = _own_channels(layer, mixed, filters, layout.context_group)
+        log_decay, beta = (context_parallel.to_heads(x, layout.context_group) for x in (log_decay, beta))
     if kernels.has_delta_rule(mixed):
         query, key, value = _heads(layer, kernels.convolution(mixed, filters, layout.boundaries))
         output = kernels.delta_rule(query, key, value, log_decay, beta, layout.boundaries)
     else:
         output = layout.apart(partial(_whole, layer, filters), mixed, log_decay, beta)
     output = output.to(hidden.dtype)
-    if layout.group is not None:
-        output = sequence_parallel.to_tokens(output, layout.group)
+    if layout.context_group is not None:
+        output = context_parallel.to_tokens(output, layout.context_group)
     return _close(layer, output, gate)
 
 
 def _whole(layer: HFModule, filters: Tensor, mixed: Tensor, log_decay: Tensor, beta: Tensor) -> Tensor:
-    """Convolution and delta rule of right-padded sequences: outputs at real tokens never depend on what stands to
-    their right.  Returns (B, T, H, V).
+    """Compute convolution and delta rule of right-padded sequences.  Returns (B, T, H, V).
+
+    Both are causal, so padding does not affect the outputs of real tokens.
     """
     query, key, value = _heads(layer, convolution.convolve(mixed, filters))
     return delta_rule.chunked(query, key, value, log_decay, beta)[0]
 
 
-def _own_channels(layer: HFModule, mixed: Tensor, filters: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
-    """Of query, key and value heads, which lie one after another in the channels, this process's share for all tokens.
+def _own_channels(
+    layer: HFModule, mixed: Tensor, filters: Tensor, context_group: ProcessGroup
+) -> tuple[Tensor, Tensor]:
+    """Exchange channels so that this process has its share of the query, key and value heads for all tokens.
+
+    The channels of the three kinds follow one another.
 
     mixed: (n, l, C) → (n, L, C / S).  filters: (C, W) → (C / S, W): a depthwise convolution needs no other channels.
     """
-    ranks, sizes = group.size(), (layer.key_dim, layer.key_dim, layer.value_dim)
+    ranks, sizes = context_group.size(), (layer.key_dim, layer.key_dim, layer.value_dim)
     by_rank = torch.cat([part.unflatten(-1, (ranks, -1)) for part in mixed.split(sizes, dim=-1)], dim=-1)
-    own = torch.cat([part.chunk(ranks)[group.rank()] for part in filters.split(sizes)])
-    return sequence_parallel.to_heads(by_rank, group).squeeze(2), own
+    own = torch.cat([part.chunk(ranks)[context_group.rank()] for part in filters.split(sizes)])
+    return context_parallel.to_heads(by_rank, context_group).squeeze(2), own
 
 
 def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, LinearState]:
-    """All positions of right-padded sequences from an empty state, and what the layer then remembers.
+    """Compute all positions of right-padded sequences from an empty state, and the final state.
 
     hidden: (B, T, D).  lengths: (B,) valid positions.  Returns (B, T, D) and the state after `lengths` positions.
     """
@@ -84,7 +89,7 @@ def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, 
 
 
 def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
-    """One position of each sequence.  hidden: (B, D).  `state` is advanced in place.  Returns (B, D)."""
+    """Compute one position of each sequence.  hidden: (B, D).  `state` is advanced in place.  Returns (B, D)."""
     mixed, gate, log_decay, beta = _project(layer, hidden)
     window = torch.cat((state.inputs, mixed.unsqueeze(1)), dim=1)
     state.inputs.copy_(window[:, 1:])
@@ -94,7 +99,7 @@ def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
 
 
 def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Convolution input (..., C), output gate (..., H·V), log decay and write strength (..., H), both in float32."""
+    """Project to convolution input (..., C), output gate (..., H·V), and log decay and write strength (..., H) in float32."""
     beta = layer.in_proj_b(hidden).float().sigmoid()
     log_decay = -layer.A_log.float().exp() * F.softplus(layer.in_proj_a(hidden).float() + layer.dt_bias)
     return layer.in_proj_qkv(hidden), layer.in_proj_z(hidden), log_decay, beta
@@ -103,7 +108,7 @@ def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Split (..., C) into query, key (..., G, K) and value (..., H, V); each of the G key heads is shared by H / G value heads.
 
-    Of a layer shared by S processes C, G and H are a process's share, in the same proportions.
+    With context parallelism over S processes, C, G and H are the share of one process, in the same proportions.
     """
     key_dim = layer.key_dim * mixed.shape[-1] // (2 * layer.key_dim + layer.value_dim)
     query, key, value = mixed.split((key_dim, key_dim, mixed.shape[-1] - 2 * key_dim), dim=-1)
@@ -112,6 +117,6 @@ def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _close(layer: HFModule, output: Tensor, gate: Tensor) -> Tensor:
-    """Gated normalisation per head, then the output projection.  output: (..., H, V) → (..., D)."""
+    """Apply the gated norm per head, then the output projection.  output: (..., H, V) → (..., D)."""
     normed = layer.norm(output.reshape(-1, layer.head_v_dim), gate.reshape(-1, layer.head_v_dim))
     return layer.out_proj(normed.view(*gate.shape))

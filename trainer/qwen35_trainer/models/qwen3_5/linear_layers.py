@@ -8,12 +8,12 @@ from typing import Any
 FULL_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 GATED_DELTA_NET = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"})
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj"})
-"""Of a dense layer's MLP, or of the expert that every token goes through. Routed experts are not linear layers."""
+"""Names in a dense layer's MLP, or in the shared expert. Routed experts are not linear layers."""
 SHARED_EXPERT_GATE = frozenset({"shared_expert_gate"})
 
 
 def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
-    """The last parts of their names: what `spec.train.lora.targets` may list.
+    """Return the last parts of the names of linear layers, which `spec.train.lora.targets` may list.
 
     config: the contents of a config.json, of a text or a vision-language model (Qwen3_5TextConfig, Qwen3_5MoeTextConfig).
     """
@@ -30,5 +30,5 @@ def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _pattern(layers: int, interval: int) -> list[str]:
-    """The kinds of the layers where the configuration does not list them: every `interval`-th has full attention."""
+    """List the kinds of layers that a configuration does not list: every `interval`-th has full attention."""
     return ["linear_attention" if layer % interval else "full_attention" for layer in range(1, layers + 1)]

@@ -1,4 +1,4 @@
-"""From sequences with pictures to what a vision-language model reads."""
+"""Builds the input of a vision-language model from sequences with pictures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from qwen35_trainer.models.qwen3_5.pictures import Pictures
 from qwen35_trainer.models.qwen3_5.positions import positions, text_positions, token_types
 
 if TYPE_CHECKING:
-    from qwen35_trainer.data.pictures import PictureArrays
+    from qwen35_trainer.data.picture_arrays import PictureArrays
 
 
 def multimodal_input(
@@ -29,16 +29,16 @@ def multimodal_input(
     packed: bool,
     device: torch.device | str,
 ) -> ModelInput:
-    """Sequences of token ids, each (length,) int64, and what each of them shows (None: nothing).
+    """Build the input of sequences of token ids, each (length,) int64, and the pictures of each (None: no picture).
 
-    config: of a vision-language model.  written: (length,) bool each, the tokens that the model wrote itself, whose
-    placeholders stand for nothing.  Raises ValueError naming the sequences whose placeholders are not those of their
+    config: of a vision-language model.  written: (length,) bool each, true for tokens that the model generated, whose
+    placeholders do not stand for pictures.  Raises ValueError naming the sequences whose placeholders do not match their
     pictures.
     """
     text = ModelInput.of_text(sequences, packed=packed, device=device)
     types, places, problems = [], [], []
-    for i, (sequence, shown) in enumerate(zip(sequences, pictures, strict=True)):
-        if shown is None:
+    for i, (sequence, arrays) in enumerate(zip(sequences, pictures, strict=True)):
+        if arrays is None:
             types.append(torch.zeros_like(sequence))
             places.append(torch.from_numpy(text_positions(len(sequence))))
             continue
@@ -49,7 +49,7 @@ def multimodal_input(
             written=None if written is None else written[i].numpy().astype(np.bool_),
         )
         try:
-            rows = positions(kinds, shown.grids, shown.video_grids, config.vision_config.spatial_merge_size)
+            rows = positions(kinds, arrays.grids, arrays.video_grids, config.vision_config.spatial_merge_size)
         except ValueError as error:
             problems.append(f"sequence {i}: {error}")
             continue

@@ -1,17 +1,17 @@
-"""Ascend kernels of `torch_npu` in place of the library's small operations, on the instances of one model.
+"""Replaces small operations of the library by Ascend kernels of `torch_npu`, on the instances of one model.
 
     RMS norm, (1 + weight) in float32      npu_rms_norm
     gated RMS norm                         npu_rms_norm, then silu of the gate in float32
-    rotation of the first channels         npu_rotary_mul; the other channels pass
+    rotation of the first channels         npu_rotary_mul; the other channels are unchanged
     experts                                npu_moe_token_permute ─► grouped matmul ─► npu_swiglu ─► grouped matmul
                                            ─► npu_moe_token_unpermute with the routing weights
 
-Every replacement looks at the device of its input and leaves other devices to the original, so that a model adapted on
-the host or on the meta device is right wherever it goes. Qwen3.5's norm is not Qwen3's: a kernel that takes the weight
-as it stands is wrong by one.
+Every replacement checks the device of its input and calls the original for other devices, so that a model adapted on the
+host or on the meta device is right on any device. The weight of Qwen3.5's norm, unlike Qwen3's, is zero-centred: a kernel
+needs the weight plus one.
 
-None of this file has met hardware. It is tested against the library through a stand-in for `torch_npu` that does the
-documented arithmetic of these operators (torch_npu 2.10); what only hardware can show is marked "hardware" below.
+Nothing in this file has run on hardware. It is tested against the library with a stand-in for `torch_npu` that implements
+the documented arithmetic of these operators (torch_npu 2.10). "Hardware" marks what only hardware can test.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ type Operators = Any
 def adapt(model: HFModule) -> bool:
     """Give the norms, attention layers and experts of `model` Ascend kernels, if `torch_npu` is installed.
 
-    Returns whether it is. May be called again.
+    Returns whether it is installed. May be called again.
     """
     if find_spec("torch_npu") is None:
         return False
@@ -46,8 +46,9 @@ def adapt(model: HFModule) -> bool:
 
 
 def install(model: HFModule, operators: Operators, *, device: str) -> None:
-    """Replace what runs on inputs that lie on `device` (its type); `adapt` says when. Attention layers get an attribute
-    `rotate(x, cos, sin)`, see below.
+    """Replace the operations on inputs whose device has the type `device`.
+
+    Attention layers get an attribute `rotate(x, cos, sin)`, see below.
     """
     for module in model.modules():
         if replacement := _REPLACEMENTS.get(_CLASS.sub("", type(module).__name__)):
@@ -69,7 +70,7 @@ def _on_device(
 
 def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     def rotate_on_device(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        # Token by token decoding has no axis of positions, which the operator wants.
+        # Token-by-token decoding has no axis of positions, which the operator requires.
         if x.device.type != device or x.dim() != 4:
             return rotate_anywhere(x, cos, sin)
         turned, rest = x.split((cos.shape[-1], x.shape[-1] - cos.shape[-1]), dim=-1)
@@ -79,35 +80,37 @@ def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Te
 
 
 def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
-    """x: (…, D).  Zero-centred weight, everything in float32, as the library has it."""
-    # The operator wants gamma in the dtype of its input.
+    """Compute the norm of x (…, D) with a zero-centred weight, in float32 like the library."""
+    # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
 
 
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """x, gate: (…, D).  Weight as it stands, then silu(gate). The library rounds to x's dtype before the weight; this
-    does not, which can only be closer to the exact value.
+    """Compute the norm of x (…, D) times the weight, which is not zero-centred, times silu(gate).  gate: (…, D).
+
+    The library rounds to the dtype of x before it multiplies by the weight; without that rounding the result is at least as
+    close to the exact value.
     """
     normed = operators.npu_rms_norm(x.float(), norm.weight.float(), epsilon=norm.variance_epsilon)[0]
     return (normed * F.silu(gate.float())).type_as(x)
 
 
 def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: (n, L, H, R), the channels that turn.  cos, sin: (n, L, 1, R).  Returns (n, L, H, R).
+    """Rotate the channels x (n, L, H, R).  cos, sin: (n, L, 1, R).  Returns (n, L, H, R).
 
-    Hardware: R is 64 for the published models; the operator wants it even, and at most 1,000 heads and sequences.
+    Hardware: R is 64 for the published models; the operator requires an even R, and at most 1,000 heads and sequences.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
 
 
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """x: (T, D).  chosen: (T, k) int64 experts of each token.  weights: (T, k).  Returns (T, D).
+    """Compute the experts of x (T, D).  chosen: (T, k) int64 experts of each token.  weights: (T, k).  Returns (T, D).
 
-    Hardware: experts without a token, and gradients of the permutation (the operators bring their own).
+    Hardware: experts without a token, and gradients of the permutation (the operators define them).
     """
     sorted_tokens, places = operators.npu_moe_token_permute(x, chosen.to(torch.int32))
     flat = chosen.flatten()
-    # A sum of ones and no bincount, which would wait for the device to learn its own size.
+    # A sum of ones instead of bincount, which would wait for the device to learn the size of its result.
     counts = flat.new_zeros(module.num_experts).scatter_add(0, flat, torch.ones_like(flat))
 
     def times(rows: Tensor, weight: Tensor) -> Tensor:
@@ -119,10 +122,10 @@ def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, w
 
 
 class GroupedMatmul(torch.autograd.Function):
-    """Rows of x (M, K), sorted by group, times the matrix of their group: weight (E, K, N), counts (E,) → (M, N).
+    """Product of the rows of x (M, K), sorted by group, with the matrix of their group.
 
-    The operator has no gradient of its own. Those of x and weight are grouped products again: grad · weightᵀ along the
-    same rows, and xᵀ · grad with the groups along the inner dimension.
+    weight: (E, K, N), counts: (E,), result: (M, N). The operator defines no gradient. Those of x and weight are grouped
+    products again: grad · weightᵀ along the same rows, and xᵀ · grad with the groups along the inner dimension.
     """
 
     @staticmethod
@@ -139,13 +142,13 @@ class GroupedMatmul(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             of_x = _grouped(ctx.operators, gradient, weight.transpose(1, 2), counts, along="rows")
         if ctx.needs_input_grad[2]:
-            # Hardware: the operator wants x transposed as a view; a contiguous copy is refused.
+            # Hardware: the operator requires the transposed x as a view and rejects a contiguous copy.
             of_weight = _grouped(ctx.operators, x.T, gradient, counts, along="inner")
         return None, of_x, of_weight, None
 
 
 def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *, along: str) -> Tensor:
-    """One grouped product with a single output tensor. group_list_type 1: `counts` are counts, not running totals."""
+    """Compute a grouped product with one output tensor. group_list_type 1: `counts` are counts, not running totals."""
     group_type, split_item = (0, 2) if along == "rows" else (2, 3)
     return operators.npu_grouped_matmul(
         [x],
@@ -163,6 +166,6 @@ _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "RMSNormGated": gated_rms_norm,
     "Experts": experts,
 }
-"""By the name of the library's class, without the family."""
+"""Replacements by the name of the library's class, without the family."""
 _CLASS = re.compile(r"^(FSDP)?Qwen3_5(Moe)?")
-"""FSDP2 gives a module that it shards a class of its own, named after the first one."""
+"""The family's prefix. FSDP2 gives a sharded module a new class, whose name has another prefix."""

@@ -1,12 +1,12 @@
-"""Where each token of a sequence stands: in the text, and in time, height and width (multimodal RoPE).
+"""Positions of the tokens of a sequence: in the text, and in time, height and width (multimodal RoPE).
 
     token      a  b  ▢  ▢  ▢  ▢  c  d          ▢▢▢▢: one image of 2 × 2 features
     text       0  1  2  3  4  5  6  7
-    time       0  1  2  2  2  2  4  5          after a picture, counting goes on at its longer side: 2 + max(2, 2)
+    time       0  1  2  2  2  2  4  5          after a picture, counting continues at its longer side: 2 + max(2, 2)
     height     0  1  2  2  3  3  4  5
     width      0  1  2  3  2  3  4  5
 
-One row per token, (tokens, 4): packing is concatenation, and no tensor has the axes in front of the tokens.
+There is one row per token, (tokens, 4), so that packing is concatenation along the first axis.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO
 
 type Integers = NDArray[np.int64]
 
-NAMES = {IMAGE: "image", VIDEO: "video"}
+PICTURE_KINDS = {IMAGE: "image", VIDEO: "video"}
 
 
 def text_positions(length: int) -> Integers:
-    """(length, 4): all four rows count the tokens."""
+    """Return positions (length, 4) of a text: all four columns count the tokens."""
     return np.repeat(np.arange(length)[:, None], 4, axis=1)
 
 
 def token_types(
     tokens: Integers, *, image_token: int, video_token: int, written: NDArray[np.bool_] | None = None
 ) -> Integers:
-    """Kind of each token, (length,): 0 text, 1 placeholder of an image, 2 of a video; over prompt and response alike.
+    """Return the kind of each token, (length,): 0 text, 1 placeholder of an image, 2 of a video; in prompt and response.
 
-    tokens: (length,).  written: (length,) whether the model wrote the token itself. A placeholder that it sampled is
-    a token like any other, since no picture belongs to it; without `written` every placeholder counts.
+    tokens: (length,).  written: (length,) true for tokens that the model generated. A generated placeholder is text, since
+    no picture belongs to it; without `written` every placeholder counts.
     """
     types = np.where(tokens == image_token, IMAGE, np.where(tokens == video_token, VIDEO, TEXT))
     if written is not None:
@@ -41,15 +41,15 @@ def token_types(
 
 
 def positions(types: Integers, grids: Integers, video_grids: Integers, merge: int) -> Integers:
-    """Position of each token, (length, 4): text, time, height, width.
+    """Compute the position of each token, (length, 4): text, time, height, width.
 
-    types: (length,) as `token_types` gives them.  grids: (images, 3), video_grids: (videos, 3): frames, rows, columns
+    types: (length,) from `token_types`.  grids: (images, 3), video_grids: (videos, 3): frames, rows, columns
     in patches, in the order of their placeholders.  merge: patches per side that become one feature.
 
-    The rule of the library's `get_rope_index` for this family: a picture's features lie on a grid that starts at the
-    next free position; a video is one picture per frame, since timestamps in the text separate its frames. Unlike
-    there, pictures next to each other need no token between them. Padding is the caller's: positions of valid tokens
-    only. Raises ValueError where the placeholders are not those of the pictures.
+    The rule is that of the library's `get_rope_index` for this family: the features of a picture are on a grid that starts
+    at the next free position; a video is one picture per frame, since timestamps in the text separate its frames. Unlike
+    in the library, adjacent pictures need no token between them. `types` has no padding. Raises ValueError where the
+    placeholders do not match the pictures.
     """
     frames = np.repeat(video_grids, video_grids[:, 0], axis=0)
     frames[:, 0] = 1
@@ -57,13 +57,13 @@ def positions(types: Integers, grids: Integers, video_grids: Integers, merge: in
     _check_counts(types, waiting)
     placed = np.empty((len(types), 4), dtype=np.int64)
     placed[:, 0] = np.arange(len(types))
-    shown = np.flatnonzero(types != TEXT)
+    placeholders = np.flatnonzero(types != TEXT)
     at = start = 0
     while at < len(types):
         kind = int(types[at])
         if kind == TEXT:
-            following = np.searchsorted(shown, at)
-            end = int(shown[following]) if following < len(shown) else len(types)
+            following = np.searchsorted(placeholders, at)
+            end = int(placeholders[following]) if following < len(placeholders) else len(types)
             placed[at:end, 1:] = np.arange(start, start + end - at)[:, None]
             start += end - at
         else:
@@ -71,8 +71,8 @@ def positions(types: Integers, grids: Integers, video_grids: Integers, merge: in
             end = at + int(np.prod(size))
             if end > len(types) or (types[at:end] != kind).any():
                 raise ValueError(
-                    f"tokens {at} to {end - 1} are one {NAMES[kind]} of {size} features, and others stand between "
-                    "them: placeholders of one picture stay together."
+                    f"tokens {at} to {end - 1} are one {PICTURE_KINDS[kind]} of {size} features, with other tokens between "
+                    "them: placeholders of one picture must be adjacent."
                 )
             placed[at:end, 1:] = np.indices(size).reshape(3, -1).T + start
             start += int(max(size[1:]))
@@ -87,8 +87,10 @@ def _merged(grids: Integers, merge: int) -> list[tuple[int, int, int]]:
 def _check_counts(types: Integers, waiting: dict[int, list[tuple[int, int, int]]]) -> None:
     problems = []
     for kind, sizes in waiting.items():
-        found, wanted = int((types == kind).sum()), sum(t * h * w for t, h, w in sizes)
-        if found != wanted:
-            problems.append(f"{found} {NAMES[kind]} placeholders, the {NAMES[kind]}s take {wanted} ({sizes})")
+        count, features = int((types == kind).sum()), sum(t * h * w for t, h, w in sizes)
+        if count != features:
+            problems.append(
+                f"{count} {PICTURE_KINDS[kind]} placeholders, the {PICTURE_KINDS[kind]}s take {features} ({sizes})"
+            )
     if problems:
         raise ValueError(f"{'; '.join(problems)}: expand each placeholder to the features of its picture.")

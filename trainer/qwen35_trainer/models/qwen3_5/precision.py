@@ -1,25 +1,25 @@
-"""Which parameters stay in float32 where the rest of the model is stored and computed in bfloat16."""
+"""Parameters that stay in float32 when the rest of the model is stored and computed in bfloat16."""
 
 from __future__ import annotations
 
 import torch
 
 PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
-"""By `model.precision` of the manifest."""
-FLOAT32 = ("linear_attn.A_log", "linear_attn.norm.weight")
-"""Ends of the names of the parameters that published Qwen3.5 files hold in float32; all others are bfloat16 there."""
+"""Types by the values of `model.precision` in the manifest."""
+FLOAT32_PARAMETERS = ("linear_attn.A_log", "linear_attn.norm.weight")
+"""Suffixes of the names of parameters that published Qwen3.5 files hold in float32; all others are bfloat16."""
 
 
 def keeps_float32(name: str) -> bool:
     """Whether the parameter of this name is float32 in every precision of the model.
 
-    `A_log` is the logarithm of a rate of decay that acts at every position of a sequence: rounded to bfloat16, the rate
-    is up to 1.6 % wrong at all of them. `dt_bias` is bfloat16 in published files, and is only added in float32: what a trainer
-    rounds there, a rollout engine rounds too.
+    `A_log` is the logarithm of a decay rate that applies at every position of a sequence: rounded to bfloat16, the rate has
+    an error of up to 1.6 % at all positions. `dt_bias` is bfloat16 in published files and only added in float32, so
+    trainer and rollout engine round it in the same way.
     """
-    return name.endswith(FLOAT32)
+    return name.endswith(FLOAT32_PARAMETERS)
 
 
 def stored_in(name: str, precision: torch.dtype) -> torch.dtype:
-    """The type of the parameter of this name in a model that is stored in `precision`."""
+    """Return the type of the parameter of this name in a model that is stored in `precision`."""
     return torch.float32 if keeps_float32(name) else precision

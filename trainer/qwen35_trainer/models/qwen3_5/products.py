@@ -1,7 +1,7 @@
-"""Matrix products of 16-bit operands whose sums stay in float32: exact to float32, since such products of two numbers are.
+"""Matrix products of 16-bit operands with float32 sums: a product of two 16-bit numbers is exact in float32.
 
 CUDA        the library's product, with a float32 result
-elsewhere   float32 copies of the operands, of the larger one a block at a time
+elsewhere   float32 copies of the operands; the larger one is copied a block at a time
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 BLOCK_ELEMENTS = 2**24
-"""Of the weight that are copied to float32 at a time (64 MiB)."""
+"""Elements of the weight that are copied to float32 at a time (64 MiB)."""
 
 
 def rows_times(rows: Tensor, weight: Tensor) -> Tensor:
-    """The product rows (R, D) · weight (V, D)ᵀ, both of one type.  Returns (R, V) float32."""
+    """Multiply rows (R, D) · weight (V, D)ᵀ, both of one type.  Returns (R, V) float32."""
     if weight.dtype == torch.float32:
         return rows @ weight.T
     if weight.device.type == "cuda":

@@ -1,15 +1,16 @@
 """The router of a mixture of experts, in float32, and two losses on it. Routing is the library's: softmax, then the top k.
 
-    load balancing   of a sequence of T tokens: E · Σ_e f_e · P_e, with f_e the share of its k · T choices that fell on expert e,
-                     and P_e its mean probability; 1 where all experts are used alike
+    load balancing   of a sequence of T tokens: E · Σ_e f_e · P_e, with f_e the share of expert e in its k · T choices,
+                     and P_e its mean probability; 1 if all experts are used equally
                      (Switch Transformer, arXiv:2101.03961, eq. 4-6; per sequence as in DeepSeek-V2, arXiv:2405.04434, eq. 23,
-                     and Megatron's seq_aux_loss, which its aux_loss is too in micro-batches of one sequence)
+                     and Megatron's seq_aux_loss, equal to its aux_loss for micro-batches of one sequence)
     z                of a token: the square of log Σ_e exp(logit_e), which keeps logits small (ST-MoE, arXiv:2202.08906, eq. 5)
 
-The choices of a whole batch, which transformers' `load_balancing_loss_func` counts, are known only after its last micro-batch.
-A sequence is never divided among micro-batches, so that any layout has the same loss.
+transformers' `load_balancing_loss_func` counts the choices of a whole batch, which are known only after its last
+micro-batch. Here losses are per sequence: a sequence is never divided among micro-batches, so that every layout has the
+same loss.
 
-Shapes: n sequences, t tokens of all of them that this process holds, E experts, k of them for each token.
+Shapes: n sequences, t tokens of theirs that this process holds, E experts, k of them for each token.
 """
 
 from __future__ import annotations
@@ -22,43 +23,43 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.nn import functional as F
 
-from qwen35_trainer.models.qwen3_5 import HFModule, sequence_parallel
+from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Which tokens enter the losses, and to which sequence each belongs."""
+    """Tokens that enter the losses, and the sequence of each."""
 
     sequences: Tensor
     """(t,) int64; n for padding."""
     lengths: Tensor
-    """(n,) int64, on all processes that share the sequences."""
-    group: ProcessGroup | None
-    """Those processes; None: this one holds all tokens."""
+    """(n,) int64, the same on all processes that share the sequences."""
+    context_group: ProcessGroup | None
+    """Processes that share the sequences; None: this process holds all tokens."""
 
     @classmethod
-    def of(cls, inputs: ModelInput, lengths: Tensor, group: ProcessGroup | None) -> Membership:
-        """Of `inputs` as the model reads them (padded for `group`), whose sequences have `lengths` real tokens."""
+    def of(cls, inputs: ModelInput, lengths: Tensor, context_group: ProcessGroup | None) -> Membership:
+        """Assign the tokens of `inputs`, padded for `context_group`, to sequences with `lengths` real tokens."""
         places, count = torch.arange(inputs.tokens.shape[1], device=lengths.device), len(lengths)
         if inputs.boundaries is None:
             rows = torch.arange(count, device=lengths.device).unsqueeze(1)
             sequences = torch.where(places < lengths.unsqueeze(1), rows, count)
         else:
             sequences = torch.searchsorted(lengths.cumsum(0), places, right=True).unsqueeze(0)
-        mine = sequences if group is None else sequence_parallel.own(sequences, group)
-        return cls(mine.flatten(), lengths, group)
+        own_sequences = sequences if context_group is None else context_parallel.local_tokens(sequences, context_group)
+        return cls(own_sequences.flatten(), lengths, context_group)
 
 
 def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (t, E) and weights (t, k), float32, and experts (t, k) int64 of `hidden` (…, D): the library's results, in its order."""
+    """Compute logits (t, E) and weights (t, k), float32, and experts (t, k) int64 of `hidden` (…, D), like the library."""
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1]).float(), gate.weight.float())
     weights, chosen = logits.softmax(-1).topk(gate.top_k, dim=-1)
     return logits, weights / weights.sum(-1, keepdim=True), chosen
 
 
 def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
-    """What the library's block computes of `hidden` (n, l, D), and `losses`, if there is a `membership`."""
+    """Compute the library's block of `hidden` (n, l, D), and `losses` if there is a `membership`."""
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
     shared = block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)
@@ -67,17 +68,17 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 
 
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
-    """(2,) float32: load balancing, each sequence's times its length, and z; sums over this process's tokens.
+    """Compute (2,) float32: load balancing (times the length of each sequence) and z, summed over this process's tokens.
 
-    Shares of processes that hold a sequence together add up to its loss.
+    The results of processes that share a sequence add up to its loss.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]
     table = logits.new_zeros(len(lengths) + 1, experts)
     ones = torch.ones_like(chosen, dtype=table.dtype)
     choices = table.index_put((sequences.unsqueeze(1).expand_as(chosen), chosen), ones, accumulate=True)
-    if membership.group is not None:
-        dist.all_reduce(choices, group=membership.group)
+    if membership.context_group is not None:
+        dist.all_reduce(choices, group=membership.context_group)
     probabilities = table.index_add(0, sequences, logits.softmax(-1))
     of_sequences = (choices * probabilities)[:-1].sum(-1) * experts / (top_k * lengths.clamp(min=1))
     of_tokens = logits.logsumexp(-1).square() * (sequences < len(lengths))

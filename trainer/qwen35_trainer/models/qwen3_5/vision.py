@@ -1,18 +1,18 @@
-"""Token embeddings in which images and videos stand at their placeholders.
+"""Token embeddings with the features of images and videos at their placeholders.
 
     tokens ─► embedding ───────────────────────────┐
     patches of all images, then of all videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
-    no picture in the micro-batch: one blank ─► tower ─► features ─► nowhere, gradient 0
+    no picture in the micro-batch: one blank ─► tower ─► features ─► not used, gradient 0
 
-The tower runs exactly once per forward pass, whatever is in it. Under FSDP every use of a sharded module is a
-collective of all ranks: a rank without pictures, or with images where others have videos, would leave them waiting.
+The tower runs exactly once per forward pass, for any number of pictures. Under FSDP every use of a sharded module is a
+collective of all ranks: the others would wait for a rank without pictures, or with images where they have videos.
 
-The tower's own `forward` is replaced on the instance. The library's versions differ in how they compute position
-embeddings; 5.5, for one, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
-from the patches. Here everything is made on the device of the patches, from the tower's own modules, and no buffer is
-read, so that a tower built on the meta device needs none.
+The `forward` of the tower is replaced on the instance. The library's versions differ in how they compute position
+embeddings; 5.5, for example, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
+from the patches. Here everything is computed on the device of the patches, with the modules of the tower and without its
+buffers, so that a tower built on the meta device needs none.
 
-This family has no deepstack features: the tower's output enters at the embedding only.
+This family has no deepstack features: the tower's output is added at the embedding only.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO, Pictures
 
 
 def adapt(model: HFModule) -> None:
-    """Give the vision tower of `model` the forward of this file: tower(patches (P, C), grids (pictures, 3)) gives the
-    features (P / merge², D), picture by picture. A text model is left as it is. May be called again.
+    """Give the vision tower of `model` the forward of this file. A text model is unchanged. May be called again.
+
+    tower(patches (P, C), grids (pictures, 3)) returns the features (P / merge², D), picture by picture.
     """
     if (tower := getattr(model.model, "visual", None)) is not None:
         tower.forward = MethodType(_tower, tower)
 
 
 def embed(model: HFModule, inputs: ModelInput) -> Tensor:
-    """What the first decoder layer reads, (n, L, D), of an adapted model, text or vision-language.
+    """Compute the input (n, L, D) of the first decoder layer of an adapted model, text or vision-language.
 
-    Without pictures the tower still runs, on one blank; loss and gradients are then exactly those of the text alone
-    (the tower's are 0, not None; an engine that never gets pictures freezes it). Frozen or not, the
-    ranks of a process group run the same collectives. Raises ValueError where placeholders and features differ.
+    Without pictures the tower still runs, on a blank; loss and gradients are then exactly those of the text alone (the
+    tower's are 0, not None; an engine that never gets pictures freezes it). With a frozen tower too, the ranks of a process
+    group run the same collectives. Raises ValueError where the numbers of placeholders and features differ.
     """
     tower = getattr(model.model, "visual", None)
     if tower is None:
@@ -62,7 +63,7 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
     features = tower(
         torch.cat((pictures.patches, pictures.video_patches)), torch.cat((pictures.grids, pictures.video_grids))
     )
-    # Sequence parallelism may have padded the tokens further to the right.
+    # Context parallelism may have padded the tokens further to the right.
     types = F.pad(pictures.token_types, (0, inputs.tokens.shape[1] - pictures.token_types.shape[1]), value=TEXT)
     for kind, part in zip((IMAGE, VIDEO), features.to(embedded.dtype).split((images, videos)), strict=True):
         embedded = embedded.masked_scatter((types == kind).unsqueeze(-1), part)
@@ -70,9 +71,9 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
 
 
 class _WithoutEffect(torch.autograd.Function):
-    """The first argument; the second one gets a gradient of zeros, so that the backward pass goes through it too.
+    """Returns the first argument, and gives the second one a gradient of zeros, so that it takes part in the backward pass.
 
-    A product with zero would do the same until a feature overflows: 0 · ∞ is NaN.
+    A product with zero would not be safe: if a feature overflows, 0 · ∞ is NaN.
     """
 
     @staticmethod
@@ -87,34 +88,34 @@ class _WithoutEffect(torch.autograd.Function):
 
 
 def _blank(config: HFConfig, like: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest picture: patches that become one feature."""
+    """Create the smallest picture: patches of one feature."""
     side = config.spatial_merge_size
     values = config.in_channels * config.temporal_patch_size * config.patch_size**2
     return like.new_zeros(side * side, values), torch.tensor([[1, side, side]])
 
 
 def _features(pictures: Pictures, merge: int) -> tuple[int, int]:
-    """How many features the images and the videos give."""
+    """Count the features of the images and of the videos."""
     images, videos = (int(grids.prod(1).sum()) // merge**2 for grids in (pictures.grids, pictures.video_grids))
     return images, videos
 
 
 def _check(pictures: Pictures, images: int, videos: int) -> None:
     problems = []
-    # One transfer from the device for both.
+    # One transfer from the device for both counts.
     counts = torch.stack([(pictures.token_types == kind).sum() for kind in (IMAGE, VIDEO)]).tolist()
-    for name, grids, found, features in (
+    for name, grids, count, features in (
         ("image", pictures.grids, counts[0], images),
         ("video", pictures.video_grids, counts[1], videos),
     ):
-        if found != features:
+        if count != features:
             problems.append(
-                f"{found} {name} placeholders for {features} features of {len(grids)} {name}s (grids {grids.tolist()})"
+                f"{count} {name} placeholders for {features} features of {len(grids)} {name}s (grids {grids.tolist()})"
             )
     if problems:
         raise ValueError(
             f"{'; '.join(problems)}: every picture needs rows × columns × frames / merge² placeholders. Expand them "
-            "with the checkpoint's own image processor, and truncate no sequence inside a picture."
+            "with the checkpoint's image processor, and do not truncate sequences inside a picture."
         )
 
 
@@ -134,7 +135,7 @@ def _tower(tower: HFModule, patches: Tensor, grids: Tensor) -> Tensor:
 
 
 def _places(grid: Sequence[int], merge: int, device: torch.device) -> Tensor:
-    """Row and column (patches, 2) of each patch of one picture. The merge² patches that become one feature lie together."""
+    """Return row and column (patches, 2) of each patch of a picture. The merge² patches of one feature are adjacent."""
     frames, rows, columns = grid
     row = torch.arange(rows, device=device).view(rows // merge, 1, merge, 1)
     column = torch.arange(columns, device=device).view(1, columns // merge, 1, merge)
@@ -142,13 +143,13 @@ def _places(grid: Sequence[int], merge: int, device: torch.device) -> Tensor:
 
 
 def _extents(grid: Sequence[int], device: torch.device) -> Tensor:
-    """Rows and columns (patches, 2) of the picture that each patch belongs to."""
+    """Return the numbers of rows and columns (patches, 2) of the picture of each patch."""
     frames, rows, columns = grid
     return torch.tensor([rows, columns], device=device).expand(frames * rows * columns, 2)
 
 
 def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """The learned side × side position grid stretched over each picture, bilinear, corners on corners.
+    """Stretch the learned side × side position grid over each picture, bilinearly, with aligned corners.
 
     places, extents: (P, 2).  Returns for each patch its four neighbours in the flat grid (P, 4) and their weights
     (P, 4) float32, which add up to 1.
@@ -164,11 +165,12 @@ def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, 
 
 
 def _rotary(places: Tensor, config: HFConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine (P, head channels) float32: a quarter of the channels turns with the row, a quarter with the
-    column, and the other half repeats them (RoFormer, arXiv:2104.09864, eq. 34, once per axis).
+    """Compute cosine and sine (P, head channels) float32 (RoFormer, arXiv:2104.09864, eq. 34, once per axis).
+
+    A quarter of the channels rotates with the row, a quarter with the column, and the other half repeats them.
     """
     half = config.hidden_size // config.num_heads // 2
-    # Versions before rope_parameters have the base written into the module.
+    # In versions before rope_parameters the base is a constant of the module.
     base = (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0)
     frequencies = base ** -(torch.arange(0, half, 2, dtype=torch.float32, device=places.device) / half)
     angles = (places.unsqueeze(-1).float() * frequencies).flatten(1).repeat(1, 2)

@@ -1,40 +1,42 @@
-"""Where metrics go besides the metrics file."""
+"""Sinks: the destinations of metrics in addition to the metrics file."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwen35_trainer.progress.sinks.base import Sink
-from qwen35_trainer.spec.tracking import Tracking
+from qwen35_trainer.manifest.tracking import TrackingSpec
+from qwen35_trainer.progress.sinks.sink import Sink
 
 
-def open_sinks(tracking: Tracking, *, folder: Path, name: str, run_id: str, config: Mapping[str, object]) -> list[Sink]:
-    """The sinks that `spec.tracking` asks for.
+def open_sinks(
+    tracking: TrackingSpec, *, folder: Path, name: str, run_id: str, config: Mapping[str, object]
+) -> list[Sink]:
+    """Open the sinks of `spec.tracking`.
 
-    folder: the run's; each sink keeps its files in a folder of its own below.  run_id: the same for every attempt of a
-    run and for no other run: at a service, attempts go on in one run.  config: the resolved manifest, as plain data.
+    folder: the folder of the run, below which each sink keeps its files in a folder of its own.  run_id: identifies the
+    run for all its attempts, so that a service continues one run.  config: the resolved manifest, as plain data.
 
-    Raises ModuleNotFoundError naming the field and the extra to install where a sink's package is missing.
+    Raises ModuleNotFoundError naming the field and the extra to install if the package of a sink is missing.
     """
     sinks: list[Sink] = []
-    # Imported where asked for: a run without them needs none of these packages, and they are slow to import.
+    # Imported only when used: other runs do not need these packages, and they are slow to import.
     if tracking.tensorboard:
         from qwen35_trainer.progress.sinks.tensorboard import TensorBoardSink
 
         sinks.append(TensorBoardSink(folder / "tensorboard"))
-    if asked := tracking.wandb:
+    if wandb := tracking.wandb:
         from qwen35_trainer.progress.sinks.wandb import wandb_sink
 
         sinks.append(
             wandb_sink(
-                project=asked.project, entity=asked.entity, name=name, run_id=run_id, folder=folder, config=config
+                project=wandb.project, entity=wandb.entity, name=name, run_id=run_id, folder=folder, config=config
             )
         )
-    if server := tracking.mlflow:
+    if mlflow := tracking.mlflow:
         from qwen35_trainer.progress.sinks.mlflow import mlflow_sink
 
         sinks.append(
             mlflow_sink(
-                tracking_uri=server.trackingUri, experiment=server.experiment, name=name, run_id=run_id, config=config
+                tracking_uri=mlflow.trackingUri, experiment=mlflow.experiment, name=name, run_id=run_id, config=config
             )
         )
     return sinks

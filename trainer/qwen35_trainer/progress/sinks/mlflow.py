@@ -1,10 +1,10 @@
-"""MLflow."""
+"""The MLflow sink."""
 
 import time
 from collections.abc import Mapping
 from typing import Final
 
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord, RunRecord, UpdateRecord
 from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.progress.sinks.service import ServiceSink
 
@@ -26,9 +26,9 @@ _STATUS: Final = {"Succeeded": "FINISHED", "Stopped": "KILLED", "Failed": "FAILE
 def mlflow_sink(
     *, tracking_uri: str, experiment: str, name: str, run_id: str, config: Mapping[str, object]
 ) -> ServiceSink:
-    """A sink that goes on with the experiment's run tagged `run_id` if there is one.
+    """A sink that continues the run of the experiment that is tagged `run_id`, if it exists.
 
-    config: the resolved manifest, kept as parameters "train.nodes" and so on.
+    config: the resolved manifest, logged as parameters such as "train.nodes".
     """
 
     def open_run() -> "_MlflowRun":
@@ -43,17 +43,17 @@ class _MlflowRun:
     ) -> None:
         self._client = client
         self._status = "KILLED"
-        found = client.get_experiment_by_name(experiment)
-        folder = found.experiment_id if found else client.create_experiment(experiment)
-        runs = client.search_runs([folder], f"tags.`{_RUN_TAG}` = '{run_id}'", max_results=1)
+        existing = client.get_experiment_by_name(experiment)
+        experiment_id = existing.experiment_id if existing else client.create_experiment(experiment)
+        runs = client.search_runs([experiment_id], f"tags.`{_RUN_TAG}` = '{run_id}'", max_results=1)
         if runs:
             self._id = runs[0].info.run_id
             client.update_run(self._id, status="RUNNING")
         else:
-            self._id = client.create_run(folder, run_name=name, tags={_RUN_TAG: run_id}).info.run_id
+            self._id = client.create_run(experiment_id, run_name=name, tags={_RUN_TAG: run_id}).info.run_id
             client.log_batch(self._id, params=[Param(key, str(value)) for key, value in _flat(config).items()])
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         match record:
             case UpdateRecord() | EvaluationRecord() | CheckpointRecord():
                 now = int(time.time() * 1000)
@@ -67,7 +67,7 @@ class _MlflowRun:
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """{"train": {"nodes": 2}} → {"train.nodes": 2}; lists stay whole."""
+    """Flatten nested mappings: {"train": {"nodes": 2}} → {"train.nodes": 2}. Lists stay whole."""
     flat: dict[str, object] = {}
     for key, value in config.items():
         if isinstance(value, Mapping):

@@ -1,9 +1,9 @@
-"""The names of the scalars, the same in every sink."""
+"""The names of the scalars, which are the same in every sink."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, RunRecord, UpdateRecord
 
 _UPDATE: Final = {
     "train/reward_mean": "reward_mean",
@@ -22,7 +22,7 @@ _UPDATE: Final = {
     "train/samples": "samples",
     "train/groups_without_signal": "groups_without_signal",
     "train/reward_errors": "reward_errors",
-    "train/idle": "trainer_idle",
+    "train/idle": "train_idle",
     "rollout/response_tokens_mean": "response_tokens_mean",
     "rollout/response_tokens_max": "response_tokens_max",
     "rollout/truncated_share": "truncated_share",
@@ -48,11 +48,11 @@ _EVALUATION: Final = {
 }
 _CHECKPOINT: Final = {"checkpoint/seconds": "seconds"}
 _NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
-"""Attributes with a number for each reward or data source: the last part of the scalar's name is its name."""
+"""Attributes with a number per reward or data source, whose name becomes the last part of the scalar's name."""
 
 
-def scalars(record: Record) -> dict[str, float]:
-    """Scalar name → value, leaving out what the run does not have. Empty for spans and the end of the run."""
+def scalars(record: RunRecord) -> dict[str, float]:
+    """Scalar name → value, without the values that the run does not have. Empty for spans and the end of the run."""
     match record:
         case UpdateRecord():
             names, group = _UPDATE, "train"
@@ -70,6 +70,6 @@ def scalars(record: Record) -> dict[str, float]:
     }
 
 
-def _plain(record: Record, names: Mapping[str, str]) -> dict[str, float]:
+def _plain(record: RunRecord, names: Mapping[str, str]) -> dict[str, float]:
     values = {name: getattr(record, attribute) for name, attribute in names.items()}
     return {name: float(value) for name, value in values.items() if value is not None}

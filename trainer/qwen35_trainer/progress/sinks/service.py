@@ -1,8 +1,8 @@
-"""A metrics service at the other end of a network: it may fail, the run may not.
+"""Delivery to a metrics service over the network. A failure of the service does not affect the run.
 
     run's thread: write ─► queue ─► sink's thread: open once ─► Sink.write ─► service
                              │ full                  │ fails
-                             └──────── lost ◄────────┘        first loss warns, close tells the count
+                             └──────── lost ◄────────┘        the first loss is logged, and close logs the count
 
 waits on              unblocked by                       deadline
 write                 never waits                        –
@@ -16,18 +16,18 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from qwen35_trainer.progress.records import Record, SpanRecord
-from qwen35_trainer.progress.sinks.base import Sink
+from qwen35_trainer.progress.records import RunRecord, SpanRecord
+from qwen35_trainer.progress.sinks.sink import Sink
 
 _LOG: Final = logging.getLogger(__name__)
 _QUEUE_RECORDS: Final = 1024
 
 
 class ServiceSink:
-    """Hands records to a sink in its own thread, counts those that could not be delivered, and warns once.
+    """Passes records to a sink in a thread of its own, counts those that could not be delivered, and warns once.
 
-    open_sink: makes the sink; called in that thread at the first record, and again at the next one when it failed.
-    failures: the exceptions by which the service's client reports trouble; any other is a bug and ends the thread.
+    open_sink: makes the sink. It is called in that thread at the first record, and again at the next one if it failed.
+    failures: the exceptions by which the service's client reports failures. Any other is a bug and ends the thread.
     """
 
     def __init__(
@@ -39,16 +39,16 @@ class ServiceSink:
         close_seconds: float = 120.0,
     ) -> None:
         self.lost = 0
-        self._losing = threading.Lock()
+        self._lost_lock = threading.Lock()
         self._name = name
         self._open_sink = open_sink
         self._failures = failures
         self._close_seconds = close_seconds
-        self._queue: queue.Queue[Record | None] = queue.Queue(_QUEUE_RECORDS)
+        self._queue: queue.Queue[RunRecord | None] = queue.Queue(_QUEUE_RECORDS)
         self._thread = threading.Thread(target=self._deliver, name=f"metrics-{name}", daemon=True)
         self._thread.start()
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         if isinstance(record, SpanRecord):
             return
         try:
@@ -82,13 +82,13 @@ class ServiceSink:
                 self._lose(f"{type(error).__name__}: {error}")
 
     def _lose(self, reason: str) -> None:
-        with self._losing:
+        with self._lost_lock:
             self.lost += 1
             first = self.lost == 1
         if first:
             _LOG.warning(
-                "%s does not take metrics: %s. Training goes on, metrics.jsonl has every record; "
-                "further losses are only counted.",
+                "%s does not accept metrics: %s. Training continues, and metrics.jsonl has every record. "
+                "Further losses are counted without a message.",
                 self._name,
                 reason,
             )

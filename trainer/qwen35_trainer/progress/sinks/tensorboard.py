@@ -8,20 +8,20 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import HistogramProto, Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, RunRecord, UpdateRecord
 from qwen35_trainer.progress.sinks.scalars import scalars
 
 
 class TensorBoardSink:
-    """Scalars by update, and the trained tokens by lag as a histogram, under `folder`.
+    """Writes scalars by update, and a histogram of the trained tokens by lag, to `folder`.
 
-    A resumed attempt adds a file of its own; TensorBoard reads them as one run.
+    A resumed attempt adds a file; TensorBoard reads all files of the folder as one run.
     """
 
     def __init__(self, folder: Path) -> None:
         self._writer = EventFileWriter(str(folder))
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         if not isinstance(record, UpdateRecord | EvaluationRecord | CheckpointRecord):
             return
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(record).items()]
@@ -43,7 +43,7 @@ def _histogram(counts: Mapping[int, int]) -> HistogramProto:
         num=sum(counts.values()),
         sum=sum(lag * count for lag, count in counts.items()),
         sum_squares=sum(lag * lag * count for lag, count in counts.items()),
-        # A bucket is given by its right edge; the first, empty one only marks where the second begins.
+        # A bucket is defined by its right edge. The first bucket is empty and only marks the start of the second.
         bucket_limit=[lags.start - 0.5, *(lag + 0.5 for lag in lags)],
         bucket=[0, *(counts.get(lag, 0) for lag in lags)],
     )

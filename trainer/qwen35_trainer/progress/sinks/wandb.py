@@ -1,11 +1,11 @@
-"""Weights & Biases."""
+"""The Weights & Biases sink."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, Record, UpdateRecord
+from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, RunRecord, UpdateRecord
 from qwen35_trainer.progress.sinks.scalars import scalars
 from qwen35_trainer.progress.sinks.service import ServiceSink
 
@@ -22,9 +22,9 @@ except ModuleNotFoundError as error:
 def wandb_sink(
     *, project: str, entity: str | None, name: str, run_id: str, folder: Path, config: Mapping[str, object]
 ) -> ServiceSink:
-    """A sink that goes on with the run `run_id` of the project if there is one. WANDB_MODE=offline keeps it in `folder`.
+    """A sink that continues the run `run_id` of the project if it exists. WANDB_MODE=offline keeps it in `folder`.
 
-    config: the resolved manifest, to compare runs by.
+    config: the resolved manifest, by which W&B compares runs.
     """
 
     def open_run() -> "_WandbRun":
@@ -48,11 +48,11 @@ class _WandbRun:
             config=dict(config),
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # The service's own step must not go back, as a resumed attempt's does.
+        # W&B's own step must not decrease, but the update does when an attempt resumes.
         self._run.define_metric("*", step_metric="progress/update")
         self._failed = False
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         if isinstance(record, FinishRecord):
             self._run.summary["outcome"] = record.outcome
             self._failed = record.outcome == "Failed"

@@ -1,14 +1,14 @@
-"""A link through ConfigMaps of a cluster, by the few calls of the Kubernetes API that it needs.
+"""A link through ConfigMaps of a cluster, with the few calls of the Kubernetes API that it needs.
 
     report   PATCH -progress (merge)
     history  PATCH -history (merge)
     orders   LIST -control by name ─► WATCH from there ─┐
                ▲                                        │ ended, cut, 410 Gone, silent
-               └──── in a second, after failures later ◄┘
+               └── after PAUSE_SECONDS, or a backoff ◄──┘
 
-waits on         unblocked by                        deadline
-a patch: answer  the API server                      CALL_SECONDS
-watch: events    a change, or a bookmark each minute  SILENT_SECONDS without any; WATCH_SECONDS in all
+waits on         unblocked by                         deadline
+a patch: answer  the API server                       CALL_SECONDS
+watch: events    a change, or a bookmark each minute  MAX_SILENCE_SECONDS without any; WATCH_SECONDS in all
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 
-from qwen35_trainer.contract import ContractError, Control, Progress, parse_control
-from qwen35_trainer.contract.names import (
+from qwen35_trainer.contract import ContractError, Control, ProgressReport, parse_control
+from qwen35_trainer.contract.shared_names import (
     CONTROL_KEY,
     HISTORY_KEY,
     PROGRESS_KEY,
@@ -29,42 +29,41 @@ from qwen35_trainer.contract.names import (
     history_name,
     progress_name,
 )
-from qwen35_trainer.runtime.link.account import Account
-from qwen35_trainer.runtime.link.backoff import backoff
-from qwen35_trainer.runtime.link.base import LinkDown
+from qwen35_trainer.runtime.link.operator_link import LinkDown, backoff_seconds
+from qwen35_trainer.runtime.link.service_account import ServiceAccount
 
 logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 WATCH_SECONDS = 300
-"""The API server ends a watch after so long; the list that follows makes up for anything it may have missed."""
-SILENT_SECONDS = 90.0
-"""A connection whose other end is gone says nothing; a living one brings a bookmark about every minute."""
-LARGEST_LINE = 1 << 20
-"""Half the bytes of the longest event that is read: an object in etcd has at most 1.5 MiB."""
+"""The API server ends a watch after this time. The list that follows contains whatever the watch may have missed."""
+MAX_SILENCE_SECONDS = 90.0
+"""A watch without a byte for this long has lost its peer: the API server sends a bookmark about every minute."""
+READ_BUFFER_BYTES = 1 << 20
+"""aiohttp reads lines of up to twice this size. An object in etcd has at most 1.5 MiB."""
 
 PAUSE_SECONDS = 1.0
-"""Between two watches, so that a server that ends them at once is not asked without pause."""
-WORTH_A_WORD = 3
-"""Failures in a row: watches are cut now and then, and the next one works."""
-STEADY_SECONDS = 30.0
-"""A watch that lasted so long was no failure's continuation."""
+"""Between two watches, so that a server that ends them immediately is not flooded with requests."""
+FAILURES_BEFORE_WARNING = 3
+"""Consecutive failures before a warning: a watch is cut now and then, and the next one works."""
+MIN_STEADY_SECONDS = 30.0
+"""A failure of a watch that lasted longer than this counts as the first one."""
 
-_TROUBLE = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
-"""No answer, a bad one, or one of another shape."""
+_CALL_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
+"""No answer, an error status, or an answer of another shape."""
 
 
 class ConfigMapLink:
-    """The ConfigMaps of `training` in `namespace`."""
+    """Link through the ConfigMaps of `training` in `namespace`."""
 
-    def __init__(self, account: Account, *, namespace: str, training: str) -> None:
+    def __init__(self, account: ServiceAccount, *, namespace: str, training: str) -> None:
         self._account = account
         self._collection = f"{account.server}/api/v1/namespaces/{namespace}/configmaps"
         self._progress, self._control = progress_name(training), control_name(training)
         self._history = history_name(training)
         self._opened: aiohttp.ClientSession | None = None
 
-    async def report(self, progress: Progress) -> None:
+    async def report(self, progress: ProgressReport) -> None:
         await self._patch(self._progress, {"data": {PROGRESS_KEY: progress.text()}})
 
     async def history(self, packed: bytes) -> None:
@@ -80,72 +79,75 @@ class ConfigMapLink:
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
             ) as answer:
                 await _checked(answer)
-        except _TROUBLE as error:
-            raise LinkDown(f"ConfigMap {name} was not written: {_reason(error)}") from error
+        except _CALL_ERRORS as error:
+            raise LinkDown(f"ConfigMap {name} was not written: {_message(error)}") from error
 
     async def orders(self) -> AsyncIterator[Control]:
-        said: str | None = None
+        latest_text: str | None = None
         failures = 0
         clock = asyncio.get_running_loop().time
         while True:
             started = clock()
             try:
                 async for text in self._texts():
-                    if text == said:
+                    if text == latest_text:
                         continue
-                    said = text
-                    if (control := self._read(text)) is not None:
+                    latest_text = text
+                    if (control := self._parse(text)) is not None:
                         yield control
                 failures = 0
                 await asyncio.sleep(PAUSE_SECONDS)
-            except _TROUBLE as error:
-                failures = 1 if clock() - started > STEADY_SECONDS else failures + 1
-                if failures == WORTH_A_WORD:
-                    logger.warning("ConfigMap %s cannot be watched: %s; trying on", self._control, _reason(error))
-                await asyncio.sleep(backoff(failures))
+            except _CALL_ERRORS as error:
+                failures = 1 if clock() - started > MIN_STEADY_SECONDS else failures + 1
+                if failures == FAILURES_BEFORE_WARNING:
+                    logger.warning("ConfigMap %s cannot be watched: %s; still trying", self._control, _message(error))
+                await asyncio.sleep(backoff_seconds(failures))
 
     async def close(self) -> None:
         if self._opened is not None:
             await self._opened.close()
 
     async def _texts(self) -> AsyncIterator[str]:
-        """The key as it is, then at each change, until the watch ends. Raises what is in _TROUBLE."""
-        only = {"fieldSelector": f"metadata.name={self._control}"}
-        listing = aiohttp.ClientTimeout(total=CALL_SECONDS)
-        # A list, because it tells a version to watch from: the object's own may be too old for that.
+        """Yield the value of the key, then its value after each change, until the watch ends. Raises _CALL_ERRORS."""
+        selector = {"fieldSelector": f"metadata.name={self._control}"}
+        timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
+        # A list, because it returns a version from which to watch; the version of the object itself may be too old.
         async with self._session().get(
-            self._collection, params=only, headers=self._authorization(), timeout=listing
+            self._collection, params=selector, headers=self._authorization(), timeout=timeout
         ) as answer:
             listed = await (await _checked(answer)).json()
         for item in listed["items"]:
-            yield _text(item)
+            yield _control_text(item)
         watch = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(WATCH_SECONDS)}
         async with self._session().get(
             self._collection,
-            params={**only, **watch, "resourceVersion": listed["metadata"]["resourceVersion"]},
+            params={**selector, **watch, "resourceVersion": listed["metadata"]["resourceVersion"]},
             headers=self._authorization(),
-            timeout=aiohttp.ClientTimeout(total=WATCH_SECONDS + 30, connect=CALL_SECONDS, sock_read=SILENT_SECONDS),
+            timeout=aiohttp.ClientTimeout(
+                total=WATCH_SECONDS + 30, connect=CALL_SECONDS, sock_read=MAX_SILENCE_SECONDS
+            ),
         ) as answer:
             async for line in (await _checked(answer)).content:
                 event = json.loads(line)
                 if event["type"] == "ERROR":
-                    if event["object"].get("code") == 410:  # too old to watch from: the next list is not
+                    if event["object"].get("code") == 410:  # this version is too old to watch from; list again
                         return
                     raise ValueError(f"the watch ended: {event['object'].get('message', event['object'])}")
                 if event["type"] in ("ADDED", "MODIFIED"):
-                    yield _text(event["object"])
+                    yield _control_text(event["object"])
 
-    def _read(self, text: str) -> Control | None:
+    def _parse(self, text: str) -> Control | None:
+        """Return the orders in `text`; None, with a warning, when it cannot be read, and None when it is empty."""
         try:
             return parse_control(text) if text else None
         except ContractError as error:
-            logger.warning("ConfigMap %s: %s; what was asked before stays", self._control, error)
+            logger.warning("ConfigMap %s: %s; the previous orders stay in force", self._control, error)
             return None
 
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             connector = aiohttp.TCPConnector(ssl=self._account.context())
-            self._opened = aiohttp.ClientSession(connector=connector, read_bufsize=LARGEST_LINE)
+            self._opened = aiohttp.ClientSession(connector=connector, read_bufsize=READ_BUFFER_BYTES)
         return self._opened
 
     def _authorization(self) -> dict[str, str]:
@@ -153,14 +155,14 @@ class ConfigMapLink:
 
 
 async def _checked(answer: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
-    """The answer, if it is a good one. Raises ValueError with the API server's own words otherwise."""
+    """Return the answer unless its status is an error. Raises ValueError with the API server's message otherwise."""
     if answer.status < 400:
         return answer
-    raise ValueError(f"{answer.status}: {_words(await answer.text())}")
+    raise ValueError(f"{answer.status}: {_status_message(await answer.text())}")
 
 
-def _words(body: str) -> str:
-    """The message of a Status object, or the body as it came."""
+def _status_message(body: str) -> str:
+    """Return the message of a Status object; the start of `body` when it is something else."""
     try:
         status: Any = json.loads(body)
         return str(status["message"])
@@ -168,15 +170,15 @@ def _words(body: str) -> str:
         return body[:200]
 
 
-def _text(config_map: Any) -> str:  # noqa: ANN401  # JSON as it came
-    """The key's value; empty where there is none. Raises ValueError for what is no ConfigMap."""
+def _control_text(config_map: Any) -> str:  # noqa: ANN401  # JSON from the API server
+    """Return the value of the key; "" when there is none. Raises ValueError for anything but a ConfigMap."""
     try:
         return str((config_map.get("data") or {}).get(CONTROL_KEY, ""))
     except AttributeError:
-        raise ValueError(f"no ConfigMap: {str(config_map)[:200]}") from None
+        raise ValueError(f"not a ConfigMap: {str(config_map)[:200]}") from None
 
 
-def _reason(error: Exception) -> str:
+def _message(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__

@@ -1,14 +1,14 @@
-"""Carries the newest report out and every order in, on a thread of its own, so that no operator slows a training down.
+"""Delivers reports and receives orders on a thread of its own, so that a slow operator does not delay the training.
 
-    news ─► newest() ─► report ──► delivered                control ─► on_order
-               ▲          │ LinkDown
-               └─ backoff ◄                                 history_news ─► packed() ─► history
+    notify ─► newest() ─► report ──► delivered              control ─► on_order
+                 ▲          │ LinkDown
+                 └─ backoff ◄                               notify_history ─► packed() ─► history
 
-waits on                  unblocked by                            deadline
-report: something to say  news                                    never waits alone: the thread ends with the process
-report: its turn          an urgent one, or the last              EVERY_SECONDS after the one before
-history: its turn         time                                    HISTORY_SECONDS after the one before
-finish                    the last report delivered               its caller's
+waits on                   unblocked by                     deadline
+report: something new      notify                           none; the thread ends with the process
+report: its turn           an urgent or the last report     REPORT_INTERVAL_SECONDS after the previous one
+history: its turn          time                             HISTORY_INTERVAL_SECONDS after the previous one
+finish                     delivery of the last report      given by its caller
 """
 
 import asyncio
@@ -17,136 +17,136 @@ import logging
 import threading
 from collections.abc import Callable
 
-from qwen35_trainer.contract import Control, Progress
-from qwen35_trainer.runtime.link.backoff import backoff
-from qwen35_trainer.runtime.link.base import Link, LinkDown
+from qwen35_trainer.contract import Control, ProgressReport
+from qwen35_trainer.runtime.link.operator_link import Link, LinkDown, backoff_seconds
 
 logger = logging.getLogger(__name__)
 
-EVERY_SECONDS = 5.0
+REPORT_INTERVAL_SECONDS = 5.0
 """Between two reports that are not urgent: each costs the cluster a write."""
-HISTORY_SECONDS = 30.0
+HISTORY_INTERVAL_SECONDS = 30.0
 """Between two histories: each is a write of hundreds of kilobytes."""
-CLOSE_SECONDS = 5.0
+CANCEL_SECONDS = 5.0
+"""How long `finish` waits for the thread to end after the deadline of the last report."""
 
 
 class Undelivered(Exception):
-    """The last report was not taken before the deadline; says what stood in the way."""
+    """The last report was not delivered before the deadline. The message contains the latest problem."""
 
 
 class Courier:
-    """`start` it; then any thread may tell `news`; `finish` is the last call.
+    """Call `start` first and `finish` last; any thread may call `notify` in between.
 
-    newest and on_order are called on the courier's thread: what is to be reported, and what is asked. packed, on a thread of
-    its own, is the history so far; None while there is none. It is left once more before the last report, after which nobody
-    waits for it: a history that cannot be left is a warning.
+    newest: called on the courier's thread, returns the report to deliver. on_order: called on the courier's thread with each order.
+    packed: called on another thread, returns the history so far, or None while there is none. The history is delivered
+    once more before the last report, and nothing waits for it after that: a failure to deliver it is only a warning.
     """
 
     def __init__(
         self,
         link: Link,
-        newest: Callable[[], Progress],
+        newest: Callable[[], ProgressReport],
         on_order: Callable[[Control], object],
         packed: Callable[[], bytes | None] = lambda: None,
-        every_seconds: float = EVERY_SECONDS,
+        every_seconds: float = REPORT_INTERVAL_SECONDS,
     ) -> None:
         self._link, self._newest, self._on_order, self._every = link, newest, on_order, every_seconds
         self._packed = packed
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="operator", daemon=True)
-        self._news, self._urgent, self._history_news = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._leaving = asyncio.Lock()
-        self._last = self._delivered = self._unleft = False
-        self._sent = float("-inf")
-        self._problem = "nothing was answered yet"
-        self._work: asyncio.Task[None] | None = None
+        self._changed, self._urgent, self._history_changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._writing_history = asyncio.Lock()
+        self._last = self._delivered = self._history_failed = False
+        self._sent_at = float("-inf")
+        self._problem = "no call was answered"
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._thread.start()
 
-    def news(self, *, urgent: bool = False) -> None:
-        """There is something to report. urgent: without waiting for its turn."""
-        self._tell(self._take, urgent, False)
+    def notify(self, *, urgent: bool = False) -> None:
+        """Schedule a report. urgent: without waiting for REPORT_INTERVAL_SECONDS."""
+        self._call_on_thread(self._schedule, urgent, False)
 
-    def history_news(self) -> None:
-        """There is something new to leave in the history."""
-        self._tell(self._history_news.set)
+    def notify_history(self) -> None:
+        """Schedule a delivery of the history."""
+        self._call_on_thread(self._history_changed.set)
 
     def finish(self, seconds: float) -> None:
-        """Deliver the last report, and end. Raises Undelivered when nobody has taken it after `seconds`."""
-        self._tell(self._take, True, True)
+        """Deliver the last report, and end the thread. Raises Undelivered when that takes longer than `seconds`."""
+        self._call_on_thread(self._schedule, True, True)
         self._thread.join(seconds)
         if not self._delivered:
-            self._tell(self._cancel)
-            self._thread.join(CLOSE_SECONDS)
+            self._call_on_thread(self._cancel)
+            self._thread.join(CANCEL_SECONDS)
             raise Undelivered(self._problem)
 
-    def _tell[*Arguments](self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
-        with contextlib.suppress(RuntimeError):  # the thread ended by a fault of ours, which finish tells
+    def _call_on_thread[*Arguments](self, act: Callable[[*Arguments], None], *arguments: *Arguments) -> None:
+        with contextlib.suppress(RuntimeError):  # the thread has ended through a bug, which `finish` reports
             self._loop.call_soon_threadsafe(act, *arguments)
 
     def _run(self) -> None:
-        # Cancelled when finish gives up.
+        # `finish` cancels the task when its deadline has passed.
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner, contextlib.suppress(asyncio.CancelledError):
-            runner.run(self._both())
+            runner.run(self._work())
 
-    async def _both(self) -> None:
-        self._work = asyncio.current_task()
+    async def _work(self) -> None:
+        self._task = asyncio.current_task()
         try:
             async with asyncio.TaskGroup() as tasks:
-                beside = [tasks.create_task(self._listen()), tasks.create_task(self._chronicle())]
-                await self._deliver()
-                for task in beside:
+                background = [tasks.create_task(self._receive_orders()), tasks.create_task(self._deliver_histories())]
+                await self._deliver_reports()
+                for task in background:
                     task.cancel()
         finally:
             await self._link.close()
 
-    async def _listen(self) -> None:
+    async def _receive_orders(self) -> None:
         async for control in self._link.orders():
             self._on_order(control)
 
-    async def _chronicle(self) -> None:
-        """Leave the history, now and then."""
+    async def _deliver_histories(self) -> None:
+        """Deliver the history after changes, at most every HISTORY_INTERVAL_SECONDS."""
         while True:
-            await self._history_news.wait()
-            await self._leave()
-            await asyncio.sleep(HISTORY_SECONDS)
+            await self._history_changed.wait()
+            await self._deliver_history()
+            await asyncio.sleep(HISTORY_INTERVAL_SECONDS)
 
-    async def _leave(self) -> None:
-        """The history so far; one that comes later overtakes none."""
-        async with self._leaving:
-            self._history_news.clear()
+    async def _deliver_history(self) -> None:
+        """Deliver the history so far. The lock keeps an older history from replacing a newer one."""
+        async with self._writing_history:
+            self._history_changed.clear()
             packed = await asyncio.to_thread(self._packed)
             if packed is None:
                 return
             try:
                 await self._link.history(packed)
             except LinkDown as error:
-                self._history_news.set()
-                if not self._unleft:
+                self._history_changed.set()
+                if not self._history_failed:
                     logger.warning("%s; until it is, `qwen35 report` shows an earlier state, or nothing", error)
-                self._unleft = True
+                self._history_failed = True
             else:
-                self._unleft = False
+                self._history_failed = False
 
-    async def _deliver(self) -> None:
-        """Until the last report is delivered."""
+    async def _deliver_reports(self) -> None:
+        """Deliver reports until the last one is delivered."""
         failures = 0
         while True:
-            await self._turn(failures)
-            last = self._last  # before the report is made: what comes meanwhile is the next one's
-            if last and (not failures or self._history_news.is_set()):
-                await self._leave()
-            self._news.clear()
+            await self._wait_for_turn(failures)
+            last = self._last  # read before the report is made: a later change belongs to the next report
+            if last and (not failures or self._history_changed.is_set()):
+                await self._deliver_history()
+            self._changed.clear()
             self._urgent.clear()
-            self._sent = self._loop.time()
+            self._sent_at = self._loop.time()
             try:
                 await self._link.report(self._newest())
             except LinkDown as error:
                 failures, self._problem = failures + 1, str(error)
                 if failures == 1:
-                    logger.warning("%s; the training goes on, the newest report is kept and tried again", error)
-                self._news.set()
+                    logger.warning("%s; the training continues, and the newest report will be sent again", error)
+                self._changed.set()
                 continue
             if failures:
                 logger.warning("the operator can be reached again")
@@ -155,20 +155,20 @@ class Courier:
                 self._delivered = True
                 return
 
-    async def _turn(self, failures: int) -> None:
-        """Wait for something to say, and until it may be said."""
-        await self._news.wait()
-        pause = backoff(failures) if failures else self._sent + self._every - self._loop.time()
+    async def _wait_for_turn(self, failures: int) -> None:
+        """Wait for a change, and until the next report may be sent."""
+        await self._changed.wait()
+        pause = backoff_seconds(failures) if failures else self._sent_at + self._every - self._loop.time()
         if pause > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._urgent.wait(), pause)
 
-    def _take(self, urgent: bool, last: bool) -> None:
+    def _schedule(self, urgent: bool, last: bool) -> None:
         self._last = self._last or last
-        self._news.set()
+        self._changed.set()
         if urgent:
             self._urgent.set()
 
     def _cancel(self) -> None:
-        if self._work is not None:
-            self._work.cancel()
+        if self._task is not None:
+            self._task.cancel()

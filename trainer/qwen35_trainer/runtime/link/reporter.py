@@ -1,72 +1,77 @@
-"""Tells the operator how the attempt goes, and the run what the operator asks.
+"""Reports the progress of the attempt to the operator, and passes the operator's orders to the run.
 
-    with reporting(option) as reporter:      Running, at once
-        reporter.begin(…)                    what earlier attempts did
-        reporter.write(record) …             every EVERY_SECONDS; a checkpoint at once
-                                             the history, at checkpoints and evaluations
-        reporter.control                     the newest order; an order to stop is acknowledged on arrival
-                                             Succeeded, Stopped or Failed, until delivered or FINAL_SECONDS;
-                                             after a signal that leaves no time, INTERRUPTED_SECONDS
+    with reporting(option) as reporter:      reports Running immediately
+        reporter.begin(…)                    adds what earlier attempts did
+        reporter.write(record) …             reports every REPORT_INTERVAL_SECONDS, and a checkpoint immediately;
+                                             delivers the history at checkpoints and evaluations
+        reporter.control                     the newest orders; an order to stop is acknowledged on arrival
+                                             at the end reports Succeeded, Stopped or Failed, for at most FINAL_REPORT_SECONDS,
+                                             or INTERRUPTED_REPORT_SECONDS after a signal that leaves no time
 
-The last report leaves when everything else is over, the files of the run included: the operator takes the pods away then.
+The last report is sent after everything else has ended, the files of the run included: the operator deletes the pods then.
 """
 
 import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from qwen35_trainer.contract import Control, Progress
-from qwen35_trainer.contract.names import POD_VARIABLE
+from qwen35_trainer.contract import Control, ProgressReport
+from qwen35_trainer.contract.shared_names import POD_VARIABLE
+from qwen35_trainer.exits import Interrupted
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
+from qwen35_trainer.manifest import Manifest, dump_manifest
+from qwen35_trainer.progress import packed_history
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
     ExportRecord,
     FinishRecord,
-    Record,
+    RunRecord,
     SpanRecord,
     from_line,
 )
-from qwen35_trainer.runtime.checkpoint import Checkpoint
-from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.progress.sample_file import Moment, newest_moments, read_samples
+from qwen35_trainer.progress.summary import summarise
+from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.interrupted import Interrupted
-from qwen35_trainer.runtime.link.base import Link
 from qwen35_trainer.runtime.link.courier import Courier, Undelivered
-from qwen35_trainer.runtime.link.history import Kept
-from qwen35_trainer.runtime.link.open import open_link
-from qwen35_trainer.runtime.link.standing import Ended, Standing, saved
-from qwen35_trainer.spec import Manifest, dump_manifest
+from qwen35_trainer.runtime.link.operator_link import Link, open_link
+from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
+from qwen35_trainer.runtime.timing import TrainingClock
 
 logger = logging.getLogger(__name__)
 
-FINAL_SECONDS = 120.0
-"""How long an operator may be away at the end before the run says that it could not be told."""
-INTERRUPTED_SECONDS = 3.0
+FINAL_REPORT_SECONDS = 120.0
+"""How long the last report is tried before the run ends without it."""
+INTERRUPTED_REPORT_SECONDS = 3.0
 """The same after a signal that leaves no time: less than `signals.END_SECONDS`, after which the run is killed."""
 
 
-class OperatorNotTold(RuntimeError):
-    """The run is over, and the operator does not know how: says how it ended, and what was in the way."""
+class OutcomeUndelivered(RuntimeError):
+    """The run has ended, and the operator does not know how. The message contains the outcome and the latest problem."""
+
+    failure = None  # it cannot be reported
 
 
 class Reporter:
-    """A sink with ears. Without a link it is silent, and nothing is ever asked of the run."""
+    """A metrics sink that also receives the operator's orders. Without a link it does nothing, and there are no orders."""
 
-    def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_SECONDS) -> None:
+    def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_REPORT_SECONDS) -> None:
         self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE))
-        self._lock = threading.Lock()  # orders come on the courier's thread
+        self._lock = threading.Lock()  # orders arrive on the courier's thread
         self._courier = None if link is None else Courier(link, self._report, self._receive, self._packed)
         self._final_seconds = final_seconds
-        self._history: Kept | None = None
+        self._history: RunHistory | None = None
         self._finish: FinishRecord | None = None
         self._begun = self._stopping = self._saved = False
         self.control: Control | None = None
-        """What the operator asks of this attempt."""
+        """The newest orders for this attempt."""
 
     @property
     def stop_ordered(self) -> bool:
@@ -77,38 +82,38 @@ class Reporter:
             self._courier.start()
             self._change(lambda standing: standing, urgent=True)
 
-    def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: Checkpoint | None, started: float) -> None:
-        """The attempt begins at `started`, from the checkpoint if there is one."""
+    def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: SavedCheckpoint | None, started: float) -> None:
+        """Begin the attempt. checkpoint: the one to resume from. started: wall-clock second at which the attempt began."""
         if self._courier is None:
             return
-        clock, report, earlier = Clock(started), None, list[Record]()
+        clock, report, earlier = TrainingClock(started), None, list[RunRecord]()
         if checkpoint is not None:
-            at = checkpoint.progress
-            clock = Clock(started, at.elapsed)
-            report = saved(checkpoint.path, at.update, checkpoint.path.stat().st_mtime)
-            earlier = earlier_records(metrics, at.update)
+            meta = checkpoint.progress
+            clock = TrainingClock(started, meta.elapsed)
+            report = checkpoint_report(checkpoint.path, meta.update, checkpoint.path.stat().st_mtime)
+            earlier = earlier_records(metrics, meta.update)
         bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
-        self._history = Kept(dump_manifest(manifest), bound, RunFolder(metrics.parent).samples, earlier)
+        self._history = RunHistory(dump_manifest(manifest), bound, RunFolder(metrics.parent).samples, earlier)
         self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
-        """The driver starts, for so many updates: from here on it is the one to stop."""
+        """RunRecord that the driver starts, with `updates` updates in all; from here on an order to stop goes to the driver."""
         self._begun = True
         self._change(lambda standing: replace(standing, updates=updates))
 
     def stopping(self) -> None:
-        """The driver was told to stop."""
+        """RunRecord that the driver was asked to stop."""
         self._stopping = True
 
     def phase(self, text: str) -> None:
         self._change(lambda standing: replace(standing, phase=text))
 
     def hosts(self, hosts: Mapping[str, str]) -> None:
-        """Where the rollout replicas are: replica → pod."""
+        """Record where the rollout replicas run: replica → pod."""
         if hosts != self._standing.hosts:
             self._change(lambda standing: replace(standing, hosts=dict(hosts)))
 
-    def write(self, record: Record) -> None:
+    def write(self, record: RunRecord) -> None:
         checkpoint = isinstance(record, CheckpointRecord)
         self._saved |= checkpoint and self._stopping
         if isinstance(record, FinishRecord):
@@ -117,63 +122,110 @@ class Reporter:
         if self._courier is not None and self._history is not None:
             self._history.add(record)
             if isinstance(record, CheckpointRecord | ExportRecord | EvaluationRecord):
-                self._courier.history_news()
+                self._courier.notify_history()
 
     def close(self) -> None:
-        """Nothing yet: `conclude` has the last word."""
+        """Do nothing: `conclude` sends the last report."""
 
     def conclude(self, error: BaseException | None = None) -> None:
-        """The last report: how the run ended, `error` being what it raised. Raises OperatorNotTold."""
+        """Send the last report. error: what the run raised. Raises OutcomeUndelivered."""
         if self._courier is None:
             return
-        ended = self._ended(error)
+        end = self._attempt_end(error)
         hurried = isinstance(error, Interrupted) and not self.stop_ordered
-        seconds = min(INTERRUPTED_SECONDS, self._final_seconds) if hurried else self._final_seconds
-        self._change(lambda standing: replace(standing, ended=ended, phase=""), urgent=True)
+        seconds = min(INTERRUPTED_REPORT_SECONDS, self._final_seconds) if hurried else self._final_seconds
+        self._change(lambda standing: replace(standing, end=end, phase=""), urgent=True)
         try:
             self._courier.finish(seconds)
         except Undelivered as problem:
-            said = f"{ended.state}: {ended.message}" if ended.message else ended.state
-            raise OperatorNotTold(f"{said}\nThe operator could not be told within {seconds:g} s: {problem}") from error
+            outcome = f"{end.state}: {end.message}" if end.message else end.state
+            raise OutcomeUndelivered(
+                f"{outcome}\nThis could not be reported to the operator within {seconds:g} s: {problem}"
+            ) from error
 
-    def _ended(self, error: BaseException | None) -> Ended:
+    def _attempt_end(self, error: BaseException | None) -> AttemptEnd:
         finish = self._finish
         if finish is not None:
-            return Ended(finish.outcome, finish.reason, finish.message if error is None else str(error))
+            return AttemptEnd(finish.outcome, finish.reason, finish.message if error is None else str(error))
         if isinstance(error, Interrupted):
-            # Nothing to save before the driver was there; after that, only a checkpoint makes it a stop.
-            kept = self._saved or (self.stop_ordered and not self._begun)
-            return Ended("Stopped", "", str(error)) if kept else Ended("Failed", "Interrupted", str(error))
-        reason = "NoFinalState" if error is None else type(error).__name__
-        return Ended("Failed", reason, str(error or "the run ended without a record of how"))
+            # Before the driver starts there is nothing to save; after that, only a checkpoint makes this a stop.
+            nothing_lost = self._saved or (self.stop_ordered and not self._begun)
+            if nothing_lost:
+                return AttemptEnd("Stopped", "", str(error))
+            return AttemptEnd("Failed", FailureReason.INTERRUPTED, str(error))
+        if error is None:
+            return AttemptEnd("Failed", FailureReason.NO_FINAL_STATE, "the run ended without a record of how")
+        reason, message = reason_of(error), str(error)
+        if reason is FailureReason.UNEXPECTED_ERROR:
+            message = f"{type(error).__name__}: {message}"
+        return AttemptEnd("Failed", reason, message)
 
     def _receive(self, control: Control) -> None:
-        """Called on the courier's thread."""
+        """Take over orders. Called on the courier's thread."""
         if control.attempt != self._standing.attempt:
             return
         self.control = control
         if (stop := control.stop) is not None and stop.id != self._standing.stop:
             self._change(lambda standing: replace(standing, stop=stop.id), urgent=True)
 
-    def _report(self) -> Progress:
-        """Called on the courier's thread."""
+    def _report(self) -> ProgressReport:
+        """Return the report of this moment. Called on the courier's thread."""
         return self._standing.progress(time.time())
 
     def _packed(self) -> bytes | None:
-        """Called on a thread of the courier's."""
+        """Return the history so far. Called on a thread of the courier's pool."""
         return None if self._history is None else self._history.packed()
 
     def _change(self, change: Callable[[Standing], Standing], *, urgent: bool = False) -> None:
         if self._courier is None:
             return
-        with self._lock:  # an order may come meanwhile
+        with self._lock:  # an order may arrive at the same time
             self._standing = change(self._standing)
-        self._courier.news(urgent=urgent)
+        self._courier.notify(urgent=urgent)
+
+
+class RunHistory:
+    """Collects the records of one run, for reports after its pods are gone. One thread adds records, another packs them."""
+
+    def __init__(
+        self, manifest: str, max_version_lag: int | None, samples: Path, earlier: Iterable[RunRecord] = ()
+    ) -> None:
+        """manifest: the resolved one, as YAML. max_version_lag: the bound of the lag, None in SFT. samples: the file of sampled
+        responses. earlier: records of previous attempts.
+        """
+        self._manifest, self._bound, self._samples = manifest, max_version_lag, samples
+        self._lock = threading.Lock()
+        self._records: list[RunRecord] = list(earlier)
+        self._spans: deque[SpanRecord] = deque(maxlen=packed_history.MAX_SPANS)
+
+    def add(self, record: RunRecord) -> None:
+        with self._lock:
+            if isinstance(record, SpanRecord):
+                self._spans.append(record)
+            else:
+                self._records.append(record)
+
+    def packed(self) -> bytes:
+        """Return the history so far, in the format of `progress.packed_history`."""
+        with self._lock:
+            records = [*self._records, *self._spans]
+        summary = summarise(records, max_version_lag=self._bound, peak_rss_mib=None)
+        return packed_history.pack(self._manifest, summary, records, samples=self._newest_samples())
+
+    def _newest_samples(self) -> list[Moment]:
+        try:
+            return newest_moments(read_samples(self._samples))
+        except (OSError, ValueError) as error:
+            logger.warning("the report in the cluster has no responses: %s", error)
+            return []
 
 
 @contextmanager
 def reporting(option: str | None) -> Iterator[Reporter]:
-    """A reporter for --link, silent without; at the end it reports how the body ended. Raises LinkRefused, OperatorNotTold."""
+    """Yield a reporter for --link, and report at the end how the body ended. Without --link nothing is reported.
+
+    Raises LinkRefused and OutcomeUndelivered.
+    """
     reporter = Reporter() if option is None else Reporter(*open_link(option))
     reporter.start()
     try:
@@ -184,21 +236,21 @@ def reporting(option: str | None) -> Iterator[Reporter]:
     reporter.conclude()
 
 
-def earlier_records(metrics: Path, until: int) -> list[Record]:
-    """What the attempts before did up to that update. Spans are not even parsed: there are a thousand to an update."""
+def earlier_records(metrics: Path, until: int) -> list[RunRecord]:
+    """Return the records of previous attempts up to update `until`. Spans are not parsed: each update has about a thousand."""
     if not metrics.is_file():
         return []
     with metrics.open("rb") as lines:
-        found = _records(line for line in lines if not line.startswith(_SPAN) and line.endswith(b"\n"))
+        records = _records(line for line in lines if not line.startswith(_SPAN_PREFIX) and line.endswith(b"\n"))
         return [
-            record for record in found if not isinstance(record, SpanRecord | FinishRecord) and record.update <= until
+            record for record in records if not isinstance(record, SpanRecord | FinishRecord) and record.update <= until
         ]
 
 
-_SPAN = b'{"record":"span",'
+_SPAN_PREFIX = b'{"record":"span",'
 
 
-def _records(lines: Iterable[bytes]) -> Iterator[Record]:
+def _records(lines: Iterable[bytes]) -> Iterator[RunRecord]:
     for line in lines:
         try:
             yield from_line(line.decode())

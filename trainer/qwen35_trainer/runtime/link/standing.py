@@ -1,4 +1,4 @@
-"""Where an attempt stands, folded from its records: pure, so that every report is a function of what happened."""
+"""The state of an attempt, computed from its records. Pure, so that every report is a function of the records."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,29 +8,29 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Self
 
-from qwen35_trainer.contract import AttemptState, CheckpointReport, Progress, Replica
+from qwen35_trainer.contract import AttemptState, CheckpointReport, ProgressReport, ReplicaReport
 from qwen35_trainer.progress.held_out import accuracy_is_meaningful, reward_is_meaningful
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
     ExportRecord,
-    Record,
+    RunRecord,
     SpanRecord,
     UpdateRecord,
     surviving_evaluations,
     surviving_updates,
 )
-from qwen35_trainer.runtime.clock import Clock
+from qwen35_trainer.runtime.timing import TrainingClock
 
-REMEMBERED = 20
-"""Versions, and updates, whose times tell the pace."""
-FEWEST = 3
-"""Versions, and updates, that a pace takes."""
+PACE_WINDOW = 20
+"""Number of latest versions, and of latest updates, whose times give the pace."""
+MIN_PACE_SAMPLES = 3
+"""Number of versions, or updates, below which there is no pace."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How the attempt ended. `reason` is the error's class, empty for success."""
+class AttemptEnd:
+    """The end of an attempt. reason: a `FailureReason`, empty unless the attempt failed."""
 
     state: AttemptState
     reason: str = ""
@@ -39,10 +39,10 @@ class Ended:
 
 @dataclass(frozen=True)
 class Standing:
-    """Totals are over all attempts; all else is the latest of this one."""
+    """State of the attempt. Totals are over all attempts; everything else is the latest value of this one."""
 
     attempt: int
-    clock: Clock = field(default_factory=lambda: Clock(0.0))
+    clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
     head: str | None = None
     """The driver's pod."""
     phase: str = "starting"
@@ -53,28 +53,28 @@ class Standing:
     samples: int = 0
     tokens: int = 0
     latest: UpdateRecord | None = None
-    took: tuple[float, ...] = ()
-    """Seconds of the latest updates."""
+    seconds_per_update: tuple[float, ...] = ()
+    """Durations of the latest updates."""
     accuracy: float | None = None
-    """Of the latest evaluation; None where it is not meaningful, as for graded rewards (`progress.held_out`)."""
+    """Result of the latest evaluation; None where it is not meaningful, as for graded rewards (`progress.held_out`)."""
     held_out_reward: float | None = None
-    """Of the latest evaluation; None where it equals `accuracy`."""
+    """Result of the latest evaluation; None where it equals `accuracy`."""
     published: tuple[float, ...] = ()
-    """Unix seconds of the latest versions."""
+    """Unix times of the latest versions."""
     checkpoint: CheckpointReport | None = None
     export: CheckpointReport | None = None
     stop: str | None = None
-    """The order that is being carried out."""
-    ended: Ended | None = None
+    """Id of the order to stop that is being carried out."""
+    end: AttemptEnd | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Replica → its pod."""
+    """Replica → pod."""
     busy: Mapping[str, float] = field(default_factory=dict)
     """Replica → seconds of work since the latest update."""
     idle: Mapping[str, float] = field(default_factory=dict)
     """Replica → idle share, 0 to 1, of the time between the latest two updates."""
 
-    def resumed(self, clock: Clock, earlier: Iterable[Record], checkpoint: CheckpointReport | None) -> Self:
-        """At the beginning of an attempt: `earlier` is what led to the checkpoint."""
+    def resumed(self, clock: TrainingClock, earlier: Iterable[RunRecord], checkpoint: CheckpointReport | None) -> Self:
+        """Return the state at the beginning of an attempt. earlier: the records that led to the checkpoint."""
         records = list(earlier)
         trained, evaluations = surviving_updates(records), surviving_evaluations(records)
         return replace(
@@ -90,13 +90,13 @@ class Standing:
             tokens=sum(record.tokens for record in trained),
         )
 
-    def after(self, record: Record) -> Self:
-        """With one more record."""
+    def after(self, record: RunRecord) -> Self:
+        """Return the state after one more record."""
         match record:
             case UpdateRecord():
                 return self._updated(record)
             case SpanRecord(kind="publish", version=int(version)):
-                published = (*self.published, max(0.0, self.clock.wall(record.end)))[-REMEMBERED:]
+                published = (*self.published, max(0.0, self.clock.wall(record.end)))[-PACE_WINDOW:]
                 return replace(self, version=max(self.version, version), published=published)
             case SpanRecord(kind="generate"):
                 seconds = self.busy.get(record.lane, 0.0) + max(0.0, record.end - record.start)
@@ -104,14 +104,18 @@ class Standing:
             case EvaluationRecord():
                 return replace(self, accuracy=_accuracy(record), held_out_reward=_held_out_reward(record))
             case CheckpointRecord():
-                return replace(self, checkpoint=saved(Path(record.path), record.update, self.clock.wall(record.time)))
+                return replace(
+                    self, checkpoint=checkpoint_report(Path(record.path), record.update, self.clock.wall(record.time))
+                )
             case ExportRecord(problem=""):
-                return replace(self, export=saved(Path(record.path), record.update, self.clock.wall(record.time)))
+                return replace(
+                    self, export=checkpoint_report(Path(record.path), record.update, self.clock.wall(record.time))
+                )
             case _:
                 return self
 
     def _updated(self, record: UpdateRecord) -> Self:
-        first = record.seconds > 0  # of its batch: the others come at the same moment and say nothing about time
+        first = record.seconds > 0  # the other updates of a batch are recorded at the same moment and give no times
         return replace(
             self,
             phase=self.phase if self.stop else "training",
@@ -122,24 +126,24 @@ class Standing:
             samples=self.samples + record.samples,
             tokens=self.tokens + record.tokens,
             latest=record,
-            took=(*self.took, max(0.0, record.seconds))[-REMEMBERED:],
+            seconds_per_update=(*self.seconds_per_update, max(0.0, record.seconds))[-PACE_WINDOW:],
             busy={} if first else self.busy,
             idle={name: _share(1 - self.busy.get(name, 0.0) / record.seconds) for name in self.hosts}
             if first
             else self.idle,
         )
 
-    def progress(self, now: float) -> Progress:
-        """The report at Unix second `now`."""
-        ended, latest = self.ended or Ended("Running"), self.latest
+    def progress(self, now: float) -> ProgressReport:
+        """Return the report of Unix time `now`."""
+        end, latest = self.end or AttemptEnd("Running"), self.latest
         measured = {} if latest is None else _measured(latest)
-        return Progress(
+        return ProgressReport(
             attempt=self.attempt,
-            state=ended.state,
+            state=end.state,
             time=max(0.0, now),
             stopAcknowledged=self.stop,
-            reason=ended.reason[:128] or None,
-            message=ended.message[:4096],
+            reason=end.reason[:128] or None,
+            message=end.message[:4096],
             head=self.head,
             phase=self.phase[:256],
             update=self.update,
@@ -147,7 +151,9 @@ class Standing:
             version=self.version,
             versionTime=self.published[-1] if self.published else None,
             versionSeconds=_pace(self.published),
-            secondsPerUpdate=_finite(fmean(self.took)) if len(self.took) >= FEWEST else None,
+            secondsPerUpdate=_finite(fmean(self.seconds_per_update))
+            if len(self.seconds_per_update) >= MIN_PACE_SAMPLES
+            else None,
             accuracy=None if self.accuracy is None else _share(self.accuracy),
             heldOutReward=self.held_out_reward,
             prompts=self.prompts,
@@ -156,25 +162,26 @@ class Standing:
             checkpoint=self.checkpoint,
             export=self.export,
             replicas=tuple(
-                Replica(pods=(host,), idle=self.idle.get(name, 0.0)) for name, host in list(self.hosts.items())[:1024]
+                ReplicaReport(pods=(host,), idle=self.idle.get(name, 0.0))
+                for name, host in list(self.hosts.items())[:1024]
             ),
             **measured,
         )
 
 
-def saved(path: Path, update: int, time: float) -> CheckpointReport:
-    """The report of a checkpoint, or an export, that was complete at Unix second `time`."""
+def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
+    """Return the report of a checkpoint, or of an export, that was complete at Unix time `time`."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 
 def _measured(latest: UpdateRecord) -> dict[str, Any]:
-    """What the latest update says about itself; what is not finite is left out, since JSON has no word for it."""
+    """Return the measurements of the latest update. Values that are not finite become None, because JSON cannot express them."""
     return {
         "reward": _finite(latest.reward_mean),
         "lagMean": _finite(latest.lag_mean),
         "lagMax": latest.lag_max,
         "rolloutIdle": None if latest.rollout_idle is None else _share(latest.rollout_idle),
-        "trainIdle": None if latest.trainer_idle is None else _share(latest.trainer_idle),
+        "trainIdle": None if latest.train_idle is None else _share(latest.train_idle),
         "tokensPerSecond": _finite(latest.tokens_per_second),
     }
 
@@ -190,7 +197,7 @@ def _held_out_reward(evaluation: EvaluationRecord) -> float | None:
 
 
 def _pace(published: tuple[float, ...]) -> float | None:
-    if len(published) < FEWEST:
+    if len(published) < MIN_PACE_SAMPLES:
         return None
     return max(0.0, median(later - earlier for earlier, later in pairwise(published)))
 

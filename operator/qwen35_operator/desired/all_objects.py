@@ -1,0 +1,33 @@
+"""All child objects of a training except RayJobs and messages, and the problems that prevent creating them."""
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import network_policy, object_names, pod_templates, rbac, volumes
+from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.desired.pod_overrides import consistency, reserved_fields
+from qwen35_operator.desired.pools import all_pools
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.manifest import Problem
+
+
+def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObject, ...]:
+    """Return every child except -progress, -history, -control and the RayJobs, in the order of creation.
+
+    config_map: `config.build(training)`, passed in because it is expensive and callers may have it.
+    """
+    return (config_map, *rbac.build(training), network_policy.build(training))
+
+
+def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
+    """Everything for which a spec without problems of its own is refused. The builders rely on there being none."""
+    own_problems = [
+        *object_names.problems(training),
+        *volumes.problems(training.spec),
+        *reserved_fields.problems(training),
+    ]
+    if own_problems:
+        return own_problems
+    return [
+        problem
+        for pool in all_pools(training.spec)
+        for problem in consistency.problems(pod_templates.template(training, settings, pool, 1), f"spec.pods.{pool}")
+    ]

@@ -1,0 +1,41 @@
+"""The ConfigMaps through which operator and trainer exchange messages: `-control`, `-progress` and `-history`.
+
+The operator writes `-control`. It creates `-progress` and `-history` empty and never writes them again, so they carry
+no hash: from then on only the trainer writes them.
+"""
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import object_names
+from qwen35_operator.desired.objects import KubeObject, metadata, sealed
+from qwen35_trainer.contract import Control
+from qwen35_trainer.contract.shared_names import CONTROL_KEY, control_name, history_name, progress_name
+
+
+def control(training: TrainingResource, message: Control) -> KubeObject:
+    """Return `-control` with the message in it."""
+    return sealed(
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": metadata(training, control_name(training.name), "control"),
+            "data": {CONTROL_KEY: message.text()},
+        }
+    )
+
+
+def empty_progress(training: TrainingResource) -> KubeObject:
+    """Return `-progress` before the trainer's first report."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(training, progress_name(training.name), "progress"),
+    }
+
+
+def empty_history(training: TrainingResource) -> KubeObject:
+    """`-history` before the trainer writes it. Its component label keeps its content out of the operator's watch."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": metadata(training, history_name(training.name), object_names.HISTORY),
+    }

@@ -1,0 +1,97 @@
+"""Labels, annotations and names of child objects, by which the operator finds and recognizes them."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_trainer.contract.shared_names import POOL_LABEL
+from qwen35_trainer.manifest import Problem
+
+DOMAIN = "rl.qwen35.io"
+TRAINING = f"{DOMAIN}/training"
+ATTEMPT = f"{DOMAIN}/attempt"
+POOL = POOL_LABEL
+COMPONENT = "app.kubernetes.io/component"
+HASH = f"{DOMAIN}/hash"
+"""Annotation: hash of the object as the operator last wrote it."""
+SPEC_HASH = f"{DOMAIN}/spec-hash"
+"""Annotation of a RayJob: hash of the part of the spec that its attempt runs with."""
+
+HEAD, ROLLOUT, TRAIN = "head", "rollout", "train"
+HISTORY = "history"
+"""Component label of `-history`, the only child whose content is not watched."""
+
+MAX_NAME_LENGTH = 40
+"""Characters of a training's name. KubeRay allows 47 for a RayJob; a dash and six digits remain for the attempt."""
+
+LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
+    "suspend": True,
+    "evaluation": True,
+    "failurePolicy": True,
+    "cleanupSecondsAfterFinished": True,
+    "activeDeadlineSeconds": True,
+    "rollout": {"nodes", "minNodes", "maxNodes", "autoscale"},
+    "checkpoint": {"everyUpdates", "keep", "export", "graceSeconds"},
+}
+"""Fields that a running attempt takes over or does not use. Changing them does not end the attempt."""
+
+
+def labels(training: str, component: str) -> dict[str, str]:
+    """The labels of every child."""
+    return {
+        TRAINING: training,
+        "app.kubernetes.io/name": "qwen35",
+        "app.kubernetes.io/instance": training,
+        COMPONENT: component,
+        "app.kubernetes.io/part-of": "qwen35",
+        "app.kubernetes.io/managed-by": "qwen35-operator",
+    }
+
+
+def job_name(training: str, attempt: int) -> str:
+    """Name of an attempt's RayJob."""
+    return f"{training}-{attempt}"
+
+
+def account_name(training: str) -> str:
+    """Name of the trainer's ServiceAccount, Role and RoleBinding."""
+    return f"{training}-trainer"
+
+
+def selector(training: str) -> str:
+    """Label selector of all objects of a training."""
+    return f"{TRAINING}={training}"
+
+
+def rollout_selector(training: str) -> str:
+    """Label selector of the rollout pool's pods, for the scale subresource."""
+    return f"{selector(training)},{POOL}={ROLLOUT}"
+
+
+def spec_hash(training: TrainingResource) -> str:
+    """Hash of all fields that a running attempt cannot take over. When it changes, a new attempt must start.
+
+    Fields with their default value do not count, so that a release with a new field ends no attempt.
+    """
+    spec = training.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=LIVE_FIELDS)
+    return digest({section: value for section, value in spec.items() if value != {}})
+
+
+def digest(document: object) -> str:
+    """Hash of a plain document: 16 hexadecimal digits. The order of keys does not matter."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def problems(training: TrainingResource) -> Iterator[Problem]:
+    """Problems with the training's name, from which the names of its objects are made."""
+    name = training.name
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
+        message = f"{name} cannot name a RayJob: it needs lower-case letters, digits and dashes, and a letter first."
+        yield Problem("metadata.name", message, "Create the training again with such a name, e.g. with a prefix.")
+    if len(name) > MAX_NAME_LENGTH:
+        message = f"{name} has {len(name)} characters; the names of its objects leave room for {MAX_NAME_LENGTH}."
+        yield Problem("metadata.name", message, "Create the training again with a shorter name.")

@@ -1,0 +1,172 @@
+"""The fields of the pod templates that are reserved for the operator, and why users cannot set them.
+
+Without them a pod would not belong to the training: the driver, KubeRay or the NetworkPolicy would not recognize it.
+Users may set all other fields, and add containers, init containers, volumes and mounts.
+"""
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import PodPool
+from qwen35_operator.desired import volumes
+from qwen35_operator.desired.pod_overrides import shape
+from qwen35_operator.desired.pod_templates import CONTAINER, size_of
+from qwen35_operator.desired.pools import all_pools
+from qwen35_operator.device_profiles import PROFILES, DeviceProfile
+from qwen35_trainer.contract.shared_names import POD_VARIABLE
+from qwen35_trainer.manifest import Problem
+
+POOLS: Final[tuple[PodPool, ...]] = ("head", "rollout", "train")
+LABEL_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/", "app.kubernetes.io/", "kueue.x-k8s.io/queue-name")
+"""The NetworkPolicy, KubeRay and its head Service select by these labels. With the last one, Kueue would queue the
+single pod.
+"""
+ANNOTATION_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/")
+"""For example, ray.io/overwrite-container-cmd changes what KubeRay starts."""
+VARIABLES: Final = frozenset(
+    {
+        POD_VARIABLE,
+        *("FQ_RAY_IP", "RAY_IP", "RAY_PORT", "RAY_ADDRESS", "RAY_CLUSTER_NAME", "RAY_CLUSTER_NAMESPACE"),
+        *("RAY_CLOUD_INSTANCE_ID", "RAY_NODE_TYPE_NAME", "KUBERAY_GEN_RAY_START_CMD"),
+        # KubeRay refuses a cluster with these variables unless its own options set them.
+        *("RAY_REDIS_ADDRESS", "REDIS_USERNAME", "REDIS_PASSWORD", "RAY_enable_autoscaler_v2"),
+        # Ray's token authentication: KubeRay would need the token too.
+        *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
+    }
+)
+"""Variables that KubeRay sets or refuses. Variables that begin with QWEN35_ are reserved too."""
+POD_FIELDS: Final[Mapping[str, str]] = {
+    "restartPolicy": "KubeRay replaces a pod whose Ray has ended.",
+    "serviceAccountName": "Grant missing permissions to the account that the operator creates.",
+    "serviceAccount": "Grant missing permissions to the account that the operator creates.",
+    "automountServiceAccountToken": "Only the driver contacts the API server.",
+    "hostNetwork": "NetworkPolicies do not apply to such pods, and Ray's ports conflict; use a device plugin or a second network.",
+    "hostname": "Reports identify pods by their hostname.",
+    "hostnameOverride": "Reports identify pods by their hostname.",
+    "setHostnameAsFQDN": "Reports identify pods by their hostname.",
+    "ephemeralContainers": "Pod templates cannot have them; use kubectl debug.",
+}
+"""Reserved fields of the pod, and what to do instead or why they are reserved."""
+RAY_CONTAINER_FIELDS: Final[Mapping[str, str]] = {
+    "image": "Use spec.pods.image, which applies to every pool: Ray needs the same version everywhere.",
+    "command": "KubeRay writes it; a lifecycle hook or an init container runs before Ray.",
+    "args": "KubeRay writes them; a lifecycle hook or an init container runs before Ray.",
+}
+"""Reserved fields of the container `ray`, and what to do instead."""
+RAY_PORTS: Final[Mapping[PodPool, Mapping[int, str]]] = {
+    "head": {6379: "gcs-server", 8080: "metrics", 8265: "dashboard", 10001: "client", 52365: "dashboard-agent"},
+    "rollout": {8080: "metrics", 52365: "dashboard-agent"},
+    "train": {8080: "metrics", 52365: "dashboard-agent"},
+}
+"""Ports that Ray listens on, with KubeRay's names for them. All containers of a pod share the ports."""
+RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter")
+"""Names of containers that KubeRay adds."""
+
+
+def problems(training: TrainingResource) -> list[Problem]:
+    """Everything in spec.pods that users cannot set."""
+    result = list(_variables([variable.name for variable in training.spec.pods.env], "spec.pods.env"))
+    for pool in POOLS:
+        change, place = getattr(training.spec.pods, pool), f"spec.pods.{pool}"
+        if not change:
+            continue
+        if pool not in all_pools(training.spec):
+            message = f"mode {training.spec.mode} has no separate {pool} pool."
+            result.append(Problem(place, message, "Remove it, or set it for spec.pods.train."))
+        malformed = list(shape.problems(change, place))
+        result += malformed or _reserved(training, pool, change, place)
+    return result
+
+
+def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, Any], place: str) -> Iterator[Problem]:
+    yield from _unknown(change, ("metadata", "spec"), place)
+    metadata, spec = change.get("metadata", {}), change.get("spec", {})
+    yield from _unknown(metadata, ("labels", "annotations"), f"{place}.metadata")
+    yield from _prefixed(metadata.get("labels", {}), LABEL_PREFIXES, f"{place}.metadata.labels")
+    yield from _prefixed(metadata.get("annotations", {}), ANNOTATION_PREFIXES, f"{place}.metadata.annotations")
+    for name, why in POD_FIELDS.items():
+        if name in spec:
+            yield Problem(f"{place}.spec.{name}", "is set by the operator.", f"Remove it. {why}")
+    profile = PROFILES[training.spec.accelerator.profile]
+    existing = volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib)
+    reserved = {volume["name"] for volume in existing} | set(volumes.OWN_VOLUMES)
+    for index, volume in enumerate(spec.get("volumes", ())):
+        if volume["name"] in reserved:
+            here = f"{place}.spec.volumes[{index}].name"
+            yield Problem(here, f"the operator has a volume {volume['name']} too.", "Give yours another name.")
+    for kind in ("containers", "initContainers"):
+        for index, container in enumerate(spec.get(kind, ())):
+            here = f"{place}.spec.{kind}[{index}]"
+            yield from _container(container, profile, here)
+            yield from _ports(container.get("ports", ()), pool, here, own=container["name"] == CONTAINER)
+            if kind == "containers" and container["name"] == CONTAINER:
+                yield from _ray_container(training, profile, pool, container, here)
+            elif container["name"] in (CONTAINER, *RESERVED_CONTAINERS):
+                message = f"{container['name']} is the name of another container."
+                yield Problem(f"{here}.name", message, "Give yours another name.")
+
+
+def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str) -> Iterator[Problem]:
+    """Devices in the resources of any container: accelerator.devicesPerNode sets their number."""
+    for part, amounts in container.get("resources", {}).items():
+        if isinstance(amounts, Mapping) and profile.resource in amounts:
+            message = f"{amounts[profile.resource]} {profile.resource}: the operator sets the number of devices."
+            yield Problem(f"{place}.resources.{part}", message, "Use spec.accelerator.devicesPerNode.")
+
+
+def _ports(ports: Sequence[Mapping[str, Any]], pool: PodPool, place: str, *, own: bool) -> Iterator[Problem]:
+    """Ports that conflict with Ray's. own: of the container `ray`; KubeRay copies its ports to the head's Service, and
+    adds Ray's ports only if it has none.
+    """
+    if own and pool == "head" and ports:
+        message = "the head's Service would have these ports instead of Ray's: KubeRay could not reach the dashboard."
+        yield Problem(f"{place}.ports", message, "Remove them: ports of pods are reachable without being listed.")
+        return
+    ray_ports = RAY_PORTS[pool]
+    for index, port in enumerate(ports):
+        number, name, here = port["containerPort"], port.get("name"), f"{place}.ports[{index}]"
+        if number in ray_ports and port.get("protocol", "TCP") == "TCP":
+            yield Problem(f"{here}.containerPort", f"Ray uses {number} ({ray_ports[number]}).", "Use another port.")
+        elif own and name in RAY_PORTS["head"].values():
+            yield Problem(f"{here}.name", f"{name} is the name of one of Ray's ports.", "Give yours another name.")
+
+
+def _ray_container(
+    training: TrainingResource, profile: DeviceProfile, pool: PodPool, container: Mapping[str, Any], place: str
+) -> Iterator[Problem]:
+    for name, instead in RAY_CONTAINER_FIELDS.items():
+        if name in container:
+            yield Problem(f"{place}.{name}", f"is set by the operator in the container {CONTAINER}.", instead)
+    yield from _variables([variable["name"] for variable in container.get("env", ())], f"{place}.env")
+    mounted = {mount["mountPath"] for mount in volumes.mounts(training, profile, pool)} | set(volumes.OWN_FOLDERS)
+    for index, mount in enumerate(container.get("volumeMounts", ())):
+        if other := next((path for path in sorted(mounted) if _overlap(str(mount["mountPath"]), path)), None):
+            message = f"{mount['mountPath']} overlaps {other}, which the operator mounts."
+            yield Problem(f"{place}.volumeMounts[{index}].mountPath", message, "Mount it elsewhere.")
+
+
+def _variables(names: list[str], place: str) -> Iterator[Problem]:
+    for index, name in enumerate(names):
+        if str(name).startswith("QWEN35_") or name in VARIABLES:
+            yield Problem(f"{place}[{index}].name", f"{name} is set by the operator or by KubeRay.", "Remove it.")
+
+
+def _unknown(fields: Mapping[str, Any], allowed: tuple[str, ...], place: str) -> Iterator[Problem]:
+    for key in fields:
+        if key not in allowed:
+            yield Problem(f"{place}.{key}", "cannot be set.", f"Remove it; allowed: {', '.join(allowed)}.")
+
+
+def _prefixed(entries: Mapping[str, Any], reserved: tuple[str, ...], place: str) -> Iterator[Problem]:
+    for key in entries:
+        if prefix := next((prefix for prefix in reserved if key.startswith(prefix)), None):
+            fix = "Remove it. Queue labels belong to the training's own metadata.labels."
+            yield Problem(f"{place}.{key}", f"{prefix} is reserved for the operator and KubeRay.", fix)
+
+
+def _overlap(folder: str, other: str) -> bool:
+    """Whether the folders are the same, or one contains the other."""
+    first, second = (posixpath.normpath(posixpath.join("/", path)).rstrip("/") + "/" for path in (folder, other))
+    return first.startswith(second) or second.startswith(first)

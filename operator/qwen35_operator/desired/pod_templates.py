@@ -1,0 +1,144 @@
+"""The pod template of a pool: the device profile's, merged with the user's changes.
+
+KubeRay adds what starts Ray (command, ports, probes, the init container `wait-gcs-ready`), and treats the container at
+index 0 as Ray's.
+"""
+
+from typing import Any, Final
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import PodPool
+from qwen35_operator.desired import object_names, volumes
+from qwen35_operator.desired.pod_overrides.merge import merge
+from qwen35_operator.device_profiles import PROFILES, DeviceProfile, PodSize
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_trainer.contract.shared_names import (
+    ATTEMPT_VARIABLE,
+    NAMESPACE_VARIABLE,
+    POD_VARIABLE,
+    POOL_VARIABLE,
+    TRAINING_VARIABLE,
+)
+
+CONTAINER: Final = "ray"
+USER_ID: Final = 1000
+"""User and group of the trainer images. On Ascend nodes it is HwHiAiUser, which owns the devices."""
+
+
+def template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+    """The pod template, merged with spec.pods, which must have passed `reserved_fields.problems`."""
+    return merge(_template(training, settings, pool, attempt), getattr(training.spec.pods, pool))
+
+
+def size_of(training: TrainingResource, pool: PodPool) -> PodSize:
+    """Return CPU and memory of a pod of the pool."""
+    profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode
+    if pool == "head":
+        return profile.head
+    share = profile.per_device
+    return PodSize(share.cpu * devices, share.memory_gib * devices, share.shm_gib * devices)
+
+
+def _template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+    profile = PROFILES[training.spec.accelerator.profile]
+    identity = {object_names.ATTEMPT: str(attempt), object_names.POOL: pool}
+    return {
+        "metadata": {"labels": object_names.labels(training.name, pool) | identity},
+        "spec": {
+            **_account(training, pool),
+            # A restarted process cannot rejoin Ray as the same node, so KubeRay replaces the pod.
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": profile.grace_seconds,
+            # Otherwise a Service called "ray" would set RAY_PORT.
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": USER_ID,
+                "runAsGroup": USER_ID,
+                "fsGroup": USER_ID,
+                # Otherwise every start would change the ownership of every file of the model.
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            **_tolerations(profile, pool),
+            "containers": [_container(training, settings, pool, attempt)],
+            "volumes": volumes.volumes(training, profile, pool, size_of(training, pool).shm_gib),
+        },
+    }
+
+
+def _container(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
+    profile = PROFILES[training.spec.accelerator.profile]
+    return {
+        "name": CONTAINER,
+        "image": training.spec.pods.image or settings.images[training.spec.accelerator.profile],
+        "env": _environment(training, profile, pool, attempt),
+        "resources": _resources(training, profile, pool),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": volumes.mounts(training, profile, pool),
+    }
+
+
+def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
+    """The head's ServiceAccount. Only the driver contacts the API server."""
+    if pool == "head":
+        return {"serviceAccountName": object_names.account_name(training.name), "automountServiceAccountToken": True}
+    return {"automountServiceAccountToken": False}
+
+
+def _environment(
+    training: TrainingResource, profile: DeviceProfile, pool: PodPool, attempt: int
+) -> list[dict[str, Any]]:
+    """The operator's variables, then the profile's, then the user's, which cannot have a name of the operator's."""
+    values = {
+        TRAINING_VARIABLE: training.name,
+        NAMESPACE_VARIABLE: training.namespace,
+        ATTEMPT_VARIABLE: str(attempt),
+        POOL_VARIABLE: pool,
+        # Send no usage statistics.
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    if pool == "head":
+        # By default Ray kills a job 3 s after its SIGTERM, for example when its RayJob is deleted. The trainer needs longer to
+        # save, or to report that it could not: it gets as long as its pod.
+        values["RAY_JOB_STOP_WAIT_TIME_S"] = str(profile.grace_seconds)
+    else:
+        values |= profile.environment
+    variables: dict[str, dict[str, Any]] = {name: {"name": name, "value": value} for name, value in values.items()}
+    variables[POD_VARIABLE] = {"name": POD_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}
+    for variable in training.spec.pods.env:
+        written: dict[str, Any] = {"value": variable.value}
+        if variable.valueFrom is not None:
+            reference = variable.valueFrom.secretKeyRef
+            written = {"valueFrom": {"secretKeyRef": {"name": reference.name, "key": reference.key}}}
+        variables[variable.name] = {"name": variable.name} | written
+    return list(variables.values())
+
+
+def _resources(training: TrainingResource, profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
+    """Requests and limits. CPU has no limit, because throttling one rank's collective slows every rank. Memory has one,
+    because Ray sizes its object store by it.
+    """
+    size = size_of(training, pool)
+    memory = {"memory": _gibibytes(size.memory_gib)}
+    devices = {}
+    if pool != "head" and profile.resource is not None:
+        devices = {profile.resource: str(training.spec.accelerator.devicesPerNode)}
+    return {"requests": {"cpu": _cores(size.cpu)} | memory | devices, "limits": memory | devices}
+
+
+def _cores(count: float) -> str:
+    """Format CPUs as Kubernetes does. Otherwise it would seem that KubeRay has changed the object."""
+    return f"{count:.0f}" if count == int(count) else f"{count * 1000:.0f}m"
+
+
+def _gibibytes(count: int) -> str:
+    """Format memory as Kubernetes does."""
+    return f"{count // 1024}Ti" if count % 1024 == 0 else f"{count}Gi"
+
+
+def _tolerations(profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
+    """Tolerate the taint that nodes with devices conventionally have: the resource's name."""
+    if pool == "head" or profile.resource is None:
+        return {}
+    return {"tolerations": [{"key": profile.resource, "operator": "Exists", "effect": "NoSchedule"}]}

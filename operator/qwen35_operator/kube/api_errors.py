@@ -1,0 +1,47 @@
+"""Errors that the API server answers with."""
+
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer other than success."""
+
+    def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
+        """message: the text of the API server's answer."""
+        super().__init__(f"{status}: {message}")
+        self.status = status
+        self.message = message
+        self.details = details or {}
+
+
+class NotFound(ApiError):
+    """404: the object, or its kind, does not exist."""
+
+
+class Conflict(ApiError):
+    """409: the object already exists, or has changed since it was read."""
+
+
+class Gone(ApiError):
+    """410: the resourceVersion is too old to continue from."""
+
+
+class Forbidden(ApiError):
+    """401 or 403: a permission is missing, or a quota is used up."""
+
+
+class Invalid(ApiError):
+    """400 or 422: the object, or a test of a patch, is refused."""
+
+
+class Unavailable(ApiError):
+    """No answer in time, 429 or 5xx. A retry may succeed. A write may have been carried out despite the error."""
+
+
+def api_error(status: int, message: str, details: dict[str, Any] | None = None) -> ApiError:
+    """Return the error for a status code."""
+    if status == 429 or status >= 500:
+        return Unavailable(status, message, details)
+    classes: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone, 400: Invalid, 422: Invalid}
+    classes |= {401: Forbidden, 403: Forbidden}
+    return classes.get(status, ApiError)(status, message, details)

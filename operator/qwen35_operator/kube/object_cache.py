@@ -1,0 +1,51 @@
+"""The cache of all watched objects: one store per kind, filled by one watch per kind and namespace."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from qwen35_operator.kube.client import RestClient
+from qwen35_operator.kube.kinds import WATCHED, ObjectKind
+from qwen35_operator.kube.store import Store, TrainingKey
+from qwen35_operator.kube.watch import Watch, not_listed
+from qwen35_trainer.manifest import Problem
+
+
+class ObjectCache:
+    """The children of all trainings."""
+
+    def __init__(
+        self,
+        namespaces: Sequence[str],
+        changed: Callable[[TrainingKey], None],
+        restarted: Callable[[str], None],
+        recovered: Callable[[], None] = lambda: None,
+    ) -> None:
+        """namespaces: empty for all. changed: called with each training whose objects have changed. restarted: called
+        with the kind of a watch that starts again. recovered: called when a kind can be watched again.
+        """
+        self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
+        self.watches = [
+            Watch(kind, namespace, self.stores[kind], changed, restarted, recovered)
+            for kind in WATCHED
+            for namespace in (namespaces or (None,))
+        ]
+
+    async def run(self, client: RestClient) -> None:
+        """Run all watches, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for watch in self.watches:
+                tasks.create_task(watch.run(client))
+
+    async def settled(self) -> None:
+        """Wait until every watch has a complete list, or knows that it cannot get one."""
+        await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
+
+    def incomplete(self) -> list[Problem]:
+        """The problems of all watches without a complete list."""
+        watches = (watch for watch in self.watches if not watch.synced.is_set())
+        return [watch.problem or not_listed(watch.kind) for watch in watches]
+
+    def problems(self, namespace: str) -> tuple[Problem, ...]:
+        """The problems of all watches that cover the namespace."""
+        relevant = [watch for watch in self.watches if watch.namespace in (None, namespace)]
+        return tuple(watch.problem for watch in relevant if watch.problem is not None)

@@ -1,0 +1,208 @@
+"""Parses raw Kubernetes objects into records. The raw objects are dropped immediately, because there are thousands."""
+
+import sys
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from qwen35_operator.api.v1alpha1 import PodPool
+from qwen35_operator.desired import object_names
+from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ObjectKind
+from qwen35_operator.kube.object_records import (
+    Child,
+    MessageConfigMap,
+    ObjectRecord,
+    Pod,
+    RayCluster,
+    RayJob,
+    WorkerGroup,
+)
+from qwen35_operator.status.times import parse as parse_time
+from qwen35_trainer.contract.shared_names import CONTROL_KEY, PROGRESS_KEY
+
+RAY_CONTAINER: Final = "ray"
+MAX_MESSAGE_CHARACTERS: Final = 512
+"""Longer messages of pods and clusters are cut."""
+POOLS: Final[Mapping[str, PodPool]] = {"head": "head", "rollout": "rollout", "train": "train"}
+DISRUPTION_REASONS: Final = {
+    "PreemptionByScheduler": "Preempted",
+    "DeletionByTaintManager": "NodeLost",
+    "DeletionByPodGC": "NodeLost",
+    "EvictionByEvictionAPI": "Evicted",
+    "TerminationByKubelet": "Evicted",
+}
+"""Our reason for each reason of the condition DisruptionTarget."""
+POD_STATUS_REASONS: Final = {
+    "Evicted": "Evicted",
+    "NodeLost": "NodeLost",
+    "Preempting": "Preempted",
+    "NodeShutdown": "NodeLost",
+}
+"""Our reason for each status.reason of a pod that its node gave up."""
+STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
+
+
+def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
+    """Parse an object into its record. Raises KeyError or ValueError if a field is missing that its kind always has."""
+    builders: dict[ObjectKind, Callable[[KubeObject], ObjectRecord]] = {
+        RAY_JOB: _job,
+        RAY_CLUSTER: _cluster,
+        POD: _pod,
+        CONFIG_MAP: _config_map,
+    }
+    return builders[kind](raw) if kind in builders else Child(**_child(kind.name, raw))
+
+
+def training_of(raw: KubeObject) -> str:
+    """Name of the training that an object belongs to, from its label."""
+    return sys.intern(str(raw["metadata"].get("labels", {}).get(object_names.TRAINING, "")))
+
+
+def _child(kind: str, raw: KubeObject) -> dict[str, Any]:
+    metadata = raw["metadata"]
+    owner = next((reference for reference in metadata.get("ownerReferences", ()) if reference.get("controller")), None)
+    return {
+        "kind": kind,
+        "name": metadata["name"],
+        "namespace": sys.intern(metadata["namespace"]),
+        "uid": metadata["uid"],
+        "version": metadata["resourceVersion"],
+        "owner": None if owner is None else owner["uid"],
+        "hash": metadata.get("annotations", {}).get(object_names.HASH),
+        "deleting": _time(metadata.get("deletionTimestamp")),
+    }
+
+
+def _config_map(raw: KubeObject) -> Child:
+    name, data = str(raw["metadata"]["name"]), raw.get("data") or {}
+    for suffix, key in (("-progress", PROGRESS_KEY), ("-control", CONTROL_KEY)):
+        if name.endswith(suffix):
+            times = [entry.get("time") for entry in raw["metadata"].get("managedFields", ()) if _owns(entry, key)]
+            written = max((parse_time(text) for text in times if text), default=None)
+            return MessageConfigMap(**_child(CONFIG_MAP.name, raw), text=data.get(key), written=written)
+    return Child(**_child(CONFIG_MAP.name, raw))
+
+
+def _owns(entry: Mapping[str, Any], key: str) -> bool:
+    """Whether an entry of managedFields covers this key of `data`."""
+    return f"f:{key}" in entry.get("fieldsV1", {}).get("f:data", {})
+
+
+def _job(raw: KubeObject) -> RayJob:
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    return RayJob(
+        **_child(RAY_JOB.name, raw),
+        training=training_of(raw),
+        attempt=_attempt(raw),
+        spec_hash=metadata.get("annotations", {}).get(object_names.SPEC_HASH, ""),
+        created=parse_time(metadata["creationTimestamp"]),
+        suspended=bool(raw.get("spec", {}).get("suspend")),
+        deployment=sys.intern(status.get("jobDeploymentStatus", "")),
+        status=sys.intern(status.get("jobStatus", "")),
+        reason=status.get("reason", ""),
+        message=status.get("message", ""),
+        cluster=status.get("rayClusterName", ""),
+    )
+
+
+def _cluster(raw: KubeObject) -> RayCluster:
+    spec, status = raw.get("spec") or {}, raw.get("status") or {}
+    failures = [
+        condition.get("message", "")
+        for condition in status.get("conditions", ())
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True"
+    ]
+    return RayCluster(
+        **_child(RAY_CLUSTER.name, raw),
+        training=training_of(raw),
+        attempt=_attempt(raw),
+        created=parse_time(raw["metadata"]["creationTimestamp"]),
+        state=sys.intern(status.get("state", "")),
+        failure="; ".join(failures)[:MAX_MESSAGE_CHARACTERS],
+        groups=tuple(_group(group) for group in spec.get("workerGroupSpecs", ())),
+        autoscaled=bool(spec.get("enableInTreeAutoscaling")),
+    )
+
+
+def _group(raw: Mapping[str, Any]) -> WorkerGroup:
+    return WorkerGroup(
+        name=sys.intern(raw["groupName"]),
+        replicas=raw.get("replicas", 0),
+        min_replicas=raw.get("minReplicas", 0),
+        max_replicas=raw.get("maxReplicas", 0),
+        leaving=tuple((raw.get("scaleStrategy") or {}).get("workersToDelete", ())),
+    )
+
+
+def _pod(raw: KubeObject) -> Pod:
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    deleting = _deletion_requested(metadata)
+    reason, code, message = _fault(status, conditions, deleting)
+    return Pod(
+        name=metadata["name"],
+        namespace=sys.intern(metadata["namespace"]),
+        uid=metadata["uid"],
+        version=metadata["resourceVersion"],
+        training=training_of(raw),
+        attempt=_attempt(raw),
+        pool=POOLS[metadata.get("labels", {}).get(object_names.POOL, "head")],
+        phase=sys.intern(status.get("phase", "")),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        created=parse_time(metadata["creationTimestamp"]),
+        deleting=deleting,
+        reason=sys.intern(reason),
+        exit_code=code,
+        message=message[:MAX_MESSAGE_CHARACTERS],
+    )
+
+
+def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
+    """When a pod's deletion was requested. deletionTimestamp is later by the grace period."""
+    if (grace_end := _time(metadata.get("deletionTimestamp"))) is None:
+        return None
+    return grace_end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+
+
+def _fault(
+    status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]], deleting: datetime | None
+) -> tuple[str, int | None, str]:
+    """Reason, exit code and message of a pod that does not work. Checks disruptions, then containers, then scheduling.
+
+    A container that ended after the pod's deletion was requested ended because of it. A container that ended before is
+    the cause of the deletion: KubeRay deletes such a pod immediately, and only this last state shows what happened.
+    """
+    disruption = conditions.get("DisruptionTarget", {})
+    if disruption.get("status") == "True":
+        return DISRUPTION_REASONS.get(disruption.get("reason", ""), "Evicted"), None, disruption.get("message", "")
+    if status.get("reason") in POD_STATUS_REASONS:
+        return POD_STATUS_REASONS[status["reason"]], None, status.get("message", "")
+    containers = [*status.get("containerStatuses", ()), *status.get("initContainerStatuses", ())]
+    for container in sorted(containers, key=lambda container: container.get("name") != RAY_CONTAINER):
+        state = container.get("state") or {}
+        terminated = state.get("terminated") or {}
+        if terminated.get("exitCode", 0) != 0 and not _is_after(terminated.get("finishedAt"), deleting):
+            reason = "OOMKilled" if terminated.get("reason") == "OOMKilled" else "Error"
+            code = terminated["exitCode"]
+            return reason, code, terminated.get("message", "") or f"exit code {code}"
+        if (waiting := state.get("waiting")) is not None and waiting.get("reason", "") not in ("", *STARTING_REASONS):
+            return waiting["reason"], None, waiting.get("message", "")
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False":
+        return scheduled.get("reason", "Unschedulable"), None, scheduled.get("message", "")
+    if status.get("phase") == "Failed" and deleting is None:
+        return "Error", None, status.get("message", "")
+    return "", None, ""
+
+
+def _is_after(text: str | None, deleting: datetime | None) -> bool:
+    return text is not None and deleting is not None and parse_time(text) > deleting
+
+
+def _attempt(raw: KubeObject) -> int:
+    return int(raw["metadata"].get("labels", {}).get(object_names.ATTEMPT, 0))
+
+
+def _time(text: str | None) -> datetime | None:
+    return None if text is None else parse_time(text)

@@ -1,0 +1,57 @@
+"""Settings of the operator, from the options of `qwen35 operator`."""
+
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from qwen35_trainer import __version__
+from qwen35_trainer.manifest.accelerator import ProfileName
+
+IMAGES: Mapping[ProfileName, str] = {
+    "NVIDIA": f"ghcr.io/qwen35/trainer-cuda:{__version__}",
+    "Ascend": f"ghcr.io/qwen35/trainer-ascend:{__version__}",
+    "CPU": f"ghcr.io/qwen35/trainer-cpu:{__version__}",
+}
+
+
+class SettingsRefused(ValueError):
+    """An option cannot be used. The message names it and the fix."""
+
+
+def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
+    """The default trainer images with changes such as CPU=registry/image:tag. Raises SettingsRefused."""
+    chosen = dict(IMAGES)
+    for change in changes:
+        profile, _, image = change.partition("=")
+        name = next((name for name in IMAGES if name == profile), None)
+        if name is None or not image:
+            raise SettingsRefused(f"--image {change}: write PROFILE=IMAGE, with a profile of {', '.join(IMAGES)}")
+        chosen[name] = image
+    return chosen
+
+
+def own_identity() -> str:
+    """A name for the Lease that is unique to this process; it changes with a restart."""
+    return f"{socket.gethostname()}-{secrets.token_hex(4)}"
+
+
+@dataclass(frozen=True)
+class OperatorSettings:
+    """Settings of one operator process."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces that it serves; empty for all."""
+    images: Mapping[ProfileName, str] = field(default_factory=lambda: IMAGES)
+    """Trainer image by accelerator.profile, for trainings that do not name one."""
+    lease_namespace: str = "default"
+    """Namespace of the Lease for leader election."""
+    lease_name: str = "qwen35-operator"
+    identity: str = "qwen35-operator"
+    """Name of this process in the Lease."""
+    metrics_port: int = 8080
+    """0 disables the server."""
+    health_port: int = 8081
+    """0 disables the server."""
+    workers: int = 8
+    """Maximum number of concurrent reconciles."""

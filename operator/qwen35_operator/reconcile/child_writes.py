@@ -1,0 +1,66 @@
+"""Writes that keep the children other than RayJobs as desired: create missing ones, update those that differ."""
+
+from weakref import WeakKeyDictionary
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.desired import all_objects, config, message_config_maps, object_names
+from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.writes import ClusterWrite, Create, Update
+from qwen35_trainer.contract import Control, LiveSettings, StopOrder
+
+_config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionary()
+"""`-config` of each training that is still in use. Writing one as YAML takes longer than the rest of a decision."""
+
+
+def config_map(training: TrainingResource) -> KubeObject:
+    """Return `-config`, built once per parsed training."""
+    if (built := _config_maps.get(training)) is None:
+        built = _config_maps[training] = config.build(training)
+    return built
+
+
+def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
+    """Writes that create or update every child except RayJobs, in the order of creation."""
+    writes = [_ensure(observed, manifest) for manifest in all_objects.always(training, config_map(training))]
+    for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)
+    writes += [
+        Create(manifest)
+        for manifest in for_trainer
+        if ("ConfigMap", manifest["metadata"]["name"]) not in observed.children
+    ]
+    writes.append(_ensure(observed, message_config_maps.control(training, control)))
+    return tuple(write for write in writes if write is not None)
+
+
+def order_to_stop(
+    observed: Observed, training: TrainingResource, attempt: int, order: StopOrder
+) -> tuple[ClusterWrite, ...]:
+    """The write that adds an order to stop to `-control` and keeps the rest of the message."""
+    current = observed.control if observed.control is not None and observed.control.attempt == attempt else None
+    control = (current or control_message(training, attempt, 0)).model_copy(update={"stop": order})
+    write = _ensure(observed, message_config_maps.control(training, control))
+    return () if write is None else (write,)
+
+
+def control_message(
+    training: TrainingResource, attempt: int, rollout_nodes: int, leaving: tuple[str, ...] = ()
+) -> Control:
+    """The `-control` message to an attempt that is not ordered to stop."""
+    spec = training.spec
+    live = LiveSettings(
+        checkpointEveryUpdates=spec.checkpoint.everyUpdates,
+        checkpointKeep=spec.checkpoint.keep,
+        evaluationEveryUpdates=spec.evaluation.everyUpdates,
+        checkpointExport=spec.checkpoint.export,
+    )
+    return Control(attempt=attempt, rolloutNodes=rollout_nodes, leaving=leaving, live=live)
+
+
+def _ensure(observed: Observed, manifest: KubeObject) -> ClusterWrite | None:
+    child = observed.children.get((manifest["kind"], manifest["metadata"]["name"]))
+    if child is None:
+        return Create(manifest)
+    if child.hash == manifest["metadata"]["annotations"][object_names.HASH]:
+        return None
+    return Update(manifest, child.uid)

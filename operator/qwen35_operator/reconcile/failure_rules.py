@@ -1,0 +1,136 @@
+"""Decides what follows a failed attempt by ordered rules, the user's before the built-in ones.
+
+evidence (report, pods, RayJob) ──► first rule that matches a piece of it ──► Restart | RestartAndIgnoreMaxRestarts | Fail
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from qwen35_operator.api.v1alpha1 import PodPool
+from qwen35_operator.kube.object_records import Pod
+from qwen35_operator.reconcile.situation import AttemptSituation
+from qwen35_operator.status.times import seconds_since
+from qwen35_trainer.contract import FailureReason
+from qwen35_trainer.contract.retry import backoff_seconds
+from qwen35_trainer.manifest.failure import FailureAction, FailureRuleSpec
+
+RECENT_FAULT_SECONDS = 600.0
+"""KubeRay fails a RayJob up to 300 s after its head is gone. The attempt has survived a fault older than this."""
+MAX_BACKOFF_SECONDS = 3600.0
+
+FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
+"""Reasons that end a pod. KubeRay replaces the pod, and its reason disappears with it. Other reasons, for example
+ImagePullBackOff, may pass."""
+PREEMPTIONS: Final = ("Preempted", "Evicted")
+NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
+"""Reasons of the trainer that would end the next attempt in the same way."""
+OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
+"""Kubernetes killed the container, or the trainer lost a process or an accelerator ran out of memory."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One observation about a failure."""
+
+    reason: str
+    message: str = ""
+    pool: PodPool | None = None
+    exit_code: int | None = None
+    trained: bool = True
+    """Whether the training had completed an update before."""
+
+
+@dataclass(frozen=True)
+class BuiltInRule:
+    """A rule of the operator. A field that is empty or False matches any evidence."""
+
+    name: str
+    action: FailureAction
+    reasons: tuple[str, ...] = ()
+    pools: tuple[PodPool, ...] = ()
+    before_training: bool = False
+
+
+BUILT_IN: Final = (
+    BuiltInRule("preempted", "RestartAndIgnoreMaxRestarts", PREEMPTIONS),
+    BuiltInRule("not-retryable", "Fail", NOT_RETRYABLE),
+    BuiltInRule("invalid-job", "Fail", ("ValidationFailed",)),
+    BuiltInRule("out-of-memory-at-start", "Fail", OUT_OF_MEMORY, ("head", "train"), before_training=True),
+    BuiltInRule("node-lost", "Restart", ("NodeLost",)),
+    BuiltInRule("out-of-memory", "Restart", OUT_OF_MEMORY),
+    BuiltInRule("anything-else", "Restart"),
+)
+
+
+@dataclass(frozen=True)
+class RuleDecision:
+    """The rule that matched, its action, and the evidence that it matched."""
+
+    action: FailureAction
+    rule: str
+    evidence: Evidence
+
+
+def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
+    """Apply the first rule that matches a piece of evidence. `evidence` is not empty; earlier pieces explain more."""
+    for rule in rules:
+        if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
+            return RuleDecision(rule.action, rule.name, match)
+    for built_in in BUILT_IN:
+        if (match := next((piece for piece in evidence if _matches_built_in(built_in, piece)), None)) is not None:
+            return RuleDecision(built_in.action, built_in.name, match)
+    raise AssertionError("the last built-in rule matches everything")
+
+
+def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list[Evidence]:
+    """Return everything known about a failed attempt: `first`, the trainer's report, its pods, its RayJob."""
+    report, progress, job = situation.report, situation.status.progress, situation.job
+    trained = bool(report and report.update) or bool(progress and progress.update)
+    pieces = [] if first is None else [first]
+    if report is not None and report.state in ("Failed", "Stopped"):
+        reason = report.reason or ("Interrupted" if report.state == "Stopped" else "TrainerFailed")
+        pieces.append(Evidence(reason, report.message, "head", trained=trained))
+    pieces += [
+        Evidence(pod.reason, f"pod {pod.name}: {pod.message}", pod.pool, pod.exit_code, trained)
+        for pod in failing_pods(situation)
+    ]
+    fault = situation.attempt.fault
+    if fault is not None and seconds_since(fault.time, situation.now) < RECENT_FAULT_SECONDS:
+        message = f"pod {fault.pod}: {fault.message}"
+        pieces.append(Evidence(fault.reason, message, fault.pool, fault.exitCode, trained))
+    if job is not None and (job.reason or job.message):
+        pieces.append(Evidence(job.reason or job.status or job.deployment, job.message, trained=trained))
+    return pieces
+
+
+def failing_pods(situation: AttemptSituation) -> list[Pod]:
+    """The pods of the attempt's present cluster with a reason why they do not work, including those being deleted for
+    it.
+    """
+    cluster, number = situation.cluster, situation.attempt.number
+    pods = [pod for pod in situation.observed.pods if pod.attempt == number and pod.reason]
+    return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]
+
+
+def backoff(seconds: float, restarts: int) -> float:
+    """Seconds to wait before the next attempt: doubled with each counted restart, up to an hour."""
+    return backoff_seconds(restarts, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
+
+
+def _matches(rule: FailureRuleSpec, piece: Evidence) -> bool:
+    return (
+        (rule.onPool is None or rule.onPool == piece.pool)
+        and (not rule.onExitCodes or piece.exit_code in rule.onExitCodes)
+        and (not rule.onReasons or piece.reason in rule.onReasons)
+        and (rule.onMessagePattern is None or re.search(rule.onMessagePattern, piece.message) is not None)
+    )
+
+
+def _matches_built_in(rule: BuiltInRule, piece: Evidence) -> bool:
+    return (
+        (not rule.reasons or piece.reason in rule.reasons)
+        and (not rule.pools or piece.pool in rule.pools or piece.pool is None)
+        and not (rule.before_training and piece.trained)
+    )

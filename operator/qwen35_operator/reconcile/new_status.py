@@ -1,0 +1,218 @@
+"""Builds the status from the observation and the verdict. Only what must outlive the objects comes from the old status."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import (
+    Attempt,
+    LastCheckpoint,
+    LastExport,
+    PodPool,
+    PoolStatus,
+    ProgressStatus,
+    Totals,
+    TrainingStatus,
+)
+from qwen35_operator.desired import object_names
+from qwen35_operator.reconcile import attempts
+from qwen35_operator.reconcile.decision import Decision, Verdict
+from qwen35_operator.reconcile.elasticity import QUEUE_LABEL, target
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.writes import RefusedWrite
+from qwen35_operator.status.conditions import ConditionType, Finding, conditions, no, yes
+from qwen35_operator.status.times import at, rfc3339, seconds_since
+from qwen35_trainer.contract import ProgressReport
+
+MIN_PROGRESS_SECONDS = 10.0
+"""Time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
+
+PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
+"""Refusals that last until the spec or the cluster changes."""
+
+
+def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
+    """The status, and the seconds until newer numbers may be copied; None if it has the newest."""
+    changed = observed.status.model_copy(update=dict(verdict.changes))
+    attempt = attempts.last_attempt(changed.attempts)
+    report = None if attempt is None else attempts.report_of(observed, attempt)
+    pools = _pools(observed, attempt)
+    progress, wait = _progress(observed, report, verdict, now)
+    by_name = {pool.name: pool for pool in pools}
+    has_rollout = "rollout" in by_name
+    status = changed.model_copy(
+        update={
+            "observedGeneration": observed.generation,
+            "state": verdict.state,
+            "conditions": conditions(_findings(observed, verdict, by_name), observed.status, observed.generation, now),
+            "pools": pools,
+            "progress": progress,
+            "lastCheckpoint": _checkpoint(observed, report),
+            "lastExport": _export(observed, report),
+            "rolloutNodes": by_name["rollout"].ready if has_rollout else None,
+            "rolloutSelector": object_names.rollout_selector(observed.name) if has_rollout else None,
+        }
+    )
+    return status, wait
+
+
+def status_after_refusal(
+    observed: Observed, decision: Decision, refused: Sequence[RefusedWrite], now: datetime
+) -> TrainingStatus:
+    """The status after the API server has refused a write of the decision.
+
+    A running attempt continues, degraded. Otherwise nothing of the decision counts as done.
+    """
+    observed = attempts.with_adopted(observed)
+    message = "; ".join(refusal.message for refusal in refused)
+    reason = refused[0].reason
+    attempt = attempts.open_attempt(observed)
+    planned = attempts.last_attempt(decision.status.attempts)
+    if attempt is not None and planned is not None and planned.number == attempt.number:
+        return _with_condition(decision.status, "Degraded", yes(reason, message), observed, now)
+    accepted = no(reason, message) if reason in PERMANENT_REFUSALS else None
+    return new_status(observed, Verdict("Pending", reason, message, accepted=accepted), now)[0]
+
+
+def _with_condition(
+    status: TrainingStatus, kind: ConditionType, finding: Finding, observed: Observed, now: datetime
+) -> TrainingStatus:
+    (changed,) = conditions({kind: finding}, observed.status, observed.generation, now)
+    replaced = tuple(changed if condition.type == kind else condition for condition in status.conditions)
+    return status.model_copy(update={"conditions": replaced})
+
+
+def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolStatus]) -> dict[ConditionType, Finding]:
+    state, reason, message = verdict.state, verdict.reason, verdict.message
+    ended = state in ("Succeeded", "Failed", "Suspended")
+    running = state == "Running" and reason == "Running" and _enough_nodes(observed, pools)
+    ready = state in ("Succeeded", "Suspended") or running
+    stalled = state == "Failed" or verdict.accepted is not None
+    findings: dict[ConditionType, Finding] = {"Accepted": verdict.accepted or yes("Accepted", _advice(observed))}
+    if verdict.accepted is None and reason == "Unavailable":
+        findings["Accepted"] = Finding("Unknown", reason, message)
+    if observed.training is not None and QUEUE_LABEL in observed.training.labels:
+        findings["QuotaReserved"] = _quota(observed, verdict)
+    findings |= _pool_findings(observed, pools, ended=ended)
+    findings["Ready"] = (yes if ready else no)(reason, message)
+    findings["Suspended"] = yes(reason, message) if state == "Suspended" else no("AsExpected")
+    findings["Degraded"] = verdict.degraded or no("AsExpected")
+    findings["Succeeded"] = yes(reason, message) if state == "Succeeded" else no("Waiting")
+    findings["Failed"] = yes(reason, message) if state == "Failed" else no("AsExpected")
+    findings["Reconciling"] = no("AsExpected") if ready or stalled or ended else yes(reason, message)
+    findings["Stalled"] = yes(reason, message) if stalled else no("AsExpected")
+    return findings
+
+
+def _advice(observed: Observed) -> str:
+    """A warning about a spec that can be run but has a costly omission."""
+    if observed.training is None or observed.training.spec.checkpoint.storage is not None:
+        return ""
+    return (
+        "no checkpoints, because the pods share no folder: a failed or suspended attempt starts from the beginning; "
+        "set checkpoint.storage"
+    )
+
+
+def _pool_findings(
+    observed: Observed, pools: dict[PodPool, PoolStatus], *, ended: bool
+) -> dict[ConditionType, Finding]:
+    kinds: dict[PodPool, ConditionType] = {"head": "ClusterReady", "rollout": "RolloutReady", "train": "TrainReady"}
+    findings: dict[ConditionType, Finding] = {}
+    for name, kind in kinds.items():
+        if (pool := pools.get(name)) is None:
+            continue
+        needed = _needed_nodes(observed.training, pool)
+        if ended or attempts.open_attempt(observed) is None:
+            findings[kind] = no("NoAttempt")
+        elif pool.ready >= needed > 0:
+            findings[kind] = yes("NodesReady", f"{pool.ready} of {pool.desired}")
+        else:
+            findings[kind] = no("NodesMissing", f"{pool.ready} of {pool.desired}, {pool.unhealthy} unhealthy")
+    return findings
+
+
+def _needed_nodes(training: TrainingResource | None, pool: PoolStatus) -> int:
+    """Nodes without which the training cannot continue."""
+    if pool.name != "rollout" or training is None or training.spec.rollout is None:
+        return pool.desired
+    return min(pool.desired, training.spec.rollout.minNodes or pool.desired)
+
+
+def _enough_nodes(observed: Observed, pools: dict[PodPool, PoolStatus]) -> bool:
+    return all(pool.ready >= _needed_nodes(observed.training, pool) for pool in pools.values())
+
+
+def _quota(observed: Observed, verdict: Verdict) -> Finding:
+    attempt = attempts.open_attempt(observed)
+    job = None if attempt is None else attempts.job_of(observed, attempt.number)
+    if job is None:
+        return no("NoAttempt")
+    return no("QuotaPending", verdict.message) if job.held else yes("QuotaReserved")
+
+
+def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...]:
+    """The pools that the mode has. Unchanged while the spec cannot be read."""
+    if observed.training is None:
+        return observed.status.pools
+    spec = observed.training.spec
+    running = attempt is not None and attempt.outcome == "Running"
+    rollout_nodes = target(observed.training, observed.status)
+    nodes: dict[PodPool, int] = {"head": 1, "rollout": rollout_nodes, "train": spec.train.nodes}
+    if spec.mode != "FullyAsync":
+        del nodes["rollout"]
+    pods = attempts.pods_of(observed, attempt.number) if attempt is not None else ()
+
+    def pool_status(name: PodPool) -> PoolStatus:
+        members = [pod for pod in pods if pod.pool == name]
+        return PoolStatus(
+            name=name,
+            desired=nodes[name] if running else 0,
+            ready=sum(pod.ready for pod in members),
+            unhealthy=sum(bool(pod.reason) for pod in members),
+        )
+
+    return tuple(pool_status(name) for name in nodes)
+
+
+def _progress(
+    observed: Observed, report: ProgressReport | None, verdict: Verdict, now: datetime
+) -> tuple[ProgressStatus | None, float | None]:
+    """The numbers to show, and the seconds until newer ones may be copied."""
+    before = observed.status.progress
+    if report is None or observed.report is None:
+        return before, None
+    numbers = _numbers(report, rfc3339(observed.report.written or at(report.time)))
+    if before is None or before.time is None or verdict.state != observed.status.state:
+        return numbers, None
+    if numbers.model_copy(update={"time": before.time}) == before:
+        return before, None  # only the time differs
+    age = seconds_since(before.time, now)
+    return (numbers, None) if age >= MIN_PROGRESS_SECONDS or age < 0 else (before, MIN_PROGRESS_SECONDS - age)
+
+
+def _numbers(report: ProgressReport, time: str) -> ProgressStatus:
+    """The report's numbers, rounded: more digits would fill the columns of kubectl and change with each report."""
+    counts = ("update", "version", "lagMax")
+    measures = {"reward": 4, "accuracy": 4, "heldOutReward": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2}
+    measures |= {"tokensPerSecond": 1, "secondsPerUpdate": 2}
+    rounded = {name: getattr(report, name) for name in counts}
+    for name, digits in measures.items():
+        value = getattr(report, name)
+        rounded[name] = None if value is None else round(value, digits)
+    totals = Totals(prompts=report.prompts, samples=report.samples, tokens=report.tokens)
+    return ProgressStatus(**rounded, totalUpdates=report.updates, totals=totals, time=time)
+
+
+def _checkpoint(observed: Observed, report: ProgressReport | None) -> LastCheckpoint | None:
+    if report is None or report.checkpoint is None:
+        return observed.status.lastCheckpoint
+    saved = report.checkpoint
+    return LastCheckpoint(uri=saved.uri, update=saved.update, time=rfc3339(at(saved.time)))
+
+
+def _export(observed: Observed, report: ProgressReport | None) -> LastExport | None:
+    if report is None or report.export is None:
+        return observed.status.lastExport
+    return LastExport(uri=report.export.uri, update=report.export.update, time=rfc3339(at(report.export.time)))

@@ -1,0 +1,86 @@
+"""The facts that policies decide by, looked up once per decision.
+
+`Situation` describes an accepted training without an open attempt; `AttemptSituation` describes one whose attempt is
+open.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from qwen35_operator.api.training_resource import TrainingResource
+from qwen35_operator.api.v1alpha1 import Attempt, TrainingStatus
+from qwen35_operator.kube.object_records import Pod, RayCluster, RayJob
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile import attempts
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_trainer.contract import ProgressReport, StopOrder
+from qwen35_trainer.manifest import TrainingSpec
+
+
+@dataclass(frozen=True)
+class Situation:
+    """An accepted training. Between attempts there is nothing more to know."""
+
+    observed: Observed
+    training: TrainingResource
+    settings: OperatorSettings
+    now: datetime
+
+    @property
+    def spec(self) -> TrainingSpec:
+        return self.training.spec
+
+    @property
+    def status(self) -> TrainingStatus:
+        return self.observed.status
+
+    @property
+    def active_seconds(self) -> int:
+        """Seconds that all attempts have taken so far, for activeDeadlineSeconds."""
+        return self.status.activeSeconds
+
+
+@dataclass(frozen=True)
+class AttemptSituation(Situation):
+    """An accepted training with an open attempt, and the objects and messages of that attempt."""
+
+    attempt: Attempt
+    job: RayJob | None
+    """None if the RayJob was deleted."""
+    cluster: RayCluster | None
+    """None until KubeRay has created it, and while a queue has evicted the attempt."""
+    pods: tuple[Pod, ...]
+    """The attempt's pods, without those that are being deleted."""
+    report: ProgressReport | None
+    """The trainer's latest report; None until this attempt has reported."""
+    report_written: datetime | None
+    """When `-progress` was last written, by the API server's clock."""
+    stop: StopOrder | None
+    """The order to stop that the attempt was given."""
+
+    @property
+    def active_seconds(self) -> int:
+        return self.status.activeSeconds + attempts.duration(self.attempt, self.now)
+
+
+def situation_of(
+    observed: Observed, training: TrainingResource, settings: OperatorSettings, now: datetime
+) -> Situation | AttemptSituation:
+    """Look up everything that policies read about an accepted training."""
+    attempt = attempts.open_attempt(observed)
+    if attempt is None:
+        return Situation(observed, training, settings, now)
+    control = observed.control
+    return AttemptSituation(
+        observed,
+        training,
+        settings,
+        now,
+        attempt=attempt,
+        job=attempts.job_of(observed, attempt.number),
+        cluster=attempts.cluster_of(observed, attempt.number),
+        pods=attempts.pods_of(observed, attempt.number),
+        report=attempts.report_of(observed, attempt),
+        report_written=None if observed.report is None else observed.report.written,
+        stop=control.stop if control is not None and control.attempt == attempt.number else None,
+    )

@@ -1,0 +1,93 @@
+"""Stops an attempt: orders the trainer to save, waits for its answer or the grace period, records the end, and deletes
+the RayJob.
+
+    -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
+                            └── grace period over ──────────────────────▲
+
+The order in `-control` records when and why the attempt was stopped. An attempt that was ordered to stop does stop,
+even if the reason disappears meanwhile; the next attempt then starts immediately.
+"""
+
+from qwen35_operator.desired import object_names
+from qwen35_operator.reconcile import attempts, child_writes
+from qwen35_operator.reconcile.decision import Verdict
+from qwen35_operator.reconcile.situation import AttemptSituation, Situation
+from qwen35_operator.reconcile.writes import PostEvent
+from qwen35_trainer.contract import StopOrder
+
+SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
+
+
+def decide(situation: AttemptSituation) -> Verdict | None:
+    """Stop the attempt if the spec, the deadline or an earlier order requires it."""
+    if situation.stop is None:
+        reason = _reason_to_stop(situation)
+        return None if reason is None else _order(situation, reason)
+    grace = situation.spec.checkpoint.graceSeconds
+    remaining = situation.stop.time + grace - situation.now.timestamp()
+    if remaining <= 0:
+        return stopped(situation, situation.stop, f"spec.checkpoint.graceSeconds {grace} are over")
+    return Verdict("Suspending", "Stopping", _waiting(situation, situation.stop), after=remaining)
+
+
+def stay_stopped(situation: Situation) -> Verdict | None:
+    """Keep a training without an open attempt suspended, or ended by its deadline."""
+    observed = situation.observed
+    if situation.spec.suspend:
+        running = any(job.deployment not in attempts.FINAL_JOB_STATES for job in observed.jobs)
+        if observed.clusters or observed.pods or running:
+            return Verdict("Suspending", "Cleaning", "the pods of the last attempt are being deleted")
+        message = "set spec.suspend: false to continue from the last checkpoint"
+        return Verdict("Suspended", "Suspended", message)
+    remaining = time_to_deadline(situation)
+    if remaining is not None and remaining <= 0:
+        message = f"spec.activeDeadlineSeconds {situation.spec.activeDeadlineSeconds} are over"
+        return Verdict("Failed", DEADLINE, message, (PostEvent("Warning", DEADLINE, message),))
+    return None
+
+
+def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
+    """Record that an attempt stopped as ordered, or that its grace period is over."""
+    attempt, observed, now = situation.attempt, situation.observed, situation.now
+    message = f"attempt {attempt.number}: {how}"
+    if order.reason == DEADLINE:
+        changes = attempts.ended(observed, attempt, now, outcome="Failed", reason=DEADLINE, message=message)
+        return Verdict("Failed", DEADLINE, message, (PostEvent("Warning", DEADLINE, message),), changes)
+    changes = attempts.ended(observed, attempt, now, outcome="Suspended", reason=order.reason, message=message)
+    return Verdict("Suspending", "Stopping", message, (PostEvent("Normal", "Stopped", message),), changes, after=0.0)
+
+
+def time_to_deadline(situation: Situation) -> float | None:
+    """Return seconds until spec.activeDeadlineSeconds; None without a deadline."""
+    deadline = situation.spec.activeDeadlineSeconds
+    return None if deadline is None else deadline - situation.active_seconds
+
+
+def _reason_to_stop(situation: AttemptSituation) -> str | None:
+    if situation.spec.suspend:
+        return SUSPEND
+    remaining = time_to_deadline(situation)
+    if remaining is not None and remaining <= 0:
+        return DEADLINE
+    job = situation.job
+    changed = job is not None and job.spec_hash and job.spec_hash != object_names.spec_hash(situation.training)
+    return CHANGED if changed else None
+
+
+def _order(situation: AttemptSituation, reason: str) -> Verdict:
+    number, report = situation.attempt.number, situation.observed.report
+    order = StopOrder(id=f"{number}-{reason}", reason=reason, time=situation.now.timestamp())
+    if situation.report is None and (report is None or report.problem is None):
+        # No trainer has reported yet, so there is nothing to save.
+        return stopped(situation, order, "stopped before the trainer had started")
+    writes = child_writes.order_to_stop(situation.observed, situation.training, number, order)
+    event = PostEvent("Normal", "Stopping", f"attempt {number} is asked to save and stop: {reason}")
+    grace = float(situation.spec.checkpoint.graceSeconds)
+    return Verdict("Suspending", "Stopping", _waiting(situation, order), (*writes, event), after=grace)
+
+
+def _waiting(situation: AttemptSituation, order: StopOrder) -> str:
+    report = situation.report
+    acknowledged = report is not None and report.stopAcknowledged == order.id
+    answer = "is saving" if acknowledged else "has not answered yet"
+    return f"attempt {situation.attempt.number} was asked to save and stop ({order.reason}); the trainer {answer}"

@@ -1,0 +1,247 @@
+"""Carries out the writes of a decision, in order, up to the first one that the API server refuses.
+
+Every write is guarded: a creation by its name, all others by a uid or a test. A repeated write, or one from an outdated
+observation, therefore changes nothing. The API server's answers go into the stores immediately.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from qwen35_operator.api import v1alpha1
+from qwen35_operator.desired.objects import KubeObject
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound
+from qwen35_operator.kube.client import JSON_PATCH, MERGE_PATCH, Client, JsonObject
+from qwen35_operator.kube.kinds import EVENT, RAY_CLUSTER, WRITTEN, ObjectKind, watched_as
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.writes import (
+    ClusterWrite,
+    Create,
+    Delete,
+    PostEvent,
+    RefusedWrite,
+    Scale,
+    Update,
+)
+
+logger = logging.getLogger(__name__)
+
+EVENT_REPEAT_TIME = timedelta(minutes=10)
+"""The same event of the same training is posted at most once within this time."""
+MAX_EVENT_CHARACTERS = 1024
+MAX_CAUSES = 10
+"""Causes of a refusal that its message lists."""
+NAMESPACE_TERMINATING = "NamespaceTerminating"
+
+
+class ClusterWriter:
+    """Writes to the cluster on behalf of trainings."""
+
+    def __init__(
+        self,
+        client: Client,
+        cache: ObjectCache,
+        component: str,
+        progressed: Callable[[TrainingKey], None] = lambda key: None,
+    ) -> None:
+        """progressed: called after each successful write; a failure after it is the first in a row."""
+        self._client = client
+        self._cache = cache
+        self._component = component
+        self._progressed = progressed
+        self._posted: dict[tuple[str, str, str], datetime] = {}
+
+    async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> RefusedWrite | None:
+        """Carry out all writes, or stop at the first refused one and return it. Raises ApiError if a retry may help."""
+        for write in writes:
+            if (refused := await self._write(observed, write)) is not None:
+                return refused
+            if not isinstance(write, PostEvent):
+                self._progressed((observed.namespace, observed.name))
+        return None
+
+    async def _write(self, observed: Observed, write: ClusterWrite) -> RefusedWrite | None:
+        match write:
+            case Create(manifest):
+                return await self._create(observed, write, manifest)
+            case Update(manifest, uid):
+                return await self._update(observed, write, manifest, uid)
+            case Scale():
+                return await self._scale(observed, write)
+            case Delete():
+                return await self._delete(observed, write)
+            case PostEvent():
+                await self._post_event(observed, write)
+        return None
+
+    async def _create(self, observed: Observed, write: Create, manifest: KubeObject) -> RefusedWrite | None:
+        kind, name = WRITTEN[manifest["kind"]], manifest["metadata"]["name"]
+        try:
+            created = await self._client.post(kind.path(observed.namespace), manifest, {"fieldValidation": "Strict"})
+        except Conflict:
+            return await self._adopt_or_refuse(observed, write, kind, manifest)
+        except (Forbidden, Invalid, NotFound) as error:
+            if _namespace_terminating(error):
+                return None
+            return refusal(write, kind, observed.namespace, name, "create", error)
+        self._store(observed, kind, created)
+        return None
+
+    async def _adopt_or_refuse(
+        self, observed: Observed, write: Create, kind: ObjectKind, manifest: KubeObject
+    ) -> RefusedWrite | None:
+        """Handle an object that already has the name: created by us earlier, or by another party."""
+        name = manifest["metadata"]["name"]
+        try:
+            existing = await self._client.get(kind.path(observed.namespace, name))
+        except NotFound:
+            return RefusedWrite(write, "Cleaning", f"{kind.name} {name} was just deleted and will be created again")
+        metadata = existing["metadata"]
+        references = metadata.get("ownerReferences", ())
+        owner: JsonObject = next((reference for reference in references if reference.get("controller")), {})
+        if owner.get("uid") == observed.uid and "deletionTimestamp" not in metadata:
+            if training_of(existing) != observed.name:  # the label by which the watch finds it was changed
+                return await self._update(observed, write, manifest, metadata["uid"])
+            self._store(observed, kind, existing)
+            return None
+        earlier = owner.get("kind") == v1alpha1.KIND and owner.get("name") == observed.name
+        if earlier or owner.get("uid") == observed.uid:
+            return RefusedWrite(write, "Cleaning", f"an earlier {kind.name} {name} is still being deleted")
+        message = (
+            f"{kind.name} {name} exists and does not belong to this training. Delete it, or create the training under "
+            "another name"
+        )
+        return RefusedWrite(write, "NameTaken", message)
+
+    async def _update(
+        self, observed: Observed, write: Create | Update, manifest: KubeObject, uid: str
+    ) -> RefusedWrite | None:
+        kind, name = WRITTEN[manifest["kind"]], manifest["metadata"]["name"]
+        guarded = {**manifest, "metadata": {**manifest["metadata"], "uid": uid}}
+        try:
+            updated = await self._client.patch(kind.path(observed.namespace, name), guarded, MERGE_PATCH)
+        except (NotFound, Conflict):
+            return RefusedWrite(write, "Cleaning", f"{kind.name} {name} is gone and will be created again")
+        except (Forbidden, Invalid) as error:
+            return refusal(write, kind, observed.namespace, name, "patch", error)
+        self._store(observed, kind, updated)
+        return None
+
+    async def _scale(self, observed: Observed, scale: Scale) -> RefusedWrite | None:
+        group = f"/spec/workerGroupSpecs/{scale.index}"
+        tests = {
+            "/metadata/uid": scale.uid,
+            f"{group}/groupName": scale.group,
+            f"{group}/replicas": scale.current_replicas,
+        }
+        values: dict[str, Any] = {
+            "replicas": scale.replicas,
+            "minReplicas": scale.min_replicas,
+            "maxReplicas": scale.max_replicas,
+        }
+        if scale.pods_to_delete:
+            values["scaleStrategy"] = {"workersToDelete": list(scale.pods_to_delete)}
+        patch = [{"op": "test", "path": path, "value": value} for path, value in tests.items()]
+        patch += [{"op": "add", "path": f"{group}/{name}", "value": value} for name, value in values.items()]
+        try:
+            scaled = await self._client.patch(RAY_CLUSTER.path(observed.namespace, scale.cluster), patch, JSON_PATCH)
+        except (NotFound, Invalid) as error:
+            # Another party has changed it and the watch event has not arrived yet: observe again.
+            raise Conflict(error.status, error.message) from error
+        except Forbidden as error:
+            return refusal(scale, RAY_CLUSTER, observed.namespace, scale.cluster, "patch", error)
+        self._store(observed, RAY_CLUSTER, scaled)
+        return None
+
+    async def _delete(self, observed: Observed, delete: Delete) -> RefusedWrite | None:
+        options = {"propagationPolicy": "Background", "preconditions": {"uid": delete.uid}}
+        kind = WRITTEN[delete.kind]
+        try:
+            answer = await self._client.delete(kind.path(observed.namespace, delete.name), options)
+        except NotFound:
+            return None
+        except Forbidden as error:
+            return refusal(delete, kind, observed.namespace, delete.name, "delete", error)
+        if answer.get("kind") == kind.name:
+            self._store(observed, kind, answer)  # it has finalizers and is being deleted
+        else:
+            self._remove(observed, kind, delete.uid)
+        return None
+
+    async def _post_event(self, observed: Observed, event: PostEvent) -> None:
+        """Post an event, best effort: no decision depends on it."""
+        now = self._client.now()
+        while self._posted and now - next(iter(self._posted.values())) >= EVENT_REPEAT_TIME:
+            del self._posted[next(iter(self._posted))]  # the oldest is first
+        key = observed.uid, event.reason, event.message
+        if key in self._posted:
+            return
+        self._posted[key] = now
+        time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        subject = {"apiVersion": f"{v1alpha1.GROUP}/{v1alpha1.VERSION}", "kind": v1alpha1.KIND, "name": observed.name}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"namespace": observed.namespace, "generateName": f"{observed.name}."},
+            "involvedObject": {**subject, "namespace": observed.namespace, "uid": observed.uid},
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:MAX_EVENT_CHARACTERS],
+            "source": {"component": self._component},
+            "firstTimestamp": time,
+            "lastTimestamp": time,
+            "count": 1,
+        }
+        try:
+            await self._client.post(EVENT.path(observed.namespace), body)
+        except ApiError as error:
+            logger.warning("%s/%s: event %s was not posted: %s", observed.namespace, observed.name, event.reason, error)
+
+    def _store(self, observed: Observed, kind: ObjectKind, raw: JsonObject) -> None:
+        """Store the answer to a write, unless the object now has another training's label: the watch then updates both."""
+        if training_of(raw) == observed.name:
+            kind = watched_as(kind, raw)
+            self._cache.stores[kind].put_own(observed.name, record(kind, raw))
+
+    def _remove(self, observed: Observed, kind: ObjectKind, uid: str) -> None:
+        """Remove the record of a deleted object from the stores of its kind."""
+        for store in (store for watched, store in self._cache.stores.items() if watched.name == kind.name):
+            for stored in list(store.of((observed.namespace, observed.name))):
+                if stored.uid == uid:
+                    store.remove(stored.namespace, stored.name, stored.uid, stored.version)
+
+
+def refusal(
+    write: ClusterWrite, kind: ObjectKind, namespace: str, name: str, verb: str, error: ApiError
+) -> RefusedWrite:
+    """Explain why the API server refused a write, and what to do."""
+    if isinstance(error, NotFound):
+        message = f"the cluster has no kind {kind.resource}: KubeRay is not installed. Install KubeRay 1.5.1 or newer"
+        return RefusedWrite(write, "KubeRayMissing", message)
+    if isinstance(error, Forbidden):
+        if "exceeded quota" in error.message:
+            message = f"{kind.name} {name}: {error.message}. Raise the quota, or free some of it"
+            return RefusedWrite(write, "QuotaExceeded", message)
+        message = f"the operator may not {verb} {kind.resource} in namespace {namespace}: {error.message}. Grant it"
+        return RefusedWrite(write, "Forbidden", message)
+    if kind.group == "ray.io" and "unknown field" in error.message:
+        message = (
+            f"the installed KubeRay does not know a field that {name} needs: {error.message}. Install KubeRay 1.5.1 or "
+            "newer"
+        )
+        return RefusedWrite(write, "KubeRayTooOld", message)
+    causes = (error.details.get("causes") or [])[:MAX_CAUSES]
+    shown = "; ".join(f"{cause.get('field', '')}: {cause.get('message', '')}" for cause in causes) or error.message
+    message = f"the API server refuses {kind.name} {name}: {shown}. Change spec accordingly"
+    return RefusedWrite(write, "Rejected", message)
+
+
+def _namespace_terminating(error: ApiError) -> bool:
+    """Whether the namespace, and with it everything in it, is being deleted or already gone."""
+    causes = error.details.get("causes") or []
+    gone = isinstance(error, NotFound) and error.details.get("kind") == "namespaces"
+    return gone or any(cause.get("reason") == NAMESPACE_TERMINATING for cause in causes)

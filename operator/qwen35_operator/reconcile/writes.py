@@ -1,0 +1,71 @@
+"""The writes that a decision can request from the cluster. They are carried out in order; the status is written last."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from qwen35_operator.desired.objects import KubeObject
+
+
+@dataclass(frozen=True)
+class Create:
+    """Create a child. An existing object of that name is adopted if this training owns it, and otherwise refused
+    (`NameTaken`).
+    """
+
+    manifest: KubeObject
+
+
+@dataclass(frozen=True)
+class Update:
+    """Merge-patch a child of this training. The API server refuses it if the object has another uid by now."""
+
+    manifest: KubeObject
+    uid: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Resize a worker group. The API server refuses it if the uid, index, group or current replicas have changed."""
+
+    cluster: str
+    uid: str
+    index: int
+    group: str
+    current_replicas: int
+    replicas: int
+    min_replicas: int
+    max_replicas: int
+    pods_to_delete: tuple[str, ...] = ()
+    """Pods that KubeRay deletes first when the group shrinks."""
+
+
+@dataclass(frozen=True)
+class Delete:
+    """Delete the object with this uid, and no later object of the same name."""
+
+    kind: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class PostEvent:
+    """Post an event on the training, for people to read. No decision depends on it."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+type ClusterWrite = Create | Update | Scale | Delete | PostEvent
+
+
+@dataclass(frozen=True)
+class RefusedWrite:
+    """A write that the API server refused and that an immediate retry would not change."""
+
+    write: ClusterWrite
+    reason: str
+    """NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded."""
+    message: str
+    """Names the object and the fix."""

@@ -1,0 +1,90 @@
+"""The leader's workers: each takes a key from the queue, reconciles it, and schedules the next reconcile.
+
+A worker that is cancelled first finishes its reconcile.
+"""
+
+import asyncio
+import logging
+import time
+
+from qwen35_operator import logs
+from qwen35_operator.kube.api_errors import ApiError, Conflict
+from qwen35_operator.kube.queue import WorkQueue
+from qwen35_operator.kube.store import TrainingKey
+from qwen35_operator.metrics import Metrics
+from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
+
+logger = logging.getLogger(__name__)
+
+STOP_SECONDS = 2.5
+"""Time that a reconcile in progress has when the operator stops or no longer leads."""
+
+
+class ReconcileWorkers:
+    """The queue of trainings, and the workers that reconcile them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._queue = WorkQueue(time.monotonic)
+        self._metrics = metrics
+        self._since: dict[TrainingKey, float] = {}  # when the oldest event since the last reconcile arrived
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, key: TrainingKey) -> None:
+        """Enqueue a training that has changed."""
+        self._since.setdefault(key, time.monotonic())
+        self._queue.add(key)
+
+    def progressed(self, key: TrainingKey) -> None:
+        """Reset the training's backoff after a successful write."""
+        self._queue.succeeded(key)
+
+    async def run(self, reconciler: Reconciler, count: int) -> None:
+        """Run `count` workers, until cancelled."""
+        self._since.clear()  # a standby could not react to the events that it saw
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(count):
+                tasks.create_task(self._work(reconciler))
+
+    async def _work(self, reconciler: Reconciler) -> None:
+        while True:
+            key = await self._queue.take()
+            current = asyncio.ensure_future(self._reconcile(reconciler, key))
+            try:
+                await asyncio.shield(current)
+            except asyncio.CancelledError:
+                await asyncio.wait({current}, timeout=STOP_SECONDS)
+                current.cancel()
+                raise
+            finally:
+                self._queue.done(key)
+
+    async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
+        """Reconcile once, in a task of its own, and schedule the next reconcile according to the outcome."""
+        logs.current.set(key)
+        started, since = time.monotonic(), self._since.pop(key, None)
+        result = "done"
+        try:
+            after = await reconciler.reconcile(key)
+        except Conflict:
+            result = "stale"
+            self._queue.add_failed(key)
+        except Refusal as refusal:
+            result = "refused"
+            logger.warning("%s/%s: %s; again in %g s", *key, refusal, self._queue.add_failed(key))
+        except ApiError as error:
+            result = "unavailable"
+            logger.warning("%s/%s: %s; again in %g s", *key, error, self._queue.add_failed(key))
+        except Exception:
+            result = "failed"
+            logger.exception("%s/%s: this is a bug; again in %g s", *key, self._queue.add_failed(key))
+        else:
+            self._queue.succeeded(key)
+            if after is not None:
+                self._queue.add_later(key, after)
+        ended = time.monotonic()
+        self._metrics.reconciles.labels(result).inc()
+        self._metrics.seconds.observe(ended - started)
+        if since is not None:
+            self._metrics.latency.observe(ended - since)

@@ -1,0 +1,278 @@
+"""One training on a real control plane, and the actions of user, trainer, nodes and queue on it."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import psutil
+
+from tests.controlplane.scripted_trainer import ANNOTATION, TRAININGS
+from tests.patience import PATIENCE
+from tests.testbed import kwok
+from tests.testbed.api import Refused
+from tests.testbed.control_plane import ControlPlane
+
+MERGE = "application/merge-patch+json"
+GROUP = TRAININGS.rpartition("/")[0]
+SPEC: dict[str, Any] = {
+    "accelerator": {"profile": "CPU", "devicesPerNode": 1},
+    "model": {
+        "name": "tiny",
+        "precision": "FP32",
+        "source": {"random": {"hiddenSize": 64, "intermediateSize": 128, "layers": 4, "characters": "0123456789"}},
+    },
+    "data": {"train": [{"name": "train", "files": {"paths": ["train.jsonl"]}}]},
+    "rewards": [{"type": "ExactMatch"}],
+    "rollout": {"engine": "Torch", "nodes": 2, "minNodes": 1, "maxNodes": 4},
+    "train": {"nodes": 1},
+    "checkpoint": {"graceSeconds": 60},
+    "failurePolicy": {"maxRestarts": 3, "backoffSeconds": 0},
+}
+
+
+@dataclass(frozen=True)
+class LiveTraining:
+    """A training by its name. It may not exist yet, or no longer."""
+
+    plane: ControlPlane
+    namespace: str
+    name: str = "demo"
+    pause: ClassVar[float] = 0.1
+    longest_pause: ClassVar[float] = 0.3
+    """Seconds between two polls of a wait; they grow with its duration."""
+
+    # The user.
+
+    def apply(
+        self, script: list[Any] | None = None, labels: dict[str, str] | None = None, **sections: Any
+    ) -> "LiveTraining":
+        """Create the training; sections are merged into a small spec: apply(rollout={"nodes": 3})."""
+        spec = deepcopy(SPEC)
+        for name, value in sections.items():
+            spec[name] = spec.get(name, {}) | value if isinstance(value, dict) else value
+        told = {} if script is None else {ANNOTATION: json.dumps(script)}
+        about = {"name": self.name, "labels": labels or {}, "annotations": told}
+        manifest = {"apiVersion": GROUP.removeprefix("/apis/"), "kind": "Qwen35Training"}
+        self.plane.api.post(self.path("qwen35trainings", None), manifest | {"metadata": about, "spec": spec})
+        return self
+
+    def edit(self, **sections: Any) -> None:
+        self.patch(self.path("qwen35trainings"), {"spec": sections})
+
+    def delete(self) -> None:
+        self.plane.api.request("DELETE", self.path("qwen35trainings"))
+
+    def kubectl(self, *arguments: str, input: str | None = None) -> str:  # noqa: A002
+        return self.plane.kubectl("--namespace", self.namespace, *arguments, input=input)
+
+    # The trainer, when no scripted one is wanted: only its words count.
+
+    def report(self, state: str = "Running", *, attempt: int = 1, **fields: Any) -> None:
+        """Written once `-progress` exists. Every report says everything."""
+        known = {"attempt": attempt, "state": state, "time": time.time(), "update": 1, "version": 1}
+        self.write(json.dumps(known | fields))
+
+    def write(self, text: str) -> None:
+        self.until(lambda: self.find("configmaps", f"{self.name}-progress"), "-progress exists")
+        self.patch(self.path("configmaps", f"{self.name}-progress"), {"data": {"progress.json": text}})
+
+    @property
+    def control(self) -> dict[str, Any]:
+        return dict(json.loads(self.get("configmaps", f"{self.name}-control")["data"]["control.json"]))
+
+    @property
+    def order(self) -> dict[str, Any] | None:
+        return self.control.get("stop")
+
+    # The cluster.
+
+    def spoil(self, pod: str, reason: str = "", *, exit_code: int = 0, condition: str | None = None) -> None:
+        """The pod stops working: its container ends for this reason, or the cluster disrupts it for that."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        conditions = [{"type": "Ready", "status": "False", "lastTransitionTime": now}]
+        if condition is not None:
+            # With its time: Kubernetes takes back a disruption that has not happened for two minutes.
+            disrupted = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": now}
+            conditions.append(disrupted | {"reason": condition, "message": "a test"})
+        (own, *others) = self.get("pods", pod)["status"]["containerStatuses"]
+        if reason:
+            ended = {"reason": reason, "exitCode": exit_code, "finishedAt": now}
+            own = own | {"ready": False, "state": {"terminated": ended}}
+        # Strategic merge finds conditions by their type; containers are written whole.
+        change = {"status": {"conditions": conditions, "containerStatuses": [own, *others]}}
+        kind = "application/strategic-merge-patch+json"
+        self.plane.api.request("PATCH", f"{self.path('pods', pod)}/status", change, content=kind)
+
+    @contextmanager
+    def kubelets_away(self) -> Iterator[None]:
+        """Nobody starts pods, or confirms their end: kwok does both at once, kubelets take their time."""
+        (process,) = psutil.Process(self.plane.processes.running[kwok.NAME].pid).children()
+        process.suspend()
+        try:
+            # The thread that takes the signal may have to wait for a core, and the others go on until then.
+            self.until(lambda: _is_stopped(process), "kwok has stopped")
+            yield
+        finally:
+            process.resume()
+
+    def hold_in_queue(self, suspended: bool, attempt: int = 1) -> None:
+        """As Kueue does: it owns a RayJob's `suspend`."""
+        self.patch(self.path("rayjobs", f"{self.name}-{attempt}"), {"spec": {"suspend": suspended}})
+
+    # What is.
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return self.get("qwen35trainings", self.name)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.body.get("status", {}))
+
+    @property
+    def state(self) -> str | None:
+        return self.status.get("state")
+
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        return list(self.status.get("attempts", []))
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first attempt as recorded; empty before: its RayJob is made first."""
+        return next(iter(self.attempts), {})
+
+    @property
+    def newest(self) -> int:
+        """Number of the latest attempt."""
+        return int(self.attempts[-1]["number"])
+
+    @property
+    def restarts(self) -> int:
+        return int(self.status.get("restarts", 0))
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Status and reason."""
+        found = self.told(kind)
+        return found.get("status", ""), found.get("reason", "")
+
+    def told(self, kind: str) -> dict[str, Any]:
+        return next((item for item in self.status.get("conditions", []) if item["type"] == kind), {})
+
+    def job(self, attempt: int = 1) -> dict[str, Any] | None:
+        return self.find("rayjobs", f"{self.name}-{attempt}")
+
+    def job_state(self, attempt: int = 1) -> str:
+        return str(((self.job(attempt) or {}).get("status") or {}).get("jobDeploymentStatus", ""))
+
+    def cluster(self) -> dict[str, Any] | None:
+        return next(iter(self.mine("rayclusters")), None)
+
+    def replicas(self) -> int:
+        """Of the rollout group, as the live cluster has them."""
+        cluster = self.cluster()
+        assert cluster is not None
+        return next(
+            int(group["replicas"]) for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == "rollout"
+        )
+
+    def pods(self, pool: str) -> list[str]:
+        """Those that are there to stay."""
+        return sorted(
+            item["metadata"]["name"]
+            for item in self.mine("pods", f",rl.qwen35.io/pool={pool}")
+            if "deletionTimestamp" not in item["metadata"]
+        )
+
+    def events(self) -> list[tuple[str, str]]:
+        """Reason and text of each, oldest first."""
+        found = self.plane.api.get(self.path("events", None))["items"]
+        mine = [match for match in found if match["involvedObject"].get("name") == self.name]
+        mine.sort(key=lambda item: item["metadata"]["creationTimestamp"])
+        return [(item["reason"], item.get("message", "")) for item in mine]
+
+    def announced(self, reason: str) -> bool:
+        return any(item == reason for item, _ in self.events())
+
+    # Waiting.
+
+    def until(self, holds: Callable[[], object], what: str) -> None:
+        """Polls until it holds; fails with how the training is by then."""
+        end, pause = time.monotonic() + PATIENCE, self.pause
+        while not holds():
+            if time.monotonic() > end:
+                raise AssertionError(f"not within {PATIENCE:.0f} s: {what}; {self._now()}")
+            time.sleep(pause)
+            pause = min(pause * 1.2, self.longest_pause)
+
+    def until_state(self, state: str) -> None:
+        self.until(lambda: self.state == state, f"{self.name} is {state}")
+
+    def until_condition(self, kind: str, status: str, reason: str) -> None:
+        self.until(lambda: self.condition(kind) == (status, reason), f"{kind} {status} {reason}")
+
+    def until_job(self, attempt: int = 1) -> None:
+        self.until(lambda: self.job(attempt), f"RayJob of attempt {attempt} exists")
+
+    def until_pods(self, pool: str, count: int) -> list[str]:
+        """Names of the pool's pods, once so many run."""
+        running = partial(self.mine, "pods", f",rl.qwen35.io/pool={pool}")
+        self.until(
+            lambda: (
+                sum(item["status"].get("phase") == "Running" for item in running()) == count == len(self.pods(pool))
+            ),
+            f"{count} pods of {pool} run",
+        )
+        return self.pods(pool)
+
+    def _now(self) -> str:
+        found = self.find("qwen35trainings", self.name)
+        jobs = {
+            item["metadata"]["name"]: item.get("status", {}).get("jobDeploymentStatus") for item in self.mine("rayjobs")
+        }
+        return json.dumps({"status": None if found is None else found.get("status"), "jobs": jobs}, indent=1)
+
+    # Objects.
+
+    def path(self, plural: str, name: str | None = "") -> str:
+        """Of an object of this namespace, by default named as the training; None: of the list."""
+        groups = {"qwen35trainings": GROUP, "rayjobs": "/apis/ray.io/v1", "rayclusters": "/apis/ray.io/v1"}
+        groups |= dict.fromkeys(("roles", "rolebindings"), "/apis/rbac.authorization.k8s.io/v1")
+        groups |= {"networkpolicies": "/apis/networking.k8s.io/v1"}
+        collection = f"{groups.get(plural, '/api/v1')}/namespaces/{self.namespace}/{plural}"
+        return collection if name is None else f"{collection}/{name or self.name}"
+
+    def get(self, plural: str, name: str) -> dict[str, Any]:
+        return dict(self.plane.api.get(self.path(plural, name)))
+
+    def find(self, plural: str, name: str) -> dict[str, Any] | None:
+        try:
+            return self.get(plural, name)
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            return None
+
+    def mine(self, plural: str, selector: str = "") -> list[dict[str, Any]]:
+        """Objects of this training, by label."""
+        query = f"?labelSelector=rl.qwen35.io/training={self.name}{selector}"
+        return list(self.plane.api.get(self.path(plural, None) + query)["items"])
+
+    def patch(self, path: str, change: dict[str, Any]) -> None:
+        self.plane.api.request("PATCH", path, change, content=MERGE)
+
+
+CHILDREN = ("configmaps", "serviceaccounts", "roles", "rolebindings", "networkpolicies", "rayjobs")
+"""Kinds that a training has children of."""
+
+
+def _is_stopped(process: psutil.Process) -> bool:
+    """Whether none of its threads runs."""
+    tasks = Path(f"/proc/{process.pid}/task").iterdir()
+    return all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)

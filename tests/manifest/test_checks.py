@@ -1,0 +1,332 @@
+"""Each check with a spec that fails it, by path, and with one that passes."""
+
+import pytest
+
+from qwen35_trainer.manifest import TrainingSpec, check, parse_spec
+from qwen35_trainer.manifest.checks import CHECKS
+
+FILES = [{"name": "math", "files": {"paths": ["math.jsonl"]}}]
+GYM = {"task": "chain_sum", "size": 8}
+EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
+LANE = {"nodes": 1, "tensorParallel": 2, "afterTokens": 64}
+SFT = {"mode": "SFT", "rollout": None, "rewards": []}
+
+# What is wrong, the path it is reported at, and a like spec that is right.
+CASES = {
+    "sft has no rollout": ({**SFT, "rollout": {}}, "spec.rollout", SFT),
+    "sft has no rewards": ({**SFT, "rewards": [{"type": "Math"}]}, "spec.rewards", SFT),
+    "rollout is needed": ({"rollout": None}, "spec.rollout", {}),
+    "rewards are needed": ({"rewards": []}, "spec.rewards", {}),
+    "group of one": ({"algorithm.groupSize": 1}, "spec.algorithm.groupSize", {"algorithm.groupSize": 2}),
+    "group of one, Dr. GRPO": (
+        {"algorithm": {"groupSize": 1, "advantage": "DrGRPO"}},
+        "spec.algorithm.groupSize",
+        {"algorithm": {"groupSize": 1, "advantage": "ReinforcePlusPlus"}},
+    ),
+    "threshold above lag": (
+        {"async": {"stalenessThreshold": 6.0}},
+        "spec.async.stalenessThreshold",
+        {"async": {"stalenessThreshold": 6.0, "maxVersionLag": 6}},
+    ),
+    "partial rollout without a window": (
+        {"async": {"stalenessThreshold": 0, "partialRollout": True}},
+        "spec.async.partialRollout",
+        {"async": {"stalenessThreshold": 0}},
+    ),
+    "lag in colocated mode": (
+        {"mode": "Colocated", "async": {"maxVersionLag": 2}},
+        "spec.async.maxVersionLag",
+        {"mode": "Colocated", "async": {"maxVersionLag": 0}},
+    ),
+    "threshold in colocated mode": (
+        {"mode": "Colocated", "async": {"stalenessThreshold": 0.5}},
+        "spec.async.stalenessThreshold",
+        {"mode": "Colocated", "async": {"stalenessThreshold": 0, "batchesPerPublication": 2, "updatesPerBatch": 2}},
+    ),
+    "deadline policy in SFT": (
+        {**SFT, "async": {"onMissedDeadline": "Discard"}},
+        "spec.async.onMissedDeadline",
+        {**SFT, "async": {"onMissedDeadline": "Wait"}},
+    ),
+    "adaptive dispatch in colocated mode": (
+        {"mode": "Colocated", "async": {"adaptiveDispatch": True}},
+        "spec.async.adaptiveDispatch",
+        {"mode": "Colocated", "async": {"adaptiveDispatch": False}},
+    ),
+    "a filter that leaves nothing": (
+        {"algorithm": {"advantage": "ReinforcePlusPlus", "groupSize": 1, "dynamicSampling": True}},
+        "spec.algorithm.dynamicSampling",
+        {"algorithm": {"advantage": "ReinforcePlusPlus", "groupSize": 2, "dynamicSampling": True}},
+    ),
+    "partial rollout in colocated mode": (
+        {"mode": "Colocated", "async": {"partialRollout": True}},
+        "spec.async.partialRollout",
+        {"mode": "Colocated", "async": {"partialRollout": False}},
+    ),
+    "colocated pools of two sizes": (
+        {"mode": "Colocated", "rollout.nodes": 2},
+        "spec.rollout.nodes",
+        {"mode": "Colocated", "rollout.nodes": 2, "train.nodes": 2},
+    ),
+    "dense layers": ({"train.parallelism.tensor": 3}, "spec.train.parallelism", {"train.parallelism.tensor": 2}),
+    "experts": ({"train.parallelism.expert": 4}, "spec.train.parallelism", {"train.parallelism.expert": 2}),
+    "expert tensor without experts is not used": (
+        {"train.parallelism": {"expert": 2, "expertTensor": 3}},
+        "spec.train.parallelism",
+        {"train.parallelism": {"expert": 1, "expertTensor": 3}},
+    ),
+    "copies": (
+        {**EIGHT, "train.parallelism.copies": 3},
+        "spec.train.parallelism",
+        {**EIGHT, "train.parallelism.copies": 2},
+    ),
+    "copies and sequences": (
+        {**EIGHT, "train.parallelism": {"copies": 8, "context": 2}},
+        "spec.train.parallelism",
+        {**EIGHT, "train.parallelism": {"copies": 4, "context": 2}},
+    ),
+    "copies of Megatron": (
+        {**EIGHT, "train.parallelism.copies": 2, "train.engine": "Megatron"},
+        "spec.train.parallelism.copies",
+        {**EIGHT, "train.parallelism.copies": 2, "train.engine": "FSDP"},
+    ),
+    "heads of a sequence's devices": (
+        {**EIGHT, "train.parallelism.context": 4},
+        "spec.train.parallelism.context",
+        {**EIGHT, "train.parallelism.context": 2},
+    ),
+    "gradients without parameters": (
+        {"train.offload.gradients": True},
+        "spec.train.offload.gradients",
+        {"train.offload": {"gradients": True, "parameters": True}},
+    ),
+    "batch": (
+        {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 3},
+        "spec.train.batch",
+        {"train.batch.promptsPerUpdate": 3, "algorithm.groupSize": 4},
+    ),
+    "micro-batches": (
+        {"train.batch.microBatchSequences": 3},
+        "spec.train.batch",
+        {"train.batch.microBatchSequences": 4},
+    ),
+    "token budget": (
+        {"train.batch": {"dynamicMicroBatches": True, "maxTokensPerDevice": 3071}},
+        "spec.train.batch.maxTokensPerDevice",
+        {"train.batch": {"dynamicMicroBatches": True, "maxTokensPerDevice": 3072}},
+    ),
+    "replica within a node": (
+        {**EIGHT, "rollout.tensorParallel": 3},
+        "spec.rollout.tensorParallel",
+        {**EIGHT, "rollout.tensorParallel": 4},
+    ),
+    "replica over nodes": (
+        {**EIGHT, "rollout": {"nodes": 3, "tensorParallel": 16}},
+        "spec.rollout.tensorParallel",
+        {**EIGHT, "rollout": {"nodes": 4, "tensorParallel": 16}},
+    ),
+    "replica of the lane": (
+        {"rollout": {"nodes": 3, "stragglerLane": {**LANE, "tensorParallel": 4}}},
+        "spec.rollout.stragglerLane.tensorParallel",
+        {"rollout": {"nodes": 3, "stragglerLane": {**LANE, "tensorParallel": 4, "nodes": 2}}},
+    ),
+    "lane is the whole pool": (
+        {"rollout": {"nodes": 1, "stragglerLane": LANE}},
+        "spec.rollout.stragglerLane.nodes",
+        {"rollout": {"nodes": 2, "stragglerLane": LANE}},
+    ),
+    "a variable of nothing": (
+        {"pods": {"env": [{"name": "KEY"}]}},
+        "spec.pods.env[0]",
+        {"pods": {"env": [{"name": "KEY", "value": "a"}]}},
+    ),
+    "a variable of two": (
+        {"pods": {"env": [{"name": "KEY", "value": "a", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+        "spec.pods.env[0]",
+        {"pods": {"env": [{"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]}},
+    ),
+    "a variable of the operator": (
+        {"pods": {"env": [{"name": "QWEN35_POOL", "value": "a"}]}},
+        "spec.pods.env[0].name",
+        {"pods": {"env": [{"name": "MY_POOL", "value": "a"}]}},
+    ),
+    "autoscaling shared nodes": (
+        {"mode": "Colocated", "rollout.autoscale": {}},
+        "spec.rollout.autoscale",
+        {"mode": "FullyAsync", "rollout.autoscale": {}},
+    ),
+    "fewest nodes": ({"rollout.minNodes": 2}, "spec.rollout.minNodes", {"rollout.minNodes": 1}),
+    "most nodes": (
+        {"rollout": {"nodes": 3, "maxNodes": 2}},
+        "spec.rollout.maxNodes",
+        {"rollout": {"nodes": 3, "maxNodes": 3}},
+    ),
+    "clip": ({"algorithm.loss.clipLow": 1}, "spec.algorithm.loss.clipLow", {"algorithm.loss.clipLow": 0.9}),
+    "floor and cap": (
+        {"algorithm.correction": {"type": "IcePop", "floor": 2.0}},
+        "spec.algorithm.correction.floor",
+        {"algorithm.correction": {"type": "TokenTIS", "floor": 2.0}},
+    ),
+    "function is missing": (
+        {"rewards": [{"type": "Function"}]},
+        "spec.rewards[0].function",
+        {"rewards": [{"type": "Function", "function": "pack.module:name"}]},
+    ),
+    "function of another type": (
+        {"rewards": [{"type": "Math", "function": "a:b"}]},
+        "spec.rewards[0].function",
+        {"rewards": [{"type": "Math"}]},
+    ),
+    "function of a loss is missing": (
+        {"algorithm.loss": {"type": "Function"}},
+        "spec.algorithm.loss.function",
+        {"algorithm.loss": {"type": "Function", "function": "losses:mine"}},
+    ),
+    "function of another loss": (
+        {"algorithm.loss": {"function": "losses:mine"}},
+        "spec.algorithm.loss.function",
+        {"algorithm.loss": {}},
+    ),
+    "function of an advantage is missing": (
+        {"algorithm.advantage": "Function"},
+        "spec.algorithm.advantageFunction",
+        {"algorithm": {"advantage": "Function", "advantageFunction": "advantages:mine"}},
+    ),
+    "function of another advantage": (
+        {"algorithm.advantageFunction": "advantages:mine"},
+        "spec.algorithm.advantageFunction",
+        {"algorithm": {}},
+    ),
+    "extract of another type": (
+        {"rewards": [{"type": "Gym", "extract": "x"}]},
+        "spec.rewards[0].extract",
+        {"rewards": [{"type": "ExactMatch", "extract": "x"}]},
+    ),
+    "no gym to score": (
+        {"data.train": FILES},
+        "spec.rewards[0].type",
+        {"data.train": FILES, "data.validation": [{"name": "gym", "gym": GYM}]},
+    ),
+    "no model source": ({"model.source": {}}, "spec.model.source", {"model.source": {"path": "/models/x"}}),
+    "two model sources": (
+        {"model.source": {"path": "/x", "random": {}}},
+        "spec.model.source",
+        {"model.source": {"persistentVolumeClaim": {"claimName": "models"}}},
+    ),
+    "heads": (
+        {"model.source.random.attentionHeads": 3},
+        "spec.model.source.random.attentionHeads",
+        {"model.source.random.attentionHeads": 6},
+    ),
+    "value heads": (
+        {"model.source.random.linearValueHeads": 3},
+        "spec.model.source.random.linearValueHeads",
+        {"model.source.random.linearValueHeads": 4},
+    ),
+    "experts per token": (
+        {"model.source.random.experts": 1},
+        "spec.model.source.random.expertsPerToken",
+        {"model.source.random.experts": 2},
+    ),
+    "characters": (
+        {"model.source.random.characters": "abca"},
+        "spec.model.source.random.characters",
+        {"model.source.random.characters": "abc"},
+    ),
+    "no data source": (
+        {"data.train": [{"name": "a"}, {"name": "b", "gym": GYM}]},
+        "spec.data.train[0]",
+        {"data.train": [{"name": "b", "gym": GYM}]},
+    ),
+    "source of two kinds": (
+        {"data.train": [{**FILES[0], "gym": GYM}]},
+        "spec.data.train[0]",
+        {"data.train": [{"name": "b", "gym": GYM}]},
+    ),
+    "source names": (
+        {"data.validation": [{"name": "sums", "gym": GYM}]},
+        "spec.data.validation[0].name",
+        {"data.validation": [{"name": "others", "gym": GYM}]},
+    ),
+    "reward names": (
+        {"rewards": [{"type": "Gym"}, {"type": "Math", "name": "Gym"}]},
+        "spec.rewards[1].name",
+        {"rewards": [{"type": "Gym"}, {"type": "Gym", "name": "again"}]},
+    ),
+    "rule names": (
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail"}, {"name": "a", "action": "Restart"}]},
+        "spec.failurePolicy.rules[1].name",
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail"}, {"name": "b", "action": "Restart"}]},
+    ),
+    "two storages": (
+        {"checkpoint.storage": {"path": "/c", "persistentVolumeClaim": {"claimName": "c"}}},
+        "spec.checkpoint.storage",
+        {"checkpoint.storage": {"path": "/c"}},
+    ),
+    "no storage": ({"checkpoint.storage": {}}, "spec.checkpoint.storage", {"checkpoint.storage": None}),
+    "reward pattern": (
+        {"rewards": [{"type": "Math", "extract": "(a"}]},
+        "spec.rewards[0].extract",
+        {"rewards": [{"type": "Math", "extract": "(a)"}]},
+    ),
+    "rule pattern": (
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": "*"}]},
+        "spec.failurePolicy.rules[0].onMessagePattern",
+        {"failurePolicy.rules": [{"name": "a", "action": "Fail", "onMessagePattern": ".*"}]},
+    ),
+}
+
+
+def problems(document, changes):
+    return parse_spec(document(changes)["spec"])[1]
+
+
+@pytest.mark.parametrize(("wrong", "path", "right"), CASES.values(), ids=CASES)
+def test_what_does_not_fit_is_named_by_its_path(document, wrong, path, right):
+    assert [problem.path for problem in problems(document, wrong)] == [path]
+
+
+@pytest.mark.parametrize(("wrong", "path", "right"), CASES.values(), ids=CASES)
+def test_what_fits_passes(document, wrong, path, right):
+    assert problems(document, right) == []
+
+
+@pytest.mark.parametrize(("wrong", "path", "right"), CASES.values(), ids=CASES)
+def test_every_problem_is_a_sentence_with_a_fix(document, wrong, path, right):
+    for problem in problems(document, wrong):
+        assert problem.message.endswith(".")
+        assert problem.fix.endswith(".")
+
+
+def test_every_check_has_a_failing_case(document):
+    failed = {
+        function.__name__
+        for wrong, _, _ in CASES.values()
+        for function, _ in CHECKS
+        if list(function(TrainingSpec.model_validate(document(wrong)["spec"])))
+    }
+    assert failed == {function.__name__ for function, _ in CHECKS}
+
+
+@pytest.mark.parametrize(("function", "reads"), CHECKS, ids=[function.__name__ for function, _ in CHECKS])
+def test_a_check_reads_only_the_sections_it_declares(document, function, reads):
+    attributes = {"async": "async_"}
+    for wrong, _, _ in CASES.values():
+        whole = TrainingSpec.model_validate(document(wrong)["spec"])
+        declared = {attributes.get(name, name): getattr(whole, attributes.get(name, name)) for name in reads}
+        # model_construct fills in defaults; deleting them makes any other read fail.
+        part = TrainingSpec.model_construct(**declared)
+        for name in TrainingSpec.model_fields.keys() - declared.keys():
+            part.__dict__.pop(name, None)
+        assert list(function(part)) == list(function(whole))
+
+
+def test_checks_of_unreadable_sections_are_left_out(document):
+    spec = TrainingSpec.model_validate(document({"train.parallelism.tensor": 3})["spec"])
+    assert check(spec)
+    assert check(spec, without={"train"}) == []
+
+
+def test_a_taken_name_gets_a_free_one(document):
+    rewards = [{"type": "Gym"}, {"type": "Math", "name": "Gym-2"}, {"type": "Math", "name": "Gym"}]
+    assert [problem.fix for problem in problems(document, {"rewards": rewards})] == ["Name it Gym-3."]

@@ -1,0 +1,166 @@
+import pytest
+
+from qwen35_trainer.manifest import ManifestError, parse_manifest, parse_spec
+
+
+def told(document, changes):
+    return {problem.path: (problem.message, problem.fix) for problem in parse_spec(document(changes)["spec"])[1]}
+
+
+# A wrong value, and how it is told.
+CASES = {
+    "unknown key": ({"train.update": 3}, "spec.train.update", "this is not a known field.", "Did you mean updates?"),
+    "unknown key, nothing near": (
+        {"tracking.zzz": 3},
+        "spec.tracking.zzz",
+        "this is not a known field.",
+        "Known names: mlflow, tensorboard, wandb.",
+    ),
+    "the keyword's own spelling": (
+        {"async_": {}},
+        "spec.async_",
+        "this is not a known field.",
+        "Did you mean async?",
+    ),
+    "quoted integer": (
+        {"seed": "3"},
+        "spec.seed",
+        'expected an integer, got the string "3".',
+        "Write it without quotes: 3.",
+    ),
+    "whole number": ({"seed": 3.0}, "spec.seed", "expected an integer, got the number 3.0.", "Write 3."),
+    "boolean": ({"suspend": 1}, "spec.suspend", "expected true or false, got the integer 1.", "Give true or false."),
+    "text": ({"model.name": 35}, "spec.model.name", "expected a string, got the integer 35.", 'Quote it: "35".'),
+    "too small": ({"train.nodes": 0}, "spec.train.nodes", "0 is less than 1.", "Use at least 1."),
+    "not above": ({"rollout.topP": 0}, "spec.rollout.topP", "0 is not above 0.0.", "Use more than 0.0."),
+    "too large": (
+        {"rollout.memoryFraction": 2},
+        "spec.rollout.memoryFraction",
+        "2 is more than 1.0.",
+        "Use at most 1.0.",
+    ),
+    "enum": (
+        {"mode": "fullyasync"},
+        "spec.mode",
+        '"fullyasync" is not one of FullyAsync, Colocated, SFT.',
+        "Did you mean FullyAsync?",
+    ),
+    "mapping": ({"train": 5}, "spec.train", "expected a mapping, got the integer 5.", "Give a mapping."),
+    "list": ({"rewards": {}}, "spec.rewards", "expected a list, got the mapping {}.", "Give a list."),
+    "item of a list": (
+        {"rewards": [{"type": "Gym", "wieght": 1}]},
+        "spec.rewards[0].wieght",
+        "this is not a known field.",
+        "Did you mean weight?",
+    ),
+    "empty list": ({"data.train": []}, "spec.data.train", "has 0 items.", "Give at least 1."),
+    "value of a free map": (
+        {"data.train.0.gym.config": {"a": [1]}},
+        "spec.data.train[0].gym.config.a",
+        "[1] is a list.",
+        "Give a short string, a number, true or false.",
+    ),
+    "pattern": (
+        {"data.train.0.gym.task": "Chain Sum"},
+        "spec.data.train[0].gym.task",
+        '"Chain Sum" has an invalid form.',
+        "It must match ^[a-z0-9_]+$",
+    ),
+    "pattern with an example": (
+        {"rewards": [{"type": "Function", "function": "my_rewards.py"}]},
+        "spec.rewards[0].function",
+        '"my_rewards.py" has an invalid form.',
+        "Write it like my_rewards:score.",
+    ),
+    "required": ({"model": {"name": "x"}}, "spec.model.source", "is required.", None),
+}
+
+
+@pytest.mark.parametrize(("changes", "path", "message", "fix"), CASES.values(), ids=CASES)
+def test_a_wrong_field_is_told_with_its_value_and_the_fix(document, changes, path, message, fix):
+    found = told(document, changes)
+    assert list(found) == [path]
+    assert found[path][0] == message
+    assert fix is None or found[path][1] == fix
+
+
+def test_a_missing_field_is_told_with_what_it_is(document, removed):
+    assert told(document, {"model": removed}) == {"spec.model": ("is required.", "Add it: The model to train.")}
+
+
+def test_all_problems_come_at_once_field_and_cross_field_alike(document):
+    changes = {
+        "seed": "3",
+        "train.parallelism.tensor": 3,
+        "async": {"stalenessThreshold": 6.0, "maxVersionLog": 4},
+        "model.source.path": "/x",
+        "rollout.minNodes": 2,
+    }
+    assert set(told(document, changes)) == {
+        "spec.seed",
+        "spec.train.parallelism",
+        "spec.async.maxVersionLog",
+        "spec.model.source",
+        "spec.rollout.minNodes",
+    }
+
+
+def test_a_section_that_cannot_be_read_is_not_judged_by_its_defaults(document):
+    found = told(document, {"rollout": {"nodes": "2"}, "mode": "Colocated", "train.nodes": 2})
+    assert list(found) == ["spec.rollout.nodes"]
+
+
+def test_a_list_whose_items_are_wrong_is_not_called_empty_too(document):
+    assert list(told(document, {"data.train.0.gym.size": "x"})) == ["spec.data.train[0].gym.size"]
+
+
+def test_a_spec_that_is_no_mapping_is_one_problem():
+    spec, problems = parse_spec([])
+    assert spec is None
+    assert [(problem.path, problem.message) for problem in problems] == [
+        ("spec", "expected a mapping, got the list [].")
+    ]
+
+
+def test_what_could_be_read_comes_back_with_its_cross_field_problems(document):
+    spec, problems = parse_spec(document({"rollout.minNodes": 2})["spec"])
+    assert spec is not None
+    assert len(problems) == 1
+
+
+@pytest.mark.parametrize("name", ["Upper", "dot.ted", "-dash", "dash-", "a" * 41, ""])
+def test_names_that_child_objects_could_not_carry_are_refused(document, name):
+    manifest = document()
+    manifest["metadata"]["name"] = name
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(manifest)
+    assert [problem.path for problem in caught.value.problems] == ["metadata.name"]
+
+
+def test_metadata_and_spec_are_judged_together(document):
+    manifest = document({"seed": "3", "rollout.minNodes": 2})
+    manifest["metadata"] = {"nam": "x"}
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(manifest)
+    paths = {problem.path for problem in caught.value.problems}
+    assert paths == {"metadata.name", "metadata.nam", "spec.seed", "spec.rollout.minNodes"}
+
+
+def test_another_kind_of_object_gets_one_problem_not_one_per_field():
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest({"apiVersion": "ray.io/v1", "kind": "RayJob", "spec": {"entrypoint": "x"}})
+    assert [problem.path for problem in caught.value.problems] == ["apiVersion", "kind"]
+
+
+@pytest.mark.parametrize("document", [None, [], "text", 3])
+def test_what_is_no_mapping_is_refused(document):
+    with pytest.raises(ManifestError, match="expected a mapping"):
+        parse_manifest(document)
+
+
+def test_a_missing_spec_is_told(document):
+    manifest = document()
+    del manifest["spec"]
+    with pytest.raises(ManifestError) as caught:
+        parse_manifest(manifest)
+    assert [problem.path for problem in caught.value.problems] == ["spec"]

@@ -1,0 +1,102 @@
+"""Valid manifests that this release cannot run: what is said of them, by the function and by the commands that ask it."""
+
+import os
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from typer.testing import CliRunner
+
+from qwen35_trainer.commands import app
+from qwen35_trainer.manifest import cannot_run, load_manifest, parse_manifest
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
+BEYOND = {
+    "vLLM": ({"rollout.engine": "VLLM"}, ["spec.rollout.engine"]),
+    "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
+    "Megatron": ({"train.engine": "Megatron"}, ["spec.train.engine"]),
+    "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),
+    "FSDP with stages": (EIGHT | {"train.parallelism.pipeline": 2}, ["spec.train.parallelism.pipeline"]),
+    "FSDP with expert parallelism": (EIGHT | {"train.parallelism.expert": 2}, ["spec.train.parallelism.expert"]),
+    "FSDP with split experts": (
+        EIGHT | {"train.parallelism.expertTensor": 2},
+        ["spec.train.parallelism.expertTensor"],
+    ),
+    "GAE": ({"algorithm.advantage": "GAE"}, ["spec.algorithm.advantage"]),
+    "all at once": (
+        {"rollout.engine": "VLLM", "train.engine": "Megatron", "algorithm.advantage": "GAE"},
+        ["spec.rollout.engine", "spec.train.engine", "spec.algorithm.advantage"],
+    ),
+}
+
+
+@pytest.fixture(params=BEYOND.values(), ids=BEYOND)
+def beyond(request, written):
+    """The file of a manifest, and the fields that no release can run yet."""
+    changes, paths = request.param
+    return written(changes), paths
+
+
+def test_every_field_that_is_in_the_way_is_named_with_its_fix(beyond):
+    file, paths = beyond
+    problems = cannot_run(load_manifest(file).spec)
+    assert [problem.path for problem in problems] == paths
+    assert all(problem.message and problem.fix for problem in problems)
+
+
+def test_what_no_field_asks_for_can_be_run(document):
+    """The default engines are those that run."""
+    manifest = document()
+    del manifest["spec"]["rollout"]["engine"]
+    spec = parse_manifest(manifest).spec
+    assert (spec.rollout.engine, spec.train.engine) == ("Torch", "FSDP")
+    assert cannot_run(spec) == []
+
+
+def test_an_advantage_that_supervised_training_does_not_use_is_in_nobodys_way(document, removed):
+    changes = {"mode": "SFT", "rollout": removed, "rewards": removed, "algorithm": {"advantage": "GAE"}}
+    spec = parse_manifest(document(changes | {"train.batch.microBatchSequences": 2})).spec
+    assert cannot_run(spec) == []
+
+
+def invoke(*arguments: object):
+    with patch.dict(os.environ):  # `run` sets variables for its processes
+        return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("command", ["validate", "render", "plan"])
+def test_a_command_says_so_with_exit_code_3(command, written):
+    file = written({"rollout.engine": "VLLM", "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
+    result = invoke(command, file)
+    assert result.exit_code == 3, result.output
+    said = result.stdout if command == "validate" else result.stderr
+    assert f"{file}: valid, but this release cannot run it:\n  spec.rollout.engine: this release has no VLLM" in said
+    assert "Set it to Torch." in said
+
+
+def test_a_command_that_prints_something_prints_it_all_the_same(written):
+    assert "kind: RayJob" in invoke("render", written({"rollout.engine": "VLLM"})).stdout
+
+
+def test_a_run_is_refused(written, tmp_path):
+    result = invoke("run", written({"rollout.engine": "VLLM"}), "--output", tmp_path / "out")
+    assert result.exit_code == 2
+    assert "spec.rollout.engine: this release has no VLLM engine." in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_manifest_among_others_counts_more(written, tmp_path):
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text("kind: Qwen35Training\n")
+    result = invoke("validate", written({"rollout.engine": "VLLM"}), wrong)
+    assert result.exit_code == 2
+    assert "but this release cannot run it" in result.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
+def test_an_example_says_in_its_first_line_whether_it_can_be_run(example):
+    first = example.read_text().splitlines()[0]
+    beyond = cannot_run(load_manifest(example).spec)
+    assert first.startswith("# This release cannot run it yet: ") == bool(beyond)
+    assert invoke("validate", example).exit_code == (3 if beyond else 0)

@@ -1,0 +1,103 @@
+"""Names that fit their limits, and hashes that change when they should."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_operator.desired import object_names
+from qwen35_trainer.contract.shared_names import config_name, control_name, history_name, progress_name
+
+NAMES = st.from_regex(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?", fullmatch=True)
+ATTEMPTS = st.integers(1, 999_999)
+
+
+@given(name=NAMES, attempt=ATTEMPTS)
+def test_a_job_has_a_name_that_kuberay_takes(name, attempt):
+    job = object_names.job_name(name, attempt)
+    assert len(job) <= 47
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job)
+
+
+@given(one=NAMES, other=NAMES, attempts=st.tuples(ATTEMPTS, ATTEMPTS))
+def test_no_two_attempts_share_a_name(one, other, attempts):
+    first, second = (one, attempts[0]), (other, attempts[1])
+    assert (object_names.job_name(*first) == object_names.job_name(*second)) == (first == second)
+
+
+@given(one=NAMES, other=NAMES)
+def test_no_two_trainings_share_a_config_map(one, other):
+    def maps(name: str) -> set[str]:
+        return {config_name(name), progress_name(name), control_name(name), history_name(name)}
+
+    assert len(maps(one)) == 4
+    assert one == other or not maps(one) & maps(other)
+
+
+@given(name=NAMES)
+def test_every_such_name_is_accepted(name, make_training):
+    assert list(object_names.problems(make_training(name=name))) == []
+
+
+@pytest.mark.parametrize("name", ["9b-grpo", "a.b", "a" * 41, "9." + "a" * 41])
+def test_a_name_that_no_job_could_have_is_a_problem(name, make_training):
+    found = list(object_names.problems(make_training(name=name)))
+    assert found
+    assert {problem.path for problem in found} == {"metadata.name"}
+    assert all(name in problem.message for problem in found)
+
+
+def test_the_rollout_pool_is_selected_by_training_and_pool():
+    assert object_names.rollout_selector("demo") == "rl.qwen35.io/training=demo,rl.qwen35.io/pool=rollout"
+
+
+LIVE = {
+    "suspend": True,
+    "evaluation.everyUpdates": 7,
+    "checkpoint.everyUpdates": 7,
+    "checkpoint.keep": 7,
+    "checkpoint.graceSeconds": 7,
+    "failurePolicy.maxRestarts": 7,
+    "cleanupSecondsAfterFinished": 7,
+    "activeDeadlineSeconds": 7,
+    "rollout.nodes": 7,
+    "rollout.minNodes": 1,
+    "rollout.maxNodes": 7,
+    "rollout.autoscale": {"growAboveTrainIdle": 0.2},
+}
+FIXED = {
+    "seed": 7,
+    "train.nodes": 2,
+    "train.optimizer": {"learningRate": 7e-6},
+    "rollout.maxSequencesPerReplica": 7,
+    "accelerator.devicesPerNode": 2,
+    "async": {"maxVersionLag": 7},
+    "checkpoint.storage": {"path": "/elsewhere"},
+    "pods.image": "registry.example/trainer:7",
+    "pods.train": {"spec": {"priorityClassName": "high"}},
+    "data.maxResponseTokens": 7,
+}
+
+
+@pytest.mark.parametrize("path", LIVE)
+def test_what_a_running_attempt_takes_over_leaves_the_spec_hash(path, make_training):
+    assert object_names.spec_hash(make_training({path: LIVE[path]})) == object_names.spec_hash(make_training())
+
+
+@pytest.mark.parametrize("path", FIXED)
+def test_everything_else_changes_the_spec_hash(path, make_training):
+    assert object_names.spec_hash(make_training({path: FIXED[path]})) != object_names.spec_hash(make_training())
+
+
+def test_a_default_that_is_written_out_leaves_the_spec_hash(make_training):
+    assert object_names.spec_hash(make_training({"seed": 0, "mode": "FullyAsync"})) == object_names.spec_hash(
+        make_training()
+    )
+
+
+def test_who_the_training_is_leaves_the_spec_hash(make_training):
+    training = make_training()
+    other = replace(training, generation=9, labels={"team": "a"}, uid="1" * 36)
+    assert object_names.spec_hash(other) == object_names.spec_hash(training)

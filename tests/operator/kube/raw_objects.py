@@ -1,0 +1,45 @@
+"""Raw objects in the API server's format."""
+
+from typing import Any
+
+from qwen35_operator.api.v1alpha1 import KIND
+from qwen35_operator.desired import object_names
+
+UID = "11111111-2222-3333-4444-555555555555"
+
+
+def metadata(name: str, *, training: str = "demo", version: int = 1, uid: str = "u1", owner: str = UID, **more) -> dict:
+    """Metadata of a child of the training with the uid `UID`."""
+    return {
+        "name": name,
+        "namespace": "team",
+        "uid": uid,
+        "resourceVersion": str(version),
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "labels": {object_names.TRAINING: training, **more.pop("labels", {})},
+        "ownerReferences": [{"kind": KIND, "name": training, "uid": owner, "controller": True}],
+        **more,
+    }
+
+
+def pod(name: str = "demo-1-rollout-a", *, pool: str = "rollout", status: Any = None, **about) -> dict:
+    labels = {object_names.ATTEMPT: "1", object_names.POOL: pool}
+    return {"metadata": metadata(name, labels=labels, **about), "status": status or {}}
+
+
+def config_map(name: str = "demo-progress", data: Any = None, **about) -> dict:
+    return {"metadata": metadata(name, **about), **({} if data is None else {"data": data})}
+
+
+def ray_job(name: str = "demo-1", *, attempt: int = 1, status: Any = None, **about) -> dict:
+    extra = {
+        "labels": {object_names.ATTEMPT: str(attempt)},
+        "annotations": {object_names.HASH: "h", object_names.SPEC_HASH: "s"},
+    }
+    return {"metadata": metadata(name, **extra, **about), "spec": {}, **({} if status is None else {"status": status})}
+
+
+def ray_cluster(name: str = "demo-1-x", *, groups: Any = (), status: Any = None, **about) -> dict:
+    spec = {"workerGroupSpecs": list(groups)}
+    about = {"labels": {object_names.ATTEMPT: "1"}, **about}
+    return {"metadata": metadata(name, **about), "spec": spec, "status": status or {}}

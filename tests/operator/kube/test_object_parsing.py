@@ -1,0 +1,305 @@
+"""What is read out of raw objects, above all why a pod does not work."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from qwen35_operator.desired import object_names
+from qwen35_operator.kube import object_parsing
+from qwen35_operator.kube.kinds import CONFIG_MAP, POD, RAY_CLUSTER, RAY_JOB, ROLE
+from qwen35_operator.kube.object_records import MessageConfigMap, WorkerGroup
+from qwen35_operator.reconcile import observe
+from tests.operator.kube import raw_objects
+
+OOM = {"exitCode": 137, "reason": "OOMKilled", "finishedAt": "2026-01-01T00:05:00Z"}
+
+
+def at(hour: int, minute: int = 0, second: int = 0) -> datetime:
+    return datetime(2026, 1, 1, hour, minute, second, tzinfo=UTC)
+
+
+def ended(name: str = "ray", **terminated) -> dict:
+    return {"containerStatuses": [{"name": name, "state": {"terminated": terminated}}]}
+
+
+def waiting(reason: str, message: str = "", name: str = "ray") -> dict:
+    return {"containerStatuses": [{"name": name, "state": {"waiting": {"reason": reason, "message": message}}}]}
+
+
+def condition(kind: str, reason: str = "", message: str = "", status: str = "True") -> dict:
+    return {"conditions": [{"type": kind, "status": status, "reason": reason, "message": message}]}
+
+
+FAULTS = {
+    "nothing yet": ({}, ("", None, "")),
+    "running": ({"containerStatuses": [{"name": "ray", "state": {"running": {}}}]}, ("", None, "")),
+    "out of memory": (ended(**OOM), ("OOMKilled", 137, "exit code 137")),
+    "an error with words": (ended(exitCode=1, reason="Error", message="boom"), ("Error", 1, "boom")),
+    "ended well": (ended(exitCode=0, reason="Completed"), ("", None, "")),
+    "no image": (waiting("ImagePullBackOff", "no such tag"), ("ImagePullBackOff", None, "no such tag")),
+    "crashing": (waiting("CrashLoopBackOff", "back-off"), ("CrashLoopBackOff", None, "back-off")),
+    "starting": (waiting("ContainerCreating"), ("", None, "")),
+    "init containers run": (waiting("PodInitializing"), ("", None, "")),
+    "waits for no reason": (waiting(""), ("", None, "")),
+    "init container failed": (
+        {
+            **waiting("PodInitializing"),
+            "initContainerStatuses": [{"name": "wait-gcs-ready", "state": {"terminated": {"exitCode": 2}}}],
+        },
+        ("Error", 2, "exit code 2"),
+    ),
+    "init container has no image": (
+        {
+            **waiting("PodInitializing"),
+            "initContainerStatuses": [
+                {"name": "load", "state": {"waiting": {"reason": "ErrImagePull", "message": "no"}}}
+            ],
+        },
+        ("ErrImagePull", None, "no"),
+    ),
+    "ours before a sidecar": (
+        {
+            "containerStatuses": [
+                {"name": "sidecar", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}},
+                {"name": "ray", "state": {"terminated": OOM}},
+            ]
+        },
+        ("OOMKilled", 137, "exit code 137"),
+    ),
+    "evicted by the kubelet": (
+        {"phase": "Failed", "reason": "Evicted", "message": "low on memory"},
+        ("Evicted", None, "low on memory"),
+    ),
+    "node lost": ({"reason": "NodeLost", "message": "no heartbeat"}, ("NodeLost", None, "no heartbeat")),
+    "node shuts down": ({"phase": "Failed", "reason": "NodeShutdown"}, ("NodeLost", None, "")),
+    "preempting": ({"phase": "Failed", "reason": "Preempting"}, ("Preempted", None, "")),
+    "what was done to it, not what it did": (
+        {**ended(**OOM), **condition("DisruptionTarget", "PreemptionByScheduler", "for another")},
+        ("Preempted", None, "for another"),
+    ),
+    "a disruption that was called off": (
+        condition("DisruptionTarget", "EvictionByEvictionAPI", "", "False"),
+        ("", None, ""),
+    ),
+    "no place": (
+        condition("PodScheduled", "Unschedulable", "0/6 nodes", "False"),
+        ("Unschedulable", None, "0/6 nodes"),
+    ),
+    "held back": (condition("PodScheduled", "SchedulingGated", "", "False"), ("SchedulingGated", None, "")),
+    "failed, and nobody says why": ({"phase": "Failed", "message": "?"}, ("Error", None, "?")),
+    "nulls": ({"containerStatuses": [{"name": "ray", "state": None}]}, ("", None, "")),
+}
+
+
+@pytest.mark.parametrize(("status", "fault"), FAULTS.values(), ids=FAULTS)
+def test_a_pods_fault(status, fault) -> None:
+    pod = object_parsing.record(POD, raw_objects.pod(status=status))
+    assert (pod.reason, pod.exit_code, pod.message) == fault
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        ("PreemptionByScheduler", "Preempted"),
+        ("DeletionByTaintManager", "NodeLost"),
+        ("DeletionByPodGC", "NodeLost"),
+        ("EvictionByEvictionAPI", "Evicted"),
+        ("TerminationByKubelet", "Evicted"),
+        ("SomethingNew", "Evicted"),
+    ],
+)
+def test_a_disruption_has_one_word(reason, word) -> None:
+    assert (
+        object_parsing.record(POD, raw_objects.pod(status=condition("DisruptionTarget", reason, "why"))).reason == word
+    )
+
+
+def test_a_pod_is_asked_to_go_before_its_grace_is_over() -> None:
+    pod = object_parsing.record(
+        POD, raw_objects.pod(deletionTimestamp="2026-01-01T00:10:30Z", deletionGracePeriodSeconds=30)
+    )
+    assert pod.deleting == at(0, 10)
+
+
+def test_a_container_that_ended_after_the_pod_was_asked_to_go_is_no_fault() -> None:
+    status = {"phase": "Failed", **ended(exitCode=143, reason="Error", finishedAt="2026-01-01T00:10:05Z")}
+    going = {"deletionTimestamp": "2026-01-01T00:10:30Z", "deletionGracePeriodSeconds": 30}
+    assert object_parsing.record(POD, raw_objects.pod(status=status, **going)).reason == ""
+
+
+def test_a_container_that_ended_before_the_pod_was_asked_to_go_is_why() -> None:
+    going = {"deletionTimestamp": "2026-01-01T00:10:30Z", "deletionGracePeriodSeconds": 30}
+    assert object_parsing.record(POD, raw_objects.pod(status=ended(**OOM), **going)).reason == "OOMKilled"
+
+
+def test_a_pod_is_ready_when_its_condition_says_so() -> None:
+    assert object_parsing.record(POD, raw_objects.pod(status=condition("Ready"))).ready
+    assert not object_parsing.record(POD, raw_objects.pod(status=condition("Ready", status="False"))).ready
+    assert not object_parsing.record(POD, raw_objects.pod()).ready
+
+
+def test_a_long_message_is_cut() -> None:
+    assert (
+        len(object_parsing.record(POD, raw_objects.pod(status=waiting("ErrImagePull", "x" * 9999))).message)
+        == object_parsing.MAX_MESSAGE_CHARACTERS
+    )
+
+
+def test_a_pod_belongs_to_a_training_an_attempt_and_a_pool() -> None:
+    pod = object_parsing.record(POD, raw_objects.pod(pool="train", training="other", uid="p", version=7))
+    assert (pod.training, pod.attempt, pod.pool, pod.uid, pod.version) == ("other", 1, "train", "p", "7")
+    assert pod.created == at(0)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        raw_objects.pod(pool="somewhere"),
+        {
+            "metadata": {
+                **raw_objects.metadata("a"),
+                "labels": {object_names.TRAINING: "demo", object_names.ATTEMPT: "first"},
+            }
+        },
+        {"metadata": {"labels": {object_names.TRAINING: "demo"}}},
+    ],
+    ids=["pool", "attempt", "no name"],
+)
+def test_a_pod_that_is_not_ours_is_no_record(broken) -> None:
+    with pytest.raises((KeyError, ValueError)):
+        object_parsing.record(POD, broken)
+
+
+def test_a_job_without_a_status() -> None:
+    job = object_parsing.record(RAY_JOB, raw_objects.ray_job(attempt=3))
+    assert (job.attempt, job.owner, job.hash, job.spec_hash) == (3, raw_objects.UID, "h", "s")
+    assert (job.deployment, job.status, job.reason, job.message, job.cluster) == ("", "", "", "", "")
+    assert job.deleting is None
+    assert not job.suspended
+
+
+def test_a_job_with_a_status() -> None:
+    status = {
+        "jobDeploymentStatus": "Failed",
+        "jobStatus": "FAILED",
+        "reason": "AppFailed",
+        "message": "exit 1",
+        "rayClusterName": "demo-1-x",
+    }
+    body = raw_objects.ray_job(status=status, deletionTimestamp="2026-01-01T01:00:00Z")
+    job = object_parsing.record(RAY_JOB, {**body, "spec": {"suspend": True}})
+    assert (job.deployment, job.status, job.reason, job.message, job.cluster) == tuple(status.values())
+    assert job.suspended
+    assert job.deleting == at(1)
+
+
+def test_a_cluster_with_its_groups() -> None:
+    groups = [
+        {
+            "groupName": "rollout",
+            "replicas": 2,
+            "minReplicas": 1,
+            "maxReplicas": 4,
+            "scaleStrategy": {"workersToDelete": ["a", "b"]},
+        },
+        {"groupName": "train", "scaleStrategy": None},
+    ]
+    status = {
+        "state": "ready",
+        "conditions": [
+            {"type": "ReplicaFailure", "status": "True", "message": "quota"},
+            {"type": "HeadPodReady", "status": "True", "message": "all is well"},
+        ],
+    }
+    cluster = object_parsing.record(RAY_CLUSTER, raw_objects.ray_cluster(groups=groups, status=status))
+    assert cluster.groups == (WorkerGroup("rollout", 2, 1, 4, ("a", "b")), WorkerGroup("train", 0, 0, 0, ()))
+    assert (cluster.state, cluster.failure, cluster.autoscaled) == ("ready", "quota", False)
+
+
+def test_a_failure_that_is_over_is_none() -> None:
+    status = {"conditions": [{"type": "ReplicaFailure", "status": "False", "message": "quota"}]}
+    assert object_parsing.record(RAY_CLUSTER, raw_objects.ray_cluster(status=status)).failure == ""
+
+
+@pytest.mark.parametrize("owners", [[], [{"uid": "other"}], [{"uid": "other", "controller": False}]])
+def test_only_a_controller_is_an_owner(owners) -> None:
+    body = {"metadata": {**raw_objects.metadata("a"), "ownerReferences": owners}}
+    assert object_parsing.record(ROLE, body).owner is None
+
+
+def test_of_other_kinds_the_metadata_is_enough() -> None:
+    role = object_parsing.record(
+        ROLE, {"metadata": raw_objects.metadata("demo-trainer", annotations={object_names.HASH: "abc"})}
+    )
+    assert (role.kind, role.name, role.owner, role.hash) == ("Role", "demo-trainer", raw_objects.UID, "abc")
+
+
+def written(key: str, time: str, operation: str = "Update") -> dict:
+    return {"operation": operation, "time": time, "fieldsV1": {"f:data": {".": {}, f"f:{key}": {}}}}
+
+
+def test_a_report_was_written_when_the_newest_owner_of_its_key_wrote() -> None:
+    fields = [
+        written("progress.json", "2026-01-01T01:00:00Z"),
+        written("progress.json", "2026-01-01T02:00:00Z"),
+        written("other", "2026-01-01T03:00:00Z"),
+        {"operation": "Update", "time": "2026-01-01T04:00:00Z", "fieldsV1": {"f:metadata": {}}},
+    ]
+    message = object_parsing.record(
+        CONFIG_MAP, raw_objects.config_map(data={"progress.json": "x"}, managedFields=fields)
+    )
+    assert (message.text, message.written) == ("x", at(2))
+
+
+@pytest.mark.parametrize("data", [None, {}, {"other": "x"}, {"progress.json": ""}])
+def test_an_empty_report_is_none(data) -> None:
+    message = object_parsing.record(CONFIG_MAP, raw_objects.config_map(data=data))
+    assert message.written is None
+    assert observe.read_report(message) is None
+
+
+def test_a_report_that_can_be_read() -> None:
+    text = json.dumps({"attempt": 2, "state": "Running", "time": 1.0, "update": 7})
+    report = observe.read_report(
+        object_parsing.record(CONFIG_MAP, raw_objects.config_map(data={"progress.json": text}))
+    )
+    assert (report.progress.attempt, report.progress.update, report.problem) == (2, 7, None)
+
+
+UNREADABLE = [
+    *("{", "{}", "[1", "[]", "null", "x" * 1_000_000, "\u0000\ud7ff", '{"attempt": "one"}', '{"attempt": 0}'),
+    '{"attempt": 1, "state": "Fine", "time": 1}',
+]
+
+
+@pytest.mark.parametrize("text", UNREADABLE, ids=lambda text: repr(text[:20]))
+def test_a_report_that_cannot_be_read_says_why(text) -> None:
+    report = observe.read_report(
+        object_parsing.record(CONFIG_MAP, raw_objects.config_map(data={"progress.json": text}))
+    )
+    assert report.progress is None
+    assert "progress.json" in report.problem
+
+
+def test_an_order_that_can_be_read() -> None:
+    order = object_parsing.record(
+        CONFIG_MAP, raw_objects.config_map("demo-control", {"control.json": '{"attempt": 4}'})
+    )
+    assert observe.read_control(order).attempt == 4
+
+
+@pytest.mark.parametrize("data", [{}, {"control.json": "{"}, {"control.json": '{"attempt": "x"}'}])
+def test_an_order_that_cannot_be_read_is_nobodys(data) -> None:
+    assert observe.read_control(object_parsing.record(CONFIG_MAP, raw_objects.config_map("demo-control", data))) is None
+
+
+def test_other_config_maps_are_not_kept_as_text() -> None:
+    assert not isinstance(
+        object_parsing.record(CONFIG_MAP, raw_objects.config_map("demo-config", {"training.yaml": "x"})),
+        MessageConfigMap,
+    )
+
+
+def test_what_bears_no_label_is_nobodys() -> None:
+    assert object_parsing.training_of({"metadata": {"name": "a"}}) == ""

@@ -1,0 +1,160 @@
+"""The rules of the failure policy, the user's and the built-in ones."""
+
+import pytest
+
+from qwen35_operator.reconcile.failure_rules import BUILT_IN, Evidence, apply_rules, backoff
+from qwen35_trainer.contract import FailureReason
+from qwen35_trainer.manifest.failure import FailureRuleSpec
+from tests.operator.reconcile.world import World
+
+# What was seen, and what follows.
+CASES = [
+    (Evidence("Preempted", pool="rollout"), "RestartAndIgnoreMaxRestarts", "preempted"),
+    (Evidence("Evicted", pool="train"), "RestartAndIgnoreMaxRestarts", "preempted"),
+    (Evidence("NodeLost", pool="head"), "Restart", "node-lost"),
+    (Evidence("DataError"), "Fail", "not-retryable"),
+    (Evidence("ManifestError"), "Fail", "not-retryable"),
+    (Evidence("ValidationFailed"), "Fail", "invalid-job"),
+    (Evidence("OOMKilled", pool="train", trained=False), "Fail", "out-of-memory-at-start"),
+    (Evidence("OOMKilled", pool="train", trained=True), "Restart", "out-of-memory"),
+    (Evidence("OOMKilled", pool="rollout", trained=False), "Restart", "out-of-memory"),
+    *((Evidence(reason), "Fail", "not-retryable") for reason in FailureReason if not reason.retryable),
+    (Evidence("OutOfMemory", pool="head", trained=False), "Fail", "out-of-memory-at-start"),
+    (Evidence("OutOfMemory", pool="head", trained=True), "Restart", "out-of-memory"),
+    (Evidence("Stalled"), "Restart", "anything-else"),
+    (Evidence("NoFinalState"), "Restart", "anything-else"),
+]
+
+
+@pytest.mark.parametrize(("seen", "action", "rule"), CASES)
+def test_what_the_built_in_rules_say(seen, action, rule):
+    judged = apply_rules((), [seen])
+    assert (judged.action, judged.rule) == (action, rule)
+
+
+def test_every_built_in_rule_has_a_case():
+    assert {rule for _, _, rule in CASES} == {rule.name for rule in BUILT_IN}
+
+
+def rule(**fields) -> FailureRuleSpec:
+    return FailureRuleSpec.model_validate({"name": "mine", "action": "Fail", **fields})
+
+
+@pytest.mark.parametrize(
+    ("mine", "matching", "other"),
+    [
+        ({"onPool": "train"}, Evidence("Error", pool="train"), Evidence("Error", pool="rollout")),
+        ({"onExitCodes": [42]}, Evidence("Error", exit_code=42), Evidence("Error", exit_code=1)),
+        ({"onReasons": ["OOMKilled"]}, Evidence("OOMKilled"), Evidence("Evicted")),
+        (
+            {"onMessagePattern": "NCCL .*timeout"},
+            Evidence("Error", "NCCL op timeout"),
+            Evidence("Error", "HCCL timeout"),
+        ),
+        (
+            {"onPool": "train", "onReasons": ["Error"]},
+            Evidence("Error", pool="train"),
+            Evidence("Error", pool="head"),
+        ),
+    ],
+)
+def test_a_rule_matches_when_all_that_it_names_holds(mine, matching, other):
+    assert apply_rules([rule(**mine)], [matching]).rule == "mine"
+    assert apply_rules([rule(**mine)], [other]).rule != "mine"
+
+
+def test_own_rules_come_first_and_in_their_order():
+    rules = [rule(name="first", onReasons=["Preempted"]), rule(name="second", action="Restart")]
+    assert apply_rules(rules, [Evidence("Preempted")]).rule == "first"
+    assert apply_rules(rules, [Evidence("Error")]).rule == "second"
+
+
+def test_a_rule_may_match_any_piece_of_evidence():
+    judged = apply_rules(
+        [rule(onReasons=["OOMKilled"])], [Evidence("NoFinalState"), Evidence("OOMKilled", "pod a: 64Gi")]
+    )
+    assert judged.evidence.message == "pod a: 64Gi"
+
+
+def test_a_rule_that_names_nothing_matches_everything():
+    assert apply_rules([rule()], [Evidence("Anything")]).rule == "mine"
+
+
+def test_the_backoff_doubles_up_to_an_hour():
+    assert [backoff(10, restarts) for restarts in (0, 1, 2, 3, 20)] == [10, 10, 20, 40, 3600]
+    assert backoff(7200, 5) == 7200
+    assert backoff(0, 5) == 0
+
+
+def test_a_preemption_does_not_use_up_restarts():
+    world = World()
+    world.until_running()
+    for _ in range(5):
+        world.fault("train", "Preempted")
+        world.finish_job(ok=False)
+        world.reconcile()
+        world.wait(60)
+        world.settle()
+        world.report(update=1)
+    assert world.status.restarts == 0
+    assert world.status.state in ("Running", "Starting")
+    assert [attempt.counted for attempt in world.status.attempts[:-1]] == [False] * 5
+
+
+@pytest.mark.parametrize("pool", ["head", "rollout", "train"])
+def test_a_preemption_of_a_pod_that_starts_does_not_use_up_restarts(pool):
+    world = World()
+    world.settle()
+    assert world.status.state == "Starting"
+    world.fault(pool, "Preempted")
+    if pool == "head":  # SIGTERM reaches the trainer before it has begun
+        world.report("Stopped", reason="Interrupted", message="ended by a signal before the training began")
+    else:
+        world.finish_job(ok=False)
+    world.reconcile()
+    (lost,) = world.status.attempts
+    assert (lost.reason, lost.counted) == ("Preempted", False)
+    world.wait(60)
+    world.settle()
+    assert "demo-2" in world.jobs
+    assert world.status.restarts == 0
+
+
+def test_a_fault_outlasts_the_pod_that_had_it():
+    world = World()
+    world.until_running()
+    name = world.fault("train", "OOMKilled", 137)
+    world.reconcile()
+    assert world.status.attempts[-1].fault.pod == name
+    assert world.condition("Degraded").reason == "PodFault"
+    del world.pods[name]
+    world.wait(200)
+    world.finish_job(ok=False, reason="JobStatusCheckTimeoutExceeded", message="no answer")
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "OOMKilled"
+
+
+def test_a_fault_that_was_survived_long_ago_explains_nothing():
+    world = World()
+    world.until_running()
+    name = world.fault("rollout", "Preempted")
+    world.reconcile()
+    del world.pods[name]
+    world.wait(3600)
+    world.finish_job(ok=False, message="NCCL timed out")
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "AppFailed"
+    assert world.status.restarts == 1
+
+
+def test_a_lost_head_ends_the_attempt_whatever_kuberay_does_about_it():
+    world = World()
+    world.until_running()
+    world.fault("head", "OOMKilled", 137)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "OOMKilled"
+    assert world.status.restarts == 1
+    world.wait(60)
+    world.settle(3)
+    assert "demo-1" not in world.jobs
+    assert "demo-2" in world.jobs

@@ -1,0 +1,260 @@
+"""The status: conditions, pools, numbers, and how often it is written."""
+
+import pytest
+
+from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.status.conditions import CONDITIONS, REASONS
+from qwen35_trainer.manifest import Problem
+from tests.operator.reconcile.world import World
+
+
+def kstatus(status: TrainingStatus, generation: int) -> str:
+    """The rules of sigs.k8s.io/cli-utils for kinds it does not know."""
+    found = {condition.type: condition.status for condition in status.conditions}
+    if status.observedGeneration != generation:
+        return "InProgress"
+    if found.get("Stalled") == "True":
+        return "Failed"
+    if found.get("Reconciling") == "True" or found.get("Ready") in ("False", "Unknown"):
+        return "InProgress"
+    return "Current"
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_running_training_is_current_so_that_gitops_does_not_wait(world):
+    world.until_running()
+    assert kstatus(world.status, world.generation) == "Current"
+
+
+def test_a_starting_one_is_in_progress(world):
+    world.settle(2)
+    assert world.status.state == "Starting"
+    assert kstatus(world.status, world.generation) == "InProgress"
+
+
+def test_a_suspended_one_is_current(world):
+    world.edit(suspend=True)
+    world.settle(2)
+    assert kstatus(world.status, world.generation) == "Current"
+
+
+def test_a_failed_one_is_failed_and_a_succeeded_one_current(world):
+    world.until_running()
+    other = World()
+    other.until_running()
+    world.report("Failed", reason="DataError", message="x")
+    other.report("Succeeded")
+    world.reconcile(), other.reconcile()
+    assert kstatus(world.status, 1) == "Failed"
+    assert kstatus(other.status, 1) == "Current"
+
+
+def test_a_spec_that_cannot_run_says_every_reason_at_once(world):
+    world.edit(rollout={"minNodes": 3}, train={"parallelism": {"tensor": 3}})
+    world.reconcile()
+    accepted = world.condition("Accepted")
+    assert accepted.status == "False"
+    assert "spec.rollout.minNodes" in accepted.message
+    assert "spec.train.parallelism" in accepted.message
+    assert not world.jobs
+    assert kstatus(world.status, world.generation) == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
+        ({"train": {"engine": "Megatron"}}, "spec.train.engine"),
+        ({"algorithm": {"advantage": "GAE"}}, "spec.algorithm.advantage"),
+        (
+            {"accelerator": {"devicesPerNode": 2}, "train": {"parallelism": {"tensor": 2}}},
+            "spec.train.parallelism.tensor",
+        ),
+    ],
+)
+def test_what_this_release_cannot_run_is_not_accepted_and_gets_no_job(world, changes, field):
+    world.edit(**changes)
+    world.reconcile()
+    accepted = world.condition("Accepted")
+    assert (accepted.status, accepted.reason) == ("False", "Invalid")
+    assert accepted.message.startswith(f"{field}: "), accepted.message
+    assert not world.jobs
+    assert not world.children
+    assert kstatus(world.status, world.generation) == "Failed"
+
+
+def test_a_corrected_spec_goes_on(world):
+    world.edit(rollout={"minNodes": 3})
+    world.reconcile()
+    world.edit(rollout={"minNodes": 1})
+    world.until_running()
+    assert world.is_true("Accepted")
+
+
+def test_an_edit_that_cannot_run_leaves_the_running_attempt_alone(world):
+    world.until_running()
+    world.edit(rollout={"minNodes": 3})
+    world.reconcile()
+    assert not world.is_true("Accepted")
+    assert world.status.state == "Running"
+    assert world.jobs["demo-1"].deleting is None
+
+
+def test_a_kind_that_cannot_be_watched_stops_everything_and_is_named(world):
+    world.unavailable = (Problem("rayjobs.ray.io", "the cluster has no such kind.", "Install KubeRay 1.5.1 or newer."),)
+    world.reconcile()
+    assert not world.children
+    assert "Install KubeRay" in world.condition("Ready").message
+    assert world.condition("Accepted").status == "Unknown"
+    assert kstatus(world.status, world.generation) == "InProgress"
+    world.unavailable = ()
+    world.until_running()
+
+
+def test_a_foreign_object_with_a_childs_name_is_reported_and_never_touched(world):
+    world.foreign = {("ConfigMap", "demo-config")}
+    world.reconcile()
+    assert world.condition("Accepted").reason == "NameTaken"
+    assert not world.status.attempts
+    assert not world.jobs
+    world.foreign = set()
+    world.until_running()
+
+
+def test_a_refusal_while_running_degrades_and_keeps_the_state(world):
+    world.until_running()
+    world.foreign = {("NetworkPolicy", "demo")}
+    world.children = {key: child for key, child in world.children.items() if key[0] != "NetworkPolicy"}
+    world.reconcile()
+    assert world.status.state == "Running"
+    assert world.is_true("Ready")
+    assert world.condition("Degraded").reason == "NameTaken"
+
+
+def test_pools_are_counted_from_the_pods(world):
+    world.until_running()
+    world.fault("rollout", "OOMKilled", 137)
+    world.reconcile()
+    assert [(pool.name, pool.desired, pool.ready, pool.unhealthy) for pool in world.status.pools] == [
+        ("head", 1, 1, 0),
+        ("rollout", 2, 1, 1),
+        ("train", 2, 2, 0),
+    ]
+    assert world.is_true("RolloutReady")
+    assert world.is_true("Ready")
+    assert world.is_true("Degraded")
+    assert world.status.rolloutNodes == 1
+
+
+def test_a_lost_train_node_is_not_ready(world):
+    world.until_running()
+    world.fault("train", "NodeLost")
+    world.reconcile()
+    assert not world.is_true("TrainReady")
+    assert not world.is_true("Ready")
+    assert world.is_true("Reconciling")
+
+
+def test_numbers_have_the_digits_that_people_read(world):
+    world.until_running()
+    world.wait(10)
+    world.report(update=2, accuracy=0.123456, heldOutReward=1.234567, secondsPerUpdate=1.23456, tokensPerSecond=1234.56)
+    world.reconcile()
+    shown = world.status.progress
+    assert (shown.accuracy, shown.heldOutReward) == (0.1235, 1.2346)
+    assert (shown.secondsPerUpdate, shown.tokensPerSecond) == (1.23, 1234.6)
+
+
+def test_numbers_are_copied_at_most_every_ten_seconds(world):
+    world.until_running()
+    world.wait(10)
+    world.report(update=2, version=2)
+    world.reconcile()
+    assert world.status.progress.update == 2
+    before = world.writes
+    for second in range(9):
+        world.wait(1)
+        world.report(update=3 + second, version=3 + second)
+        world.reconcile()
+    assert world.writes == before
+    assert world.wanted_after == pytest.approx(1.0)
+    world.wait(1)
+    world.reconcile()
+    assert world.status.progress.update == 11
+
+
+def test_a_state_that_changes_does_not_wait_for_the_ten_seconds(world):
+    world.until_running()
+    world.report("Succeeded", update=9)
+    world.reconcile()
+    assert world.status.progress.update == 9
+
+
+def test_a_heartbeat_is_no_write(world):
+    world.until_running()
+    world.wait(60)
+    world.report(update=5)
+    world.reconcile()
+    before = world.writes
+    for _ in range(5):
+        world.wait(60)
+        world.report()
+        world.reconcile()
+    assert world.writes == before
+
+
+def test_a_report_that_cannot_be_read_is_told_and_the_last_numbers_stay(world):
+    world.until_running()
+    world.report(update=5, version=5)
+    world.wait(10)
+    world.reconcile()
+    world.unreadable = "progress.json is not a ProgressReport"
+    world.reconcile()
+    assert world.condition("Degraded").reason == "ProgressUnreadable"
+    assert (world.status.progress.update, world.status.attempts[0].outcome) == (5, "Running")
+    world.unreadable = None
+    world.report(update=6, version=6)
+    world.wait(10)
+    world.reconcile()
+    assert world.condition("Degraded").reason == "AsExpected"
+    assert world.status.progress.update == 6
+
+
+def test_transition_times_move_only_with_the_status(world):
+    world.until_running()
+    first = world.condition("Ready").lastTransitionTime
+    world.wait(100)
+    world.report(update=50, phase="evaluating")
+    world.reconcile()
+    assert world.condition("Ready").lastTransitionTime == first
+
+
+def test_every_condition_and_reason_is_documented(world):
+    world.until_running()
+    world.edit(suspend=True)
+    world.settle()
+    for condition in world.status.conditions:
+        assert condition.type in CONDITIONS
+        assert condition.reason in REASONS
+
+
+def test_supervised_training_has_no_rollout_pool(world):
+    world.spec = {**world.spec, "mode": "SFT", "rewards": []}
+    del world.spec["rollout"]
+    world.reconcile()
+    assert [pool.name for pool in world.status.pools] == ["head", "train"]
+    assert "RolloutReady" not in {condition.type for condition in world.status.conditions}
+    assert world.status.rolloutSelector is None
+
+
+def test_a_training_that_is_being_deleted_is_left_alone(world):
+    world.until_running()
+    world.deleting = True
+    world.children.clear()
+    before = world.writes
+    world.reconcile()
+    assert (world.writes, world.children) == (before, {})

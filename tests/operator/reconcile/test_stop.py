@@ -1,0 +1,166 @@
+"""Suspend, resume, deadline, and a changed spec."""
+
+import pytest
+
+from tests.operator.reconcile.world import World
+
+
+@pytest.fixture
+def world() -> World:
+    world = World()
+    world.until_running()
+    return world
+
+
+def test_suspending_asks_the_trainer_to_save_and_waits(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.order.reason == "Suspend"
+    assert world.status.state == "Suspending"
+    assert world.jobs["demo-1"].deleting is None
+    assert world.wanted_after == 300
+
+
+def test_the_job_goes_once_the_trainer_has_saved(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.obey()
+    world.settle()
+    assert world.status.state == "Suspended"
+    assert world.is_true("Suspended")
+    assert world.is_true("Ready")
+    assert not world.jobs
+    assert not world.pods
+    assert world.status.lastCheckpoint.update == 7
+    assert world.status.attempts[-1].outcome == "Suspended"
+
+
+def test_a_trainer_that_cannot_be_read_is_asked_all_the_same(world):
+    world.unreadable = "progress.json is not a ProgressReport"
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.order.reason == "Suspend"
+    assert world.jobs["demo-1"].deleting is None
+
+
+def test_a_trainer_that_does_not_answer_gets_its_grace_and_no_more(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.wait(299)
+    world.reconcile()
+    assert world.jobs["demo-1"].deleting is None
+    world.wait(1)
+    world.settle()
+    assert world.status.state == "Suspended"
+    assert "graceSeconds 300 are over" in world.status.attempts[-1].message
+
+
+def test_a_trainer_that_fails_while_stopping_is_suspended_all_the_same(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.report("Failed", reason="StorageFailed", message="disk full")
+    world.settle()
+    assert world.status.state == "Suspended"
+    assert "disk full" in world.status.attempts[-1].message
+
+
+def test_an_attempt_that_has_not_begun_is_deleted_at_once():
+    world = World()
+    world.settle(2)
+    world.edit(suspend=True)
+    world.settle()
+    assert world.status.state == "Suspended"
+    assert world.order is None
+
+
+def test_a_training_created_suspended_starts_nothing():
+    world = World()
+    world.edit(suspend=True)
+    world.settle(3)
+    assert world.status.state == "Suspended"
+    assert not world.children
+    assert not world.jobs
+
+
+def test_resuming_is_the_next_attempt_and_no_failure(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.obey()
+    world.settle()
+    world.edit(suspend=False)
+    world.settle(3)
+    assert sorted(world.jobs) == ["demo-2"]
+    assert world.status.restarts == 0
+    assert world.order is None
+
+
+def test_an_order_once_given_is_carried_out_even_when_its_reason_is_gone(world):
+    world.edit(suspend=True)
+    world.reconcile()
+    world.edit(suspend=False)
+    world.reconcile()
+    assert world.status.state == "Suspending"
+    world.obey()
+    world.settle()
+    assert world.status.state == "Starting"
+    assert sorted(world.jobs) == ["demo-2"]
+
+
+def test_an_answer_to_an_earlier_order_is_none_to_this_one(world):
+    world.report("Stopped", stopAcknowledged="0-Suspend")
+    world.edit(suspend=True)
+    world.reconcile()
+    assert world.status.attempts[-1].reason == "Interrupted"
+
+
+def test_the_deadline_counts_all_attempts_and_stops_the_last_one():
+    world = World()
+    world.edit(activeDeadlineSeconds=600)
+    world.until_running()
+    world.wait(300)
+    world.finish_job(ok=False)
+    world.reconcile()
+    world.wait(60)
+    world.settle()
+    world.report(update=2)
+    assert 300 <= world.status.activeSeconds <= 310
+    world.wait(290)
+    world.reconcile()
+    assert world.order.reason == "DeadlineExceeded"
+    world.obey()
+    world.reconcile()
+    assert world.status.state == "Failed"
+    assert world.condition("Failed").reason == "DeadlineExceeded"
+    world.finish_job(ok=True)
+    world.settle()
+    assert not world.pods
+
+
+def test_time_spent_suspended_does_not_count(world):
+    world.edit(suspend=True, activeDeadlineSeconds=600)
+    world.reconcile()
+    world.obey()
+    world.settle()
+    world.wait(3600)
+    world.edit(suspend=False)
+    world.settle(3)
+    assert world.status.state == "Starting"
+
+
+def test_what_a_running_attempt_cannot_take_over_restarts_it_from_a_checkpoint(world):
+    world.edit(train={"optimizer": {"learningRate": 2e-6}})
+    world.reconcile()
+    assert world.order.reason == "SpecChanged"
+    world.obey()
+    world.settle()
+    assert sorted(world.jobs) == ["demo-2"]
+    assert world.status.restarts == 0
+
+
+def test_live_fields_reach_the_trainer_without_a_restart(world):
+    world.edit(checkpoint={"everyUpdates": 5}, evaluation={"everyUpdates": 50})
+    world.reconcile()
+    live = world.observe().control.live
+    assert (live.checkpointEveryUpdates, live.evaluationEveryUpdates) == (5, 50)
+    assert world.order is None
+    assert world.status.state == "Running"

@@ -1,0 +1,366 @@
+"""Each action does what it says to the object that it means, nothing to any other, and what is refused is said in words."""
+
+import pytest
+
+from qwen35_operator.api.v1alpha1 import KIND, TrainingStatus
+from qwen35_operator.desired import object_names
+from qwen35_operator.kube.api_errors import ApiError, Conflict, Forbidden, Invalid, NotFound, Unavailable
+from qwen35_operator.kube.kinds import CONFIG_MAP, EVENT, HISTORY, RAY_CLUSTER, RAY_JOB, SERVICE_ACCOUNT
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.reconcile.observed import Observed
+from qwen35_operator.reconcile.writer import EVENT_REPEAT_TIME, ClusterWriter
+from qwen35_operator.reconcile.writes import Create, Delete, PostEvent, Scale, Update
+from tests.operator.kube import raw_objects
+from tests.operator.kube.memory_api import START, MemoryApi
+
+KEY = ("team", "demo")
+PATH = CONFIG_MAP.path("team", "demo-config")
+SEEN = Observed(
+    training=None,
+    name="demo",
+    namespace="team",
+    uid=raw_objects.UID,
+    generation=1,
+    version="1",
+    created=START,
+    deleting=False,
+    status=TrainingStatus(),
+)
+
+
+def config(text: str = "x", **about) -> dict:
+    """As we write it: without what the API server adds."""
+    owner = {"kind": KIND, "name": "demo", "uid": raw_objects.UID, "controller": True}
+    labels = {object_names.TRAINING: "demo"}
+    metadata = {"name": "demo-config", "namespace": "team", "labels": labels, "ownerReferences": [owner], **about}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"training.yaml": text}}
+
+
+def ray_job() -> dict:
+    body = config()
+    labels = {object_names.TRAINING: "demo", object_names.ATTEMPT: "1"}
+    about = {**body["metadata"], "name": "demo-1", "labels": labels}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": about, "spec": {}}
+
+
+class WriterSetup:
+    """A writer, the API server, and what the stores have."""
+
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+        self.progress: list = []
+        self.cluster = ObjectCache((), lambda key: None, lambda kind: None)
+        self.writer = ClusterWriter(self.api, self.cluster, "tests", self.progress.append)
+
+    async def write(self, *writes):
+        return await self.writer.write(SEEN, writes)
+
+    def stored(self, kind=CONFIG_MAP) -> dict:
+        return {record.name: record for record in self.cluster.stores[kind].of(KEY)}
+
+
+@pytest.fixture
+def setup() -> WriterSetup:
+    return WriterSetup()
+
+
+async def test_what_is_created_is_in_the_store_at_once(setup) -> None:
+    assert await setup.write(Create(config())) is None
+    assert setup.api.objects[PATH]["data"] == {"training.yaml": "x"}
+    assert setup.stored()["demo-config"].uid == setup.api.objects[PATH]["metadata"]["uid"]
+    assert setup.progress == [KEY]
+
+
+async def test_a_history_is_known_by_the_watch_of_its_own_and_by_that_alone(setup) -> None:
+    labels = {object_names.TRAINING: "demo", object_names.COMPONENT: object_names.HISTORY}
+    assert await setup.write(Create(config(name="demo-history", labels=labels))) is None
+    assert setup.stored() == {}
+    known = setup.stored(HISTORY)["demo-history"]
+    assert known.kind == "ConfigMap"
+    assert await setup.write(Delete("ConfigMap", "demo-history", known.uid)) is None
+    assert setup.stored(HISTORY) == {}
+
+
+async def test_a_creation_is_checked_strictly(setup) -> None:
+    await setup.write(Create(config()))
+    assert setup.api.queries == [{"fieldValidation": "Strict"}]
+
+
+async def test_to_create_what_we_have_created_before_is_fine(setup) -> None:
+    there = setup.api.place(PATH, config("as it was"))
+    assert await setup.write(Create(config())) is None
+    assert setup.api.objects[PATH] == there
+    assert setup.stored()["demo-config"].uid == there["metadata"]["uid"]
+
+
+async def test_a_child_whose_label_was_changed_by_hand_gets_it_back(setup) -> None:
+    there = setup.api.place(PATH, config("as it was", labels={object_names.TRAINING: "other", "mine": "too"}))
+    assert await setup.write(Create(config())) is None
+    now = setup.api.objects[PATH]["metadata"]
+    assert now["uid"] == there["metadata"]["uid"]
+    assert now["labels"] == {object_names.TRAINING: "demo", "mine": "too"}
+    assert setup.stored()["demo-config"].version == now["resourceVersion"]
+
+
+async def test_an_answer_that_bears_another_trainings_label_is_left_to_the_watch(setup) -> None:
+    cluster = raw_objects.ray_cluster("demo-1-x", training="other", groups=[{"groupName": "rollout", "replicas": 2}])
+    setup.api.place(CLUSTER, cluster)
+    uid = cluster["metadata"]["uid"]
+    assert (
+        await setup.write(Scale("demo-1-x", uid, 0, "rollout", 2, replicas=3, min_replicas=1, max_replicas=4)) is None
+    )
+    store = setup.cluster.stores[RAY_CLUSTER]
+    assert [*store.of(KEY), *store.of(("team", "other"))] == []
+
+
+async def test_what_somebody_else_made_is_left_alone_and_named(setup) -> None:
+    there = setup.api.place(PATH, config(ownerReferences=[]))
+    refused = await setup.write(Create(config()), Create(ray_job()))
+    assert refused.reason == "NameTaken"
+    assert "ConfigMap demo-config exists and does not belong to this training" in refused.message
+    assert setup.api.objects == {PATH: there}
+    assert setup.stored() == {}
+    assert setup.progress == []
+
+
+OURS = {"kind": KIND, "name": "demo", "uid": raw_objects.UID, "controller": True}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [OURS]},
+        {"ownerReferences": [{**OURS, "uid": "of an earlier demo"}]},
+        {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [{**OURS, "uid": "of an earlier demo"}]},
+    ],
+    ids=["terminating", "of an earlier training", "both"],
+)
+async def test_what_is_on_its_way_out_is_waited_for(setup, about) -> None:
+    setup.api.place(PATH, config(**about))
+    refused = await setup.write(Create(config()))
+    assert refused.reason == "Cleaning"
+    assert setup.stored() == {}
+
+
+async def test_what_goes_between_two_looks_is_created_another_time(setup) -> None:
+    setup.api.refuse("POST", "configmaps", Conflict(409, "exists"))
+    assert (await setup.write(Create(config()))).reason == "Cleaning"
+
+
+CAUSES = {"causes": [{"field": "spec.x", "message": "too long"}, {"field": "spec.y", "message": "is required"}]}
+REFUSALS = {
+    "no permission": (
+        Forbidden(403, "cannot create"),
+        "Forbidden",
+        "the operator may not create rayjobs.ray.io in namespace team",
+    ),
+    "quota": (
+        Forbidden(403, "exceeded quota: gpus"),
+        "QuotaExceeded",
+        "RayJob demo-1: exceeded quota: gpus. Raise the quota",
+    ),
+    "no KubeRay": (NotFound(404, "not found"), "KubeRayMissing", "Install KubeRay 1.5.1 or newer"),
+    "old KubeRay": (Invalid(400, 'unknown field "spec.z"'), "KubeRayTooOld", 'unknown field "spec.z"'),
+    "invalid": (Invalid(422, "is invalid", CAUSES), "Rejected", "spec.x: too long; spec.y: is required"),
+    "invalid without causes": (Invalid(422, "a webhook says no"), "Rejected", "a webhook says no"),
+}
+
+
+@pytest.mark.parametrize(("error", "reason", "said"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refused_creation_says_why_and_what_to_do(setup, error, reason, said) -> None:
+    setup.api.refuse("POST", "rayjobs", error)
+    refused = await setup.write(Create(ray_job()), PostEvent("Normal", "AttemptStarted", "never"))
+    assert refused.reason == reason
+    assert said in refused.message
+    assert setup.api.wrote() == [("POST", "rayjobs")]
+
+
+GOING = {
+    "terminating": Forbidden(403, "being terminated", {"causes": [{"reason": "NamespaceTerminating"}]}),
+    "gone": NotFound(404, 'namespaces "team" not found', {"kind": "namespaces", "name": "team"}),
+}
+
+
+@pytest.mark.parametrize("error", GOING.values(), ids=GOING)
+async def test_in_a_namespace_that_goes_nothing_is_created_and_nobody_blamed(setup, error) -> None:
+    setup.api.refuse("POST", "configmaps", error)
+    assert await setup.write(Create(config())) is None
+    assert setup.stored() == {}
+
+
+async def test_what_may_go_better_another_time_is_raised(setup) -> None:
+    setup.api.refuse("POST", "configmaps", Unavailable(503, "not now"))
+    with pytest.raises(Unavailable):
+        await setup.write(Create(config()))
+
+
+async def test_actions_are_done_in_order_up_to_the_first_refused_one(setup) -> None:
+    setup.api.refuse("POST", "rayjobs", Forbidden(403, "no"))
+    account = {**config(), "kind": "ServiceAccount"}
+    await setup.write(Create(config()), Create(ray_job()), Create(account))
+    assert setup.api.wrote() == [("POST", "configmaps"), ("POST", "rayjobs")]
+    assert setup.progress == [KEY]
+    assert setup.stored(SERVICE_ACCOUNT) == {}
+
+
+async def test_an_update_merges_and_keeps_what_others_wrote(setup) -> None:
+    there = setup.api.place(PATH, {**config("old"), "data": {"training.yaml": "old", "theirs": "kept"}})
+    assert await setup.write(Update(config("new"), there["metadata"]["uid"])) is None
+    assert setup.api.objects[PATH]["data"] == {"training.yaml": "new", "theirs": "kept"}
+    assert setup.stored()["demo-config"].version == setup.api.objects[PATH]["metadata"]["resourceVersion"]
+
+
+async def test_an_update_is_of_the_object_that_was_seen_and_no_later_one(setup) -> None:
+    there = setup.api.place(PATH, config("somebody's"))
+    refused = await setup.write(Update(config("new"), "the uid of an earlier one"))
+    assert refused.reason == "Cleaning"
+    assert setup.api.objects[PATH] == there
+
+
+@pytest.mark.parametrize(
+    ("error", "reason", "said"),
+    [
+        (NotFound(404, "gone"), "Cleaning", "is gone"),
+        (Forbidden(403, "no"), "Forbidden", "may not patch configmaps"),
+        (Invalid(422, "too long"), "Rejected", "refuses ConfigMap demo-config: too long"),
+    ],
+)
+async def test_a_refused_update_says_why(setup, error, reason, said) -> None:
+    setup.api.refuse("PATCH", "configmaps", error)
+    refused = await setup.write(Update(config(), "u"))
+    assert refused.reason == reason
+    assert said in refused.message
+
+
+CLUSTER = RAY_CLUSTER.path("team", "demo-1-x")
+GROUPS = [
+    {"groupName": "rollout", "replicas": 2, "minReplicas": 1, "maxReplicas": 4, "template": {}},
+    {"groupName": "train", "replicas": 2},
+]
+
+
+def scale(**changes) -> Scale:
+    same = {"cluster": "demo-1-x", "uid": "c", "index": 0, "group": "rollout", "current_replicas": 2, "replicas": 1}
+    return Scale(**{**same, "min_replicas": 1, "max_replicas": 3, **changes})
+
+
+def groups(setup) -> list:
+    return setup.api.objects[CLUSTER]["spec"]["workerGroupSpecs"]
+
+
+async def test_a_group_is_scaled_and_its_victims_are_named(setup) -> None:
+    setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
+    assert await setup.write(scale(pods_to_delete=("pod-a",))) is None
+    changed = {"replicas": 1, "minReplicas": 1, "maxReplicas": 3, "scaleStrategy": {"workersToDelete": ["pod-a"]}}
+    assert groups(setup) == [{**GROUPS[0], **changed}, GROUPS[1]]
+    assert setup.stored(RAY_CLUSTER)["demo-1-x"].groups[0].leaving == ("pod-a",)
+
+
+async def test_without_victims_those_of_before_stay(setup) -> None:
+    setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
+    await setup.write(scale(pods_to_delete=("pod-a",)), scale(current_replicas=1, replicas=3))
+    assert groups(setup)[0]["replicas"] == 3
+    assert groups(setup)[0]["scaleStrategy"] == {"workersToDelete": ["pod-a"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"uid": "another"}, {"group": "train"}, {"current_replicas": 3}, {"index": 5}],
+    ids=["another cluster", "another group", "scaled meanwhile", "no such group"],
+)
+async def test_a_group_that_is_no_longer_as_seen_is_looked_at_again(setup, changes) -> None:
+    there = setup.api.place(CLUSTER, raw_objects.ray_cluster(groups=GROUPS, uid="c"))
+    with pytest.raises(Conflict):
+        await setup.write(scale(**changes))
+    assert setup.api.objects[CLUSTER] == there
+    assert setup.progress == []
+
+
+async def test_a_cluster_that_is_gone_is_looked_for_again(setup) -> None:
+    with pytest.raises(Conflict):
+        await setup.write(scale())
+
+
+async def test_a_scaling_that_is_not_permitted_says_so(setup) -> None:
+    setup.api.refuse("PATCH", "rayclusters", Forbidden(403, "no"))
+    refused = await setup.write(scale())
+    assert refused.reason == "Forbidden"
+    assert "may not patch rayclusters.ray.io in namespace team" in refused.message
+
+
+JOB = RAY_JOB.path("team", "demo-1")
+
+
+async def test_what_is_deleted_is_out_of_the_store_at_once(setup) -> None:
+    await setup.write(Create(ray_job()))
+    uid = setup.stored(RAY_JOB)["demo-1"].uid
+    assert await setup.write(Delete("RayJob", "demo-1", uid)) is None
+    assert JOB not in setup.api.objects
+    assert setup.stored(RAY_JOB) == {}
+    assert setup.api.bodies[-1] == {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+
+
+async def test_what_has_a_finalizer_is_kept_as_on_its_way_out(setup) -> None:
+    body = ray_job()
+    body["metadata"]["finalizers"] = ["ray.io/rayjob-finalizer"]
+    await setup.write(Create(body))
+    await setup.write(Delete("RayJob", "demo-1", setup.stored(RAY_JOB)["demo-1"].uid))
+    assert setup.stored(RAY_JOB)["demo-1"].deleting == START
+
+
+async def test_what_is_gone_already_needs_no_deletion(setup) -> None:
+    assert await setup.write(Delete("RayJob", "demo-1", "u")) is None
+
+
+async def test_a_later_object_of_the_name_is_not_deleted(setup) -> None:
+    setup.api.place(JOB, ray_job())
+    with pytest.raises(Conflict):
+        await setup.write(Delete("RayJob", "demo-1", "an earlier uid"))
+    assert JOB in setup.api.objects
+
+
+async def test_a_deletion_that_is_not_permitted_says_so(setup) -> None:
+    setup.api.refuse("DELETE", "rayjobs", Forbidden(403, "no"))
+    refused = await setup.write(Delete("RayJob", "demo-1", "u"))
+    assert refused.reason == "Forbidden"
+    assert "may not delete rayjobs.ray.io" in refused.message
+
+
+def events(setup) -> list[dict]:
+    return [body for path, body in setup.api.objects.items() if path.startswith(EVENT.path("team"))]
+
+
+async def test_an_event_is_about_the_training(setup) -> None:
+    assert await setup.write(PostEvent("Warning", "AttemptFailed", "x" * 2000)) is None
+    (event,) = events(setup)
+    assert event["involvedObject"] == {
+        "apiVersion": "rl.qwen35.io/v1alpha1",
+        "kind": KIND,
+        "namespace": "team",
+        "name": "demo",
+        "uid": raw_objects.UID,
+    }
+    assert (event["type"], event["reason"], len(event["message"])) == ("Warning", "AttemptFailed", 1024)
+    assert event["firstTimestamp"] == event["lastTimestamp"] == "2026-01-01T00:00:00Z"
+    assert event["source"] == {"component": "tests"}
+    assert setup.progress == []
+
+
+async def test_the_same_event_is_posted_again_only_after_a_while(setup) -> None:
+    same, other = PostEvent("Normal", "Scaled", "to 3"), PostEvent("Normal", "Scaled", "to 4")
+    await setup.write(same, same, other)
+    assert len(events(setup)) == 2
+    setup.api.time += EVENT_REPEAT_TIME / 2
+    await setup.write(same)
+    assert len(events(setup)) == 2
+    setup.api.time += EVENT_REPEAT_TIME / 2
+    await setup.write(same)
+    assert len(events(setup)) == 3
+
+
+@pytest.mark.parametrize("error", [Forbidden(403, "no"), Unavailable(503, "no"), ApiError(418, "no")])
+async def test_nothing_depends_on_an_event(setup, error, caplog) -> None:
+    setup.api.refuse("POST", "events", error)
+    assert await setup.write(PostEvent("Normal", "Scaled", "to 3"), Create(config())) is None
+    assert PATH in setup.api.objects
+    assert "team/demo: event Scaled was not posted" in caplog.text

@@ -1,0 +1,247 @@
+"""Workers: whatever becomes of a reconcile, its key comes back when it must, and what is in hand is ended."""
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from qwen35_operator import reconcile_workers as module
+from qwen35_operator.kube.api_errors import Conflict, Forbidden, Unavailable
+from qwen35_operator.kube.kinds import RAY_JOB, TRAINING
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.trainings import Trainings
+from qwen35_operator.logs import JsonLines
+from qwen35_operator.metrics import Metrics
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.reconciler import Reconciler
+from qwen35_operator.reconcile_workers import ReconcileWorkers
+from tests.operator.kube import raw_objects, virtual
+from tests.operator.kube.memory_api import MemoryApi
+from tests.operator.kube.server import until
+from tests.operator.reconcile.world import SPEC
+
+
+class Shop:
+    """Workers, a reconciler, and an API server in memory."""
+
+    def __init__(self) -> None:
+        self.api = MemoryApi()
+        self.metrics = Metrics()
+        self.work = ReconcileWorkers(self.metrics)
+        self.trainings = Trainings()
+        cluster = ObjectCache((), self.work.add, lambda kind: None)
+        self.reconciler = Reconciler(OperatorSettings(), self.api, cluster, self.trainings, self.work.progressed)
+
+    def training(self, name: str = "demo", **about) -> tuple[str, str]:
+        """One that both the API server and the operator know."""
+        metadata = {
+            "name": name,
+            "namespace": "team",
+            "uid": f"{raw_objects.UID[:-1]}{name[-1]}",
+            "generation": 1,
+            **about,
+        }
+        self.trainings.put(self.api.place(self.path(name), {"metadata": metadata, "spec": SPEC}))
+        return "team", name
+
+    def path(self, name: str = "demo") -> str:
+        return TRAINING.path("team", name)
+
+    def started(self, name: str = "demo") -> bool:
+        """Whether the first attempt is there and the status says so."""
+        status = self.api.objects[self.path(name)].get("status") or {}
+        return RAY_JOB.path("team", f"{name}-1") in self.api.objects and status.get("state") == "Starting"
+
+    def count(self, result: str) -> float:
+        return self.metrics.registry.get_sample_value("qwen35_reconciles_total", {"result": result}) or 0.0
+
+    def value(self, name: str) -> float:
+        return self.metrics.registry.get_sample_value(name)
+
+    @asynccontextmanager
+    async def open(self, workers: int = 2) -> AsyncIterator[asyncio.Task]:
+        task = asyncio.create_task(self.work.run(self.reconciler, workers))
+        await asyncio.sleep(0)
+        try:
+            yield task
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+async def test_news_of_a_training_is_worked_off(shop) -> None:
+    key = shop.training()
+    async with shop.open():
+        shop.work.add(key)
+        await until(shop.started, "an attempt")
+    assert len(shop.work) == 0
+    assert shop.value("qwen35_event_to_status_seconds_count") == 1
+    assert shop.value("qwen35_reconcile_seconds_count") >= 1
+
+
+TROUBLES: dict[str, Callable[[Shop], None]] = {
+    "stale": lambda shop: shop.api.refuse("PATCH", "status", *[Conflict(409, "changed")] * 2),
+    "refused": lambda shop: shop.api.refuse("POST", "rayjobs", *[Forbidden(403, "no")] * 2),
+    "unavailable": lambda shop: shop.api.refuse("POST", "rayjobs", *[Unavailable(503, "later")] * 2),
+}
+
+
+@pytest.mark.parametrize("result", TROUBLES)
+async def test_what_failed_is_tried_again_until_it_succeeds(shop, result) -> None:
+    key = shop.training()
+    TROUBLES[result](shop)
+    async with shop.open():
+        shop.work.add(key)
+        await until(shop.started, "success in spite of it")
+        await until(lambda: shop.count("done"), "a reconcile that is done")
+    assert shop.count(result) == 2
+
+
+async def test_a_bug_is_logged_counted_and_holds_up_nobody_else(shop, caplog) -> None:
+    key, other = shop.training(), shop.training("other")
+    about = shop.api.objects[shop.path()]["metadata"]
+    # A body that no API server sends: without its generation.
+    nonsense = {name: value for name, value in about.items() if name != "generation"}
+    shop.trainings.put({"metadata": {**nonsense, "resourceVersion": "500"}, "spec": SPEC})
+    async with shop.open(workers=1):
+        shop.work.add(key)
+        shop.work.add(other)
+        await until(lambda: shop.started("other"), "the other training")
+        await until(lambda: shop.count("failed") >= 2, "another try")
+    assert "team/demo: this is a bug; again in 0.1 s" in caplog.text
+    assert "KeyError" in caplog.text
+    assert "again in 0.2 s" in caplog.text
+
+
+async def test_what_a_reconcile_logs_names_its_training(shop) -> None:
+    key, lines = shop.training(), io.StringIO()
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonLines())
+    logging.getLogger(module.__name__).addHandler(handler)
+    TROUBLES["refused"](shop)
+    try:
+        async with shop.open():
+            shop.work.add(key)
+            await until(lambda: shop.count("refused"), "a refusal")
+    finally:
+        logging.getLogger(module.__name__).removeHandler(handler)
+    line = json.loads(lines.getvalue().splitlines()[0])
+    assert (line["namespace"], line["training"], line["level"]) == ("team", "demo", "WARNING")
+
+
+async def test_waits_begin_anew_with_every_write_that_was_carried_out(shop, caplog) -> None:
+    """What fails after progress has not failed before: only what gets nowhere waits longer and longer."""
+    key = shop.training()
+    shop.api.refuse("POST", "configmaps", *[Unavailable(503, "later")] * 2)
+    shop.api.refuse("POST", "rayjobs", Unavailable(503, "later"))
+    async with shop.open():
+        shop.work.add(key)
+        await until(shop.started, "an attempt")
+    waits = [message.rsplit("again in ", 1)[1] for message in caplog.messages if "later" in message]
+    assert waits == ["0.1 s", "0.2 s", "0.1 s"]
+
+
+async def test_a_training_is_in_one_hand_at_a_time(shop) -> None:
+    key, inside, most = shop.training(), 0, 0
+
+    async def before(verb: str, path: str) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.002)
+        inside -= 1
+
+    shop.api.before = before
+    async with shop.open(workers=4):
+        for _ in range(20):
+            shop.work.add(key)
+            await asyncio.sleep(0.002)
+        await until(shop.started, "an attempt")
+    assert most == 1
+
+
+async def test_several_trainings_are_worked_at_together(shop) -> None:
+    keys = [shop.training(name) for name in ("demo", "other")]
+    met = asyncio.Barrier(2)
+    first = {key[1]: True for key in keys}
+
+    async def before(verb: str, path: str) -> None:
+        name = path.rsplit("/", 1)[1]
+        if first.pop(name, False):
+            await met.wait()
+
+    shop.api.before = before
+    async with shop.open(workers=2):
+        for key in keys:
+            shop.work.add(key)
+        await until(lambda: shop.started() and shop.started("other"), "both")
+
+
+def test_what_is_in_hand_is_ended_before_the_work_stops(shop) -> None:
+    key, go = shop.training(), asyncio.Event()
+
+    async def scenario() -> None:
+        reached = asyncio.Event()
+
+        async def before(verb: str, path: str) -> None:
+            if path.endswith("/rayjobs"):
+                reached.set()
+                await go.wait()
+
+        shop.api.before = before
+        async with shop.open() as task:
+            shop.work.add(key)
+            await reached.wait()
+            task.cancel()
+            await asyncio.sleep(module.STOP_SECONDS * 0.9)
+            assert not task.done()
+            go.set()
+            await asyncio.wait({task})
+
+    virtual.run(scenario())
+    assert shop.started()
+
+
+def test_what_does_not_end_is_left_after_the_grace_and_comes_again_with_the_next_term(shop) -> None:
+    key = shop.training()
+
+    async def scenario() -> None:
+        loop, reached, stuck = asyncio.get_running_loop(), asyncio.Event(), True
+
+        async def before(verb: str, path: str) -> None:
+            if stuck and path.endswith("/rayjobs"):
+                reached.set()
+                await asyncio.sleep(3600)
+
+        shop.api.before = before
+        async with shop.open():
+            shop.work.add(key)
+            await reached.wait()
+            stopped = loop.time()
+        assert loop.time() - stopped == pytest.approx(module.STOP_SECONDS, abs=0.01)
+        assert not shop.started()
+        stuck = False
+        async with shop.open():
+            shop.work.add(key)
+            await until(shop.started, "an attempt")
+
+    virtual.run(scenario())
+
+
+async def test_news_that_a_standby_gathers_is_each_counted_once_and_does_not_count_as_late(shop) -> None:
+    key = shop.training()
+    for _ in range(5):
+        shop.work.add(key)
+    assert len(shop.work) == 1
+    async with shop.open():
+        await until(shop.started, "an attempt")
+    assert shop.value("qwen35_event_to_status_seconds_count") == 0

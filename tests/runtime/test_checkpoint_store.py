@@ -1,0 +1,171 @@
+"""A checkpoint is whole or absent, whatever happens while it is written."""
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.runtime import checkpoint_store
+from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore, load
+
+FILES = {"state/part-0": b"weights" * 9, "state/part-1": b"moments" * 5, "random-0.pt": b"seed"}
+
+
+def progress(update: int) -> CheckpointMeta:
+    return CheckpointMeta(
+        update=update, batch=update, position=4 * update + 2, pending=(4 * update, 4 * update + 1), elapsed=1.5
+    )
+
+
+async def write_all(folder: Path) -> None:
+    for name, content in FILES.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def test_what_is_saved_is_read_back(tmp_path):
+    path = await CheckpointStore(tmp_path, 3).save(progress(20), write_all)
+    assert path.name == "update-000020"
+    assert load(path).progress == progress(20)
+    assert (path / "state" / "part-1").read_bytes() == FILES["state/part-1"]
+
+
+async def test_a_checkpoint_says_which_run_it_is_of(tmp_path):
+    path = await CheckpointStore(tmp_path, 3, "kind: Qwen35Training\n").save(progress(20), write_all)
+    assert (path / "manifest.yaml").read_text() == "kind: Qwen35Training\n"
+    assert "manifest.yaml" in json.loads((path / "contents.json").read_text())
+
+
+async def test_the_newest_are_kept_and_counted_by_number(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    for update in (8, 999_998, 999_999, 1_000_000):
+        await store.save(progress(update), write_all)
+    assert names(tmp_path) == ["update-1000000", "update-999999"]
+    assert store.latest().progress.update == 1_000_000
+
+
+async def test_resuming_from_an_earlier_one_abandons_those_after_it(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    for update in (20, 40, 60):
+        await store.save(progress(update), write_all)
+    await store.save(progress(50), write_all)
+    assert store.latest().progress.update == 50
+    assert names(tmp_path) == ["update-000040", "update-000050"]
+
+
+async def test_the_same_update_saved_again_replaces_the_old_one(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    await store.save(progress(20), write_all)
+
+    async def write_less(folder: Path) -> None:
+        (folder / "other").write_text("new")
+
+    path = await store.save(progress(20), write_less)
+    assert names(path) == ["contents.json", "other", "progress.json"]
+    assert names(tmp_path) == ["update-000020"]
+
+
+async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path):
+    store = CheckpointStore(tmp_path, 2)
+    await store.save(progress(20), write_all)
+
+    async def run_out(folder: Path) -> None:
+        await write_all(folder)
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "state" / "part-1"))
+
+    with pytest.raises(CheckpointError) as raised:
+        await store.save(progress(40), run_out)
+    assert "update-000040 was not saved: No space left on device" in str(raised.value)
+    assert "earlier checkpoints are untouched" in str(raised.value)
+    assert names(tmp_path) == ["update-000020"]
+    assert store.latest().progress == progress(20)
+
+
+@pytest.mark.parametrize("crash_at", ["_seal", "_remove", "sync"])
+async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
+    class Crash(BaseException):
+        """The process is gone: nothing cleans up."""
+
+    store = CheckpointStore(tmp_path, 3)
+    await store.save(progress(20), write_all)
+
+    def crash(*_: object) -> None:
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_store, crash_at, crash)
+        with pytest.raises(Crash):
+            await store.save(progress(40), write_all)
+    assert CheckpointStore(tmp_path, 3).latest().progress.update == 20
+    await store.save(progress(60), write_all)
+    assert names(tmp_path) == ["update-000020", "update-000060"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> Path:
+    import asyncio
+
+    return asyncio.run(CheckpointStore(tmp_path_factory.mktemp("store"), 1).save(progress(7), write_all))
+
+
+DAMAGE = st.dictionaries(
+    st.sampled_from([*FILES, "progress.json", "contents.json"]), st.sampled_from(["missing", "shorter"]), min_size=1
+)
+
+
+@given(damage=DAMAGE, cut=st.integers(0, 10_000))
+def test_a_checkpoint_with_any_file_missing_or_cut_short_is_never_read(whole, tmp_path_factory, damage, cut):
+    copy = tmp_path_factory.mktemp("damaged") / "update-000007"
+    shutil.copytree(whole, copy)
+    for name, kind in damage.items():
+        content = (copy / name).read_bytes()
+        (copy / name).unlink()
+        if kind == "shorter":
+            (copy / name).write_bytes(content[: cut % len(content)])
+    with pytest.raises(CheckpointError, match="Delete that folder to resume from the one before it"):
+        load(copy)
+    shutil.rmtree(copy.parent)
+
+
+@pytest.mark.parametrize("content", ["", "nonsense", "[]", "{}", '{"update": 1}', "\x00\x01", '{"pending": 3}'])
+def test_a_progress_file_that_holds_something_else_is_never_read(whole, tmp_path, content):
+    copy = shutil.copytree(whole, tmp_path / "update-000007")
+    (copy / "progress.json").write_text(content)
+    contents = json.loads((copy / "contents.json").read_text())
+    (copy / "contents.json").write_text(json.dumps(contents | {"progress.json": len(content)}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(copy)
+
+
+def test_a_contents_file_that_lists_nothing_is_never_taken_for_a_whole_checkpoint(whole, tmp_path):
+    copy = shutil.copytree(whole, tmp_path / "update-000007")
+    (copy / "contents.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load(copy)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CheckpointError, match="update-000003 does not exist"):
+        load(tmp_path / "update-000003")
+
+
+def test_a_damaged_newest_checkpoint_is_not_passed_over_in_silence(whole, tmp_path):
+    shutil.copytree(whole, tmp_path / "update-000006")
+    newest = shutil.copytree(whole, tmp_path / "update-000007")
+    (newest / "random-0.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"update-000007 cannot be read: random-0\.pt missing"):
+        CheckpointStore(tmp_path, 2).latest()
+
+
+def test_other_folders_are_not_checkpoints(tmp_path):
+    for name in ("update-old", ".update-000009.partial", "update-"):
+        (tmp_path / name).mkdir()
+    assert CheckpointStore(tmp_path, 2).latest() is None

@@ -1,0 +1,157 @@
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from qwen35_trainer.data.encode import EncodedPrompt
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.progress.records import UpdateRecord
+from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
+from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
+from qwen35_trainer.runtime.update_records import (
+    PipelineMeasures,
+    UpdateTimes,
+    evaluation_record,
+    supervised_evaluation_record,
+    update_record,
+)
+
+
+def sequence(length: int, *, version: int = 0, truncated: bool = False) -> Completed:
+    tokens = GeneratedTokens(
+        np.zeros(length, np.int32), np.zeros(length, np.float32), np.full(length, version, np.int32)
+    )
+    return Completed((0, 0), tokens, truncated)
+
+
+def group(source: str, sequences: Sequence[Completed], *scores: CombinedScore) -> ScoredGroup:
+    return ScoredGroup(0, EncodedPrompt(Prompt(f"{source}/0", source, "question"), (1,)), tuple(sequences), scores)
+
+
+def scored(value: float | None, **parts: float) -> CombinedScore:
+    return CombinedScore(value, parts, {})
+
+
+GROUPS = [
+    group("easy", (sequence(2), sequence(4, truncated=True)), scored(1.0, a=1.0, b=2.0), scored(0.0, a=0.0, b=0.0)),
+    group(
+        "hard", [sequence(1, version=1)] * 2, scored(0.5, a=0.5, b=0.0), CombinedScore(0.5, {"b": 0.0}, {"a": "ill"})
+    ),
+]
+PIPELINE = PipelineMeasures(
+    counted=3,
+    limit=8,
+    idle=0.25,
+    tokens_per_second=100.0,
+    untrained={"filtered": 3, "failed": 2},
+    failures=Failures(Counter(a=7), Counter(a=1, b=2), "reward a, prompt easy/0: ill \ud800"),
+)
+
+
+def records(updates: int) -> list[UpdateRecord]:
+    batch, age = assemble(GROUPS, version=1, max_lag=1, mask_old=False, updates=updates)
+    times = UpdateTimes()
+    times.trained(0.5, 2.0)
+    times.published(0.25)
+    return [
+        update_record(
+            UpdateMetrics(0.1, 2.0, 1e-3, 4, {"clip_fraction_low": 0.125, "clip_fraction_high": 0.25, "entropy": 1.5}),
+            step=step,
+            update=step + 1,
+            updates_total=9,
+            version=1,
+            time=3.0,
+            wall_time=1003.0,
+            seconds=2.75,
+            batch=batch,
+            age=age,
+            groups=GROUPS,
+            times=times,
+            pipeline=PIPELINE,
+            train_idle=0.5,
+        )
+        for step in range(updates)
+    ]
+
+
+def test_an_update_reports_its_samples_and_lags():
+    (record,) = records(1)
+    assert (record.prompts, record.samples) == (2, 4)
+    assert (record.reward_mean, record.response_tokens_mean, record.response_tokens_max) == (0.5, 2.0, 4)
+    assert record.truncated_share == 0.25
+    assert record.lag_histogram == {0: 2, 1: 6}
+    assert (record.lag_mean, record.lag_max) == (0.75, 1)
+    assert (record.window_dispatched, record.window_limit) == (3, 8)
+    assert (record.rollout_idle, record.tokens_per_second) == (0.25, 100.0)
+
+
+def test_an_update_reports_the_scores_of_each_reward_and_the_reward_of_each_source():
+    (record,) = records(1)
+    assert record.score_by_reward == {"a": 0.5, "b": 0.5}  # of three samples, and of four
+    assert record.reward_by_source == {"easy": 0.5, "hard": 0.5}
+    assert [record.reward_by_source for record in records(2)] == [{"easy": 0.5}, {"hard": 0.5}]
+    assert [record.score_by_reward for record in records(2)] == [{"a": 0.5, "b": 1.0}, {"a": 0.5, "b": 0.0}]
+
+
+def test_groups_that_left_untrained_and_failures_since_the_last_update_are_reported():
+    (record,) = records(1)
+    assert record.groups_left == {"filtered": 3, "failed": 2}
+    assert (record.reward_errors, record.errors_by_reward, record.timeouts_by_reward) == (
+        10,
+        {"a": 7},
+        {"a": 1, "b": 2},
+    )
+    assert record.first_reward_error == r"reward a, prompt easy/0: ill \ud800", "which a file can hold"
+
+
+def test_a_group_of_equal_rewards_is_counted_as_without_signal():
+    assert [record.groups_without_signal for record in records(2)] == [0, 1]
+
+
+def test_clipping_counts_both_sides_and_what_was_not_measured_is_none():
+    (record,) = records(1)
+    assert record.clip_fraction == 0.375
+    assert record.entropy == 1.5
+    assert record.kl is None
+
+
+def test_sums_over_the_updates_of_a_batch_count_its_time_and_tokens_once():
+    once, twice = records(1), records(2)
+    for name in (
+        "seconds",
+        "seconds_waiting",
+        "seconds_training",
+        "seconds_publishing",
+        "prompts",
+        "samples",
+        "reward_errors",
+    ):
+        assert sum(getattr(record, name) for record in twice) == getattr(once[0], name), name
+    assert [record.lag_histogram for record in twice] == [once[0].lag_histogram, {}]
+    assert [record.groups_left for record in twice] == [once[0].groups_left, {}]
+    assert [record.timeouts_by_reward for record in twice] == [once[0].timeouts_by_reward, {}]
+
+
+def test_a_response_is_right_when_every_reward_gives_full_marks():
+    ill = CombinedScore(None, {"b": 1.0}, {"a": "Timeout: too slow"}, frozenset("a"))
+    groups = [
+        group("easy", (sequence(2), sequence(2)), scored(1.0, a=1.0, b=1.0), scored(0.8, a=1.0, b=0.0)),
+        group("hard", [sequence(4)], ill),
+    ]
+    record = evaluation_record(groups, update=5, version=2, time=1.0)
+    assert record.accuracy == pytest.approx(1 / 3), "one that a reward could not score is not right"
+    assert record.reward_mean == pytest.approx(0.6)
+    assert (record.samples, record.response_tokens_mean) == (3, pytest.approx(8 / 3))
+    assert record.score_by_reward == {"a": 1.0, "b": pytest.approx(2 / 3)}
+    assert record.reward_by_source == {"easy": pytest.approx(0.9), "hard": 0.0}
+    assert (record.errors_by_reward, record.timeouts_by_reward) == ({}, {"a": 1})
+    assert record.first_reward_error == "reward a, prompt hard/0: Timeout: too slow"
+
+
+def test_a_supervised_evaluation_has_a_loss_and_no_accuracy():
+    record = supervised_evaluation_record(0.5, update=1, samples=8, time=2.0)
+    assert (record.loss, record.samples, record.accuracy, record.reward_mean) == (0.5, 8, None, None)

@@ -1,0 +1,33 @@
+"""A message as the value of a key of a ConfigMap."""
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+MAX_MESSAGE_CHARACTERS = 256 * 1024
+"""Longer messages are refused. Neither side writes nearly as much."""
+
+
+class ContractError(ValueError):
+    """A message cannot be read. The text contains the key and what is wrong."""
+
+
+class ContractMessage(BaseModel):
+    """Base of the messages. Frozen and strict, but unknown keys are ignored, so that an older side reads what a newer one writes."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
+
+    def text(self) -> str:
+        """Return the message as JSON."""
+        return self.model_dump_json(exclude_none=True)
+
+
+def parse[M: ContractMessage](kind: type[M], text: str, key: str) -> M:
+    """Return the message in `text`. Raises ContractError."""
+    if len(text) > MAX_MESSAGE_CHARACTERS:
+        raise ContractError(f"{key} has {len(text)} characters; at most {MAX_MESSAGE_CHARACTERS} are read")
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, detail['loc'])) or 'text'}: {detail['msg']}" for detail in error.errors()[:3]
+        )
+        raise ContractError(f"{key} is not a {kind.__name__}: {problems}") from None

@@ -1,0 +1,82 @@
+"""`-progress`: the latest report about an attempt."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from qwen35_trainer.contract.message import ContractMessage, parse
+from qwen35_trainer.contract.shared_names import PROGRESS_KEY
+
+type AttemptState = Literal["Running", "Succeeded", "Stopped", "Failed"]
+
+ReportedCount = Annotated[int, Field(ge=0, lt=2**63)]
+ReportedShare = Annotated[float, Field(ge=0, le=1)]
+ReportedSeconds = Annotated[float, Field(ge=0)]
+
+
+class CheckpointReport(ContractMessage):
+    """A complete checkpoint."""
+
+    uri: Annotated[str, Field(min_length=1, max_length=2048)]
+    update: ReportedCount
+    time: ReportedSeconds
+    """Unix time at which it was published."""
+
+
+class ReplicaReport(ContractMessage):
+    """One rollout replica. The operator uses it to choose the nodes that it removes first."""
+
+    pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
+    idle: ReportedShare
+
+
+class ProgressReport(ContractMessage):
+    """A report of the trainer about one attempt. Times are Unix times of the driver's clock."""
+
+    attempt: Annotated[int, Field(ge=1)]
+    """The attempt that reports: the last report of an earlier attempt says nothing about this one."""
+    state: AttemptState
+    """Running, or how the attempt ended. An attempt has succeeded only if this says so."""
+    time: ReportedSeconds
+    """Time of this report."""
+    stopAcknowledged: str | None = None
+    """The `Stop.id` that the driver is carrying out, or has carried out when the state is Stopped."""
+    reason: Annotated[str, Field(max_length=128)] | None = None
+    """Why the attempt failed: a `FailureReason`. A text, because the trainer may be of another release than the operator."""
+    message: Annotated[str, Field(max_length=4096)] = ""
+    """Explanation of the reason, for people."""
+    head: Annotated[str, Field(max_length=253)] | None = None
+    """The driver's pod; None outside a pod. When another head pod replaces it, the driver has ended."""
+    phase: Annotated[str, Field(max_length=256)] = ""
+    """Activity of the driver, such as "loading the model" or "training"."""
+    update: ReportedCount = 0
+    updates: ReportedCount | None = None
+    version: ReportedCount = 0
+    versionTime: ReportedSeconds | None = None
+    """Time at which this version was published."""
+    versionSeconds: ReportedSeconds | None = None
+    """Median time between the latest versions; None until there are three."""
+    prompts: ReportedCount = 0
+    samples: ReportedCount = 0
+    tokens: ReportedCount = 0
+    secondsPerUpdate: ReportedSeconds | None = None
+    """Mean over the latest updates; None until there are three."""
+    reward: float | None = None
+    accuracy: ReportedShare | None = None
+    """Share of the held-out prompts with a correct response in the latest evaluation."""
+    heldOutReward: float | None = None
+    """Mean reward of the held-out responses of the latest evaluation; None where it equals `accuracy`."""
+    lagMean: Annotated[float, Field(ge=0)] | None = None
+    lagMax: ReportedCount | None = None
+    rolloutIdle: ReportedShare | None = None
+    trainIdle: ReportedShare | None = None
+    tokensPerSecond: Annotated[float, Field(ge=0)] | None = None
+    checkpoint: CheckpointReport | None = None
+    export: CheckpointReport | None = None
+    """The newest checkpoint that was exported, and the path of its Hugging Face folder."""
+    replicas: Annotated[tuple[ReplicaReport, ...], Field(strict=False, max_length=1024)] = ()
+
+
+def parse_progress(text: str) -> ProgressReport:
+    """Return the report in the value of the key. Raises ContractError."""
+    return parse(ProgressReport, text, PROGRESS_KEY)

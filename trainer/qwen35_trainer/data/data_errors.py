@@ -1,0 +1,51 @@
+"""The errors of this package."""
+
+from collections.abc import Iterable, Mapping
+
+from qwen35_trainer.failure_reasons import FailureReason
+
+_MAX_PRINTED_PROBLEMS = 20
+
+
+class DataError(ValueError):
+    """The data cannot be used as configured.
+
+    problems: one text per problem, each with the source or prompt, the value and the fix. str() prints the first twenty
+    and the count.
+    """
+
+    failure = FailureReason.DATA_ERROR
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__(self.problems)
+
+    def __str__(self) -> str:
+        count = len(self.problems)
+        lines = [f"{count} problem{'' if count == 1 else 's'} in the data", *self.problems[:_MAX_PRINTED_PROBLEMS]]
+        if count > _MAX_PRINTED_PROBLEMS:
+            lines.append(f"… and {count - _MAX_PRINTED_PROBLEMS} more")
+        return "\n  ".join(lines)
+
+
+class RowError(Exception):
+    """A row cannot be used as a prompt. Rows with the same reason are reported as one problem."""
+
+
+def kind(value: object) -> str:
+    """Describe a value of a data file for an error message."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return f"the boolean {str(value).lower()}"
+        case int() | float():
+            return f"the number {value}"
+        case str():
+            return f"the text {value[:40]!r}"
+        case list():
+            return f"a list of {len(value)}"
+        case Mapping():
+            return f"a mapping with {', '.join(map(str, value)) or 'no fields'}"
+        case _:
+            return f"a {type(value).__name__}"

@@ -1,0 +1,102 @@
+"""The prompts of several sources as one set, and the order in which they train."""
+
+import hashlib
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import overload
+
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.gym_prompts import GymPrompts
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.prompt_files import read_prompts
+from qwen35_trainer.manifest.data import SourceSpec
+
+
+class PromptSet(Sequence[Prompt]):
+    """Several sequences of prompts, one after the other."""
+
+    def __init__(self, parts: Iterable[Sequence[Prompt]]) -> None:
+        self._parts = tuple(part for part in parts if part)
+        self._ends = tuple(accumulate(len(part) for part in self._parts))
+
+    @classmethod
+    def load(cls, sources: Iterable[SourceSpec], base: Path, *, answers_required: bool = False) -> "PromptSet":
+        """Load the prompts of all sources.
+
+        base: the folder of the manifest, to which paths are relative. answers_required: rows of files must have an answer
+        (see `rewards.needs_answers`). Raises DataError with the problems of all sources.
+        """
+        parts: list[Sequence[Prompt]] = []
+        problems: list[str] = []
+        for source in sources:
+            try:
+                if source.files is not None:
+                    parts.append(read_prompts(source, base, answers_required=answers_required))
+                else:
+                    parts.append(GymPrompts(source))
+            except DataError as error:
+                problems.extend(error.problems)
+        if problems:
+            raise DataError(problems)
+        return cls(parts)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Prompt]: ...
+    def __getitem__(self, index: int | slice) -> Prompt | list[Prompt]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        part = bisect_right(self._ends, row)
+        start = self._ends[part - 1] if part else 0
+        return self._parts[part][row - start]
+
+
+@dataclass(frozen=True)
+class PromptOrder:
+    """The order in which prompts train. A pure function of (seed, position): a resumed run needs only the position.
+
+    length: prompts in the set. epochs: passes over it, None for any number. shuffle: use a new permutation in each epoch;
+    otherwise every epoch is 0, 1, 2, …  Raises DataError for an empty set.
+    """
+
+    length: int
+    seed: int = 0
+    epochs: int | None = 1
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or (self.epochs is not None and self.epochs < 1):
+            raise DataError([f"{self.length} prompts × {self.epochs} epochs: nothing to train on. Add prompts."])
+
+    def __len__(self) -> int:
+        if self.epochs is None:
+            raise TypeError("an order without end has no length")
+        return self.length * self.epochs
+
+    def prompt_index(self, position: int) -> int:
+        """Return the index in the set of the prompt at `position`, counted over all epochs. Raises IndexError at the end."""
+        if position < 0 or (self.epochs is not None and position >= self.length * self.epochs):
+            passes = "any number of" if self.epochs is None else self.epochs
+            raise IndexError(f"position {position} is outside {passes} passes over {self.length} prompts")
+        epoch, place = divmod(position, self.length)
+        return _permutation(self.length, self.seed, epoch)[place] if self.shuffle else place
+
+
+# Two epochs are in use together: the one being dispatched and that of the last stragglers.
+@lru_cache(maxsize=2)
+def _permutation(length: int, seed: int, epoch: int) -> tuple[int, ...]:
+    """Sort the indices by a hash. Unlike `random.shuffle`, the result is the same in every version of Python."""
+
+    def key(index: int) -> bytes:
+        return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
+
+    return tuple(sorted(range(length), key=key))

@@ -1,0 +1,155 @@
+"""Micro-batches: from samples of a batch to the scores of their response tokens.
+
+    TrainBatch ─► micro_batch ─► ModelInput ─► model ─► scores of the trained tokens ─► tables (n, T)
+                     └─ which rows of the input predict which cells of the tables ──────────┘
+
+Tables have one row per sample and one column per response token, padded to the right, for padded and packed model inputs
+alike: the objective is the same for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+from qwen35_trainer.models.qwen3_5.head import TokenScores
+from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Start of each sample in the packed arrays."""
+
+    prompts: NDArray[np.int64]
+    responses: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batch: TrainBatch) -> Offsets:
+        prompts, responses = (np.cumsum(n) - n for n in (batch.prompt_lengths, batch.response_lengths))
+        return cls(prompts, responses)
+
+
+@dataclass(frozen=True)
+class Responses:
+    """The responses of n samples; T is the length of the longest."""
+
+    mask: Tensor
+    """(n, T) bool, tokens that enter the loss."""
+    log_probs: Tensor | None
+    """(n, T) float32 of the behaviour policy."""
+
+    @classmethod
+    def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
+        """Copy the responses of `samples` on the host. Without samples there is one row of one token that does not train."""
+        lengths = batch.response_lengths[samples]
+        mask = np.zeros((max(1, len(samples)), int(lengths.max(initial=1))), dtype=np.bool_)
+        log_probs = np.zeros(mask.shape, dtype=np.float32)
+        for row, (start, length) in enumerate(zip(offsets.responses[samples], lengths, strict=True)):
+            mask[row, :length] = batch.trainable[start : start + length]
+            if batch.log_probs is not None:
+                log_probs[row, :length] = batch.log_probs[start : start + length]
+        return cls(torch.from_numpy(mask), None if batch.log_probs is None else torch.from_numpy(log_probs))
+
+    def to(self, device: torch.device) -> Responses:
+        return Responses(self.mask.to(device), None if self.log_probs is None else self.log_probs.to(device))
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Samples that the model computes together."""
+
+    inputs: ModelInput
+    """Prompts and responses without their last tokens, which predict nothing."""
+    lengths: Tensor
+    """(n,) int64 tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
+    rows: Tensor
+    """(R,) int64 flat positions of the input that predict a trained token."""
+    targets: Tensor
+    """(R,) int64 the trained tokens."""
+    cells: Tensor
+    """(R,) int64 flat positions of the trained tokens in the tables."""
+    responses: Responses
+
+    def table(self, values: Tensor) -> Tensor:
+        """Scatter (R,) values of the scored tokens into a table (n, T), 0 elsewhere."""
+        shape = self.responses.mask.shape
+        return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
+
+
+def micro_batch(
+    batch: TrainBatch,
+    offsets: Offsets,
+    samples: NDArray[np.int64],
+    config: HFConfig,
+    *,
+    packed: bool,
+    device: torch.device,
+) -> MicroBatch:
+    """Unpack `samples` of a batch, padded or in one packed row. config: of the model, used for samples with pictures.
+
+    Without samples the input is one placeholder token, and samples without a trained token still score one: every rank
+    runs the same collectives. The mask excludes both from the loss.
+    """
+    responses = Responses.of(batch, offsets, samples)
+    if len(samples) == 0:
+        placeholder = torch.zeros(1, dtype=torch.int64)
+        inputs = ModelInput.of_text([placeholder], packed=packed, device=device)
+        input_lengths = rows = targets = cells = placeholder
+    else:
+        inputs = _inputs(batch, offsets, samples, config, packed=packed, device=device)
+        mask = responses.mask.numpy()
+        row, column = (mask if mask.any() else np.arange(mask.size).reshape(mask.shape) == 0).nonzero()
+        lengths = batch.lengths[samples] - 1
+        starts = np.cumsum(lengths) - lengths if packed else np.arange(len(samples)) * inputs.tokens.shape[1]
+        rows = torch.from_numpy(starts[row] + batch.prompt_lengths[samples][row] - 1 + column)
+        targets = torch.from_numpy(batch.responses[offsets.responses[samples][row] + column].astype(np.int64))
+        cells = torch.from_numpy(row * mask.shape[1] + column)
+        input_lengths = torch.from_numpy(lengths)
+    return MicroBatch(
+        inputs, input_lengths.to(device), rows.to(device), targets.to(device), cells.to(device), responses.to(device)
+    )
+
+
+def _inputs(
+    batch: TrainBatch,
+    offsets: Offsets,
+    samples: NDArray[np.int64],
+    config: HFConfig,
+    *,
+    packed: bool,
+    device: torch.device,
+) -> ModelInput:
+    sequences, written = [], []
+    for sample in samples:
+        start, first = offsets.prompts[sample], offsets.responses[sample]
+        prompt = batch.prompts[start : start + batch.prompt_lengths[sample]]
+        response = slice(first, first + batch.response_lengths[sample] - 1)
+        sequences.append(torch.from_numpy(np.concatenate((prompt, batch.responses[response])).astype(np.int64)))
+        # A placeholder that the model generated does not stand for a picture; one in a tool's output may.
+        generated = np.concatenate((np.zeros(len(prompt), dtype=np.bool_), batch.trainable[response]))
+        written.append(torch.from_numpy(generated))
+    if batch.pictures is None:
+        return ModelInput.of_text(sequences, packed=packed, device=device)
+    pictures = [batch.pictures[sample] for sample in samples]
+    return multimodal_input(sequences, pictures, config, written=written, packed=packed, device=device)
+
+
+def response_scores(
+    model: HFModule, micro: MicroBatch, temperature: float, *, with_entropy: bool, with_router: bool = False
+) -> TokenScores:
+    """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution (nats).
+
+    Returns tables (n, T) float32, 0 for tokens that do not train, and the losses of the model's routers.
+    """
+    lengths = micro.lengths if with_router else None
+    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths)
+    entropy = None if scores.entropy is None else micro.table(scores.entropy)
+    return TokenScores(micro.table(scores.log_probs), entropy, scores.router_losses)

@@ -1,0 +1,89 @@
+"""The plan of an update: which rank computes which samples together.
+
+The plan is a pure function: every rank computes the same plan and takes its own part.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+import numpy as np
+from numpy.typing import NDArray
+
+type MicroBatchPlan = list[list[NDArray[np.int64]]]
+"""By rank, then by micro-batch: indices of samples. All ranks have the same number of micro-batches."""
+
+
+def plan(
+    lengths: NDArray[np.int64], ranks: int, *, sequences: int, max_tokens: int | None = None, packed: bool = False
+) -> MicroBatchPlan:
+    """Distribute samples over ranks, and divide each rank's share into micro-batches.
+
+    lengths: (N,) tokens of prompt and response.  ranks: number of data-parallel ranks.  sequences: samples per
+    micro-batch.  max_tokens: limit of tokens per micro-batch (at least one sample), used instead of `sequences`.
+    packed: padding does not count as tokens.
+    Samples are sorted by length, so that a micro-batch pads little and ranks get equal work. A rank that has fewer
+    samples gets empty micro-batches: FSDP's collectives need the same number of calls on every rank.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    if max_tokens is None:
+        cuts = [_count(share, sequences) for share in _in_turns(order, ranks)]
+    elif packed:
+        cuts = [_pack(lengths, share, max_tokens) for share in _by_tokens(lengths, order, ranks)]
+    else:
+        cuts = [_pad(lengths, share, max_tokens) for share in _in_turns(order, ranks)]
+    most = max(len(cut) for cut in cuts)
+    empty = np.empty(0, dtype=np.int64)
+    return [cut + [empty] * (most - len(cut)) for cut in cuts]
+
+
+def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+    """Deal samples to ranks 0…r-1, then r-1…0, and so on: counts are equal, and the longest of a round changes ranks."""
+    position = np.arange(len(order))
+    place = position % ranks
+    dealt = np.where(position // ranks % 2 == 0, place, ranks - 1 - place)
+    return [order[dealt == rank] for rank in range(ranks)]
+
+
+def _by_tokens(lengths: NDArray[np.int64], order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
+    """Give each sample, longest first, to the rank with the smallest number of tokens (Graham 1969): cost follows tokens."""
+    loads = [(0, rank) for rank in range(ranks)]
+    shares: list[list[int]] = [[] for _ in range(ranks)]
+    for sample in order.tolist():
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(sample)
+        heapq.heappush(loads, (load + int(lengths[sample]), rank))
+    return [np.array(share, dtype=np.int64) for share in shares]
+
+
+def _count(share: NDArray[np.int64], sequences: int) -> list[NDArray[np.int64]]:
+    return [share[i : i + sequences] for i in range(0, len(share), sequences)]
+
+
+def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Cut runs of decreasing lengths whose count × maximum length is within `max_tokens`."""
+    cuts: list[NDArray[np.int64]] = []
+    start = 0
+    while start < len(share):
+        fitting = max(1, int(max_tokens // lengths[share[start]]))  # lengths decrease: the first sample is the longest
+        cuts.append(share[start : start + fitting])
+        start += fitting
+    return cuts
+
+
+def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
+    """Put each sample, longest first, into the first micro-batch that has room.
+
+    This is first-fit decreasing, which needs at most 22 % more micro-batches than the optimum.
+    """
+    cuts: list[list[int]] = []
+    room: list[int] = []
+    for sample in share.tolist():
+        length = int(lengths[sample])
+        place = next((i for i, free in enumerate(room) if length <= free), len(room))
+        if place == len(room):
+            cuts.append([])
+            room.append(max_tokens)
+        cuts[place].append(sample)
+        room[place] -= length
+    return [np.array(cut, dtype=np.int64) for cut in cuts]

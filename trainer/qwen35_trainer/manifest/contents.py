@@ -1,0 +1,214 @@
+"""Checks within sections: exactly one of several fields, unique names, and values that exclude each other."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.problems import Problem, either
+from qwen35_trainer.manifest.training import TrainingSpec
+
+FLOORED = ("IcePop", "SequenceMask")
+
+
+def model_source(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that exactly one source of weights is given."""
+    yield from _exactly_one("spec.model.source", spec.model.source)
+
+
+def random_model(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the shape of a random model is a valid Qwen3.5 shape."""
+    if (shape := spec.model.source.random) is None:
+        return
+    path = "spec.model.source.random"
+    for few, many in (("keyValueHeads", "attentionHeads"), ("linearKeyHeads", "linearValueHeads")):
+        part, whole = getattr(shape, few), getattr(shape, many)
+        if whole % part:
+            yield Problem(
+                f"{path}.{many}", f"{whole} is not a multiple of {few} {part}.", f"Use {-(-whole // part) * part}."
+            )
+    if 0 < shape.experts < shape.expertsPerToken:
+        fix = f"Use at most {shape.experts}, or 0 experts."
+        yield Problem(f"{path}.expertsPerToken", f"{shape.expertsPerToken} is above experts {shape.experts}.", fix)
+    if twice := [letter for letter, count in Counter(shape.characters).items() if count > 1]:
+        shown = ", ".join(map(repr, twice[:5]))
+        yield Problem(f"{path}.characters", f"{shown} appears more than once.", "Name each character once.")
+
+
+def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that each source has one kind and a unique name, which its prompts carry."""
+    places = [(f"spec.data.train[{index}]", source) for index, source in enumerate(spec.data.train)]
+    places += [(f"spec.data.validation[{index}]", source) for index, source in enumerate(spec.data.validation)]
+    for path, source in places:
+        yield from _exactly_one(path, source, options=("files", "gym"))
+    yield from _unique("source", [(path, source.name) for path, source in places])
+
+
+def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that a reward of type Gym has a gym source whose prompts it can score."""
+    if any(source.gym for source in (*spec.data.train, *spec.data.validation)):
+        return
+    for index, reward in enumerate(spec.rewards):
+        if reward.type == "Gym":
+            fix = "Add one under data.train (gym: {task: ..., size: ...}), or use type Math or ExactMatch."
+            yield Problem(f"spec.rewards[{index}].type", "Gym scores prompts of gym sources, and there is none.", fix)
+
+
+def reward_options(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that each reward has the options of its type, and no others."""
+    for index, reward in enumerate(spec.rewards):
+        path = f"spec.rewards[{index}]"
+        if reward.type == "Function" and reward.function is None:
+            yield Problem(f"{path}.function", "type Function needs a function.", "Add function: module:name.")
+        if reward.type != "Function" and reward.function is not None:
+            fix = "Remove it, or use type Function."
+            yield Problem(f"{path}.function", f"type {reward.type} calls no function.", fix)
+        if reward.extract is not None and reward.type not in ("Math", "ExactMatch"):
+            fix = "Remove it, or use type Math or ExactMatch."
+            yield Problem(f"{path}.extract", f"type {reward.type} extracts nothing.", fix)
+
+
+def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that a user's function is given for type Function, and for no other type."""
+    loss, algorithm = spec.algorithm.loss, spec.algorithm
+    for path, name, chosen, function in (
+        ("spec.algorithm.loss.function", "type", loss.type, loss.function),
+        ("spec.algorithm.advantageFunction", "advantage", algorithm.advantage, algorithm.advantageFunction),
+    ):
+        if chosen == "Function" and function is None:
+            yield Problem(path, f"{name} Function needs a function.", f"Add {path.rpartition('.')[2]}: module:name.")
+        if chosen != "Function" and function is not None:
+            yield Problem(path, f"{name} {chosen} calls no function.", f"Remove it, or use {name} Function.")
+
+
+def reward_names(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that rewards have unique names, or unique types where they have no name: metrics are named after them."""
+    names = [(f"spec.rewards[{index}]", reward.name or reward.type) for index, reward in enumerate(spec.rewards)]
+    yield from _unique("reward", names)
+
+
+def reward_patterns(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that RE2, which extracts answers from responses, accepts each expression."""
+    for index, reward in enumerate(spec.rewards):
+        if reward.extract is not None and (reason := _refused_by_re2(reward.extract)):
+            fix = "Correct it; a literal sign needs \\. RE2 has no look-around and no back-references."
+            message = f"{reward.extract} is not an RE2 expression: {reason}."
+            yield Problem(f"spec.rewards[{index}].extract", message, fix)
+
+
+def clip(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that clipLow is below 1: a ratio is never below 0, so a lower bound of 0 would clip nothing."""
+    low = spec.algorithm.loss.clipLow
+    if low >= 1:
+        yield Problem("spec.algorithm.loss.clipLow", f"{low} is not below 1: no ratio is ever clipped.", "Use 0.2.")
+
+
+def correction(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that floor is below cap: the masks keep weights between the two."""
+    chosen = spec.algorithm.correction
+    if chosen.type in FLOORED and chosen.floor >= chosen.cap:
+        yield Problem(
+            "spec.algorithm.correction.floor",
+            f"{chosen.floor} is not below cap {chosen.cap}: {chosen.type} would keep nothing.",
+            f"Lower it below {chosen.cap}, or raise cap above {chosen.floor}.",
+        )
+
+
+def elasticity(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that nodes lies between minNodes and maxNodes."""
+    if (pool := spec.rollout) is None:
+        return
+    if pool.minNodes is not None and pool.minNodes > pool.nodes:
+        fix = f"Lower it to at most {pool.nodes}, or raise nodes to {pool.minNodes}."
+        yield Problem("spec.rollout.minNodes", f"{pool.minNodes} is above nodes {pool.nodes}.", fix)
+    if pool.maxNodes is not None and pool.maxNodes < pool.nodes:
+        fix = f"Raise it to at least {pool.nodes}, or lower nodes to {pool.maxNodes}."
+        yield Problem("spec.rollout.maxNodes", f"{pool.maxNodes} is below nodes {pool.nodes}.", fix)
+
+
+def straggler_lane(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the straggler lane leaves nodes of the pool for other sequences."""
+    pool = spec.rollout
+    if pool is None or pool.stragglerLane is None or pool.stragglerLane.nodes < pool.nodes:
+        return
+    fix = f"Raise rollout.nodes to at least {pool.stragglerLane.nodes + 1}"
+    fix += f", or use {pool.nodes - 1} here." if pool.nodes > 1 else ", or remove stragglerLane."
+    yield Problem(
+        "spec.rollout.stragglerLane.nodes",
+        f"{pool.stragglerLane.nodes} of the pool's {pool.nodes} nodes leaves none for other sequences.",
+        fix,
+    )
+
+
+def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that exactly one storage for checkpoints is given."""
+    if spec.checkpoint.storage is not None:
+        yield from _exactly_one("spec.checkpoint.storage", spec.checkpoint.storage)
+
+
+def variables(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that each variable has one source, a unique name, and a name that the operator does not set."""
+    for index, variable in enumerate(spec.pods.env):
+        path = f"spec.pods.env[{index}]"
+        if (variable.value is None) == (variable.valueFrom is None):
+            yield Problem(path, f"{variable.name} needs exactly one of value and valueFrom.", "Write one of the two.")
+        if variable.name.startswith("QWEN35_"):
+            yield Problem(f"{path}.name", f"{variable.name} is set by the operator.", "Remove it.")
+    names = [(f"spec.pods.env[{index}]", variable.name) for index, variable in enumerate(spec.pods.env)]
+    yield from _unique("variable", names)
+
+
+def rule_names(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that rules have unique names: the status names the rule that applied."""
+    rules = spec.failurePolicy.rules
+    yield from _unique("rule", [(f"spec.failurePolicy.rules[{index}]", rule.name) for index, rule in enumerate(rules)])
+
+
+def rule_patterns(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the regular expression of each rule compiles."""
+    for index, rule in enumerate(spec.failurePolicy.rules):
+        yield from _compiles(f"spec.failurePolicy.rules[{index}].onMessagePattern", rule.onMessagePattern)
+
+
+def _exactly_one(path: str, section: Section, options: tuple[str, ...] = ()) -> Iterator[Problem]:
+    options = options or tuple(type(section).model_fields)
+    chosen = [name for name in options if getattr(section, name) is not None]
+    if not chosen:
+        yield Problem(path, f"names none of {', '.join(options)}.", f"Add exactly one: {either(options)}.")
+    if len(chosen) > 1:
+        yield Problem(path, f"names {' and '.join(chosen)}, which exclude each other.", f"Keep one: {either(chosen)}.")
+
+
+def _unique(noun: str, names: list[tuple[str, str]]) -> Iterator[Problem]:
+    first: dict[str, str] = {}
+    taken = {name for _, name in names}
+    for path, name in names:
+        if name in first:
+            free = next(other for number in range(2, len(names) + 2) if (other := f"{name}-{number}") not in taken)
+            yield Problem(f"{path}.name", f'"{name}" is already the {noun} {first[name]}.', f"Name it {free}.")
+        first.setdefault(name, path)
+
+
+def _compiles(path: str, pattern: str | None) -> Iterator[Problem]:
+    if pattern is None:
+        return
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        place = f" at character {error.pos + 1}" if error.pos is not None else ""
+        yield Problem(
+            path, f"{pattern} is not a regular expression: {error.msg}{place}.", "Correct it; a literal sign needs \\."
+        )
+
+
+def _refused_by_re2(pattern: str) -> str:
+    """Return why RE2 refuses the pattern, or an empty string if it accepts it."""
+    import re2  # here, because most manifests have no expression
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options=options)
+    except re2.error as error:
+        return error.args[0].decode() if isinstance(error.args[0], bytes) else str(error.args[0])
+    return ""

@@ -1,0 +1,75 @@
+"""The fields that a training must keep when it is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from qwen35_trainer.manifest.training import TrainingSpec
+
+FIXED: Final = (
+    "mode",
+    "seed",
+    "model",
+    "data",
+    "algorithm.groupSize",
+    "train.engine",
+    "train.freeze",
+    "train.lora",
+    "train.optimizer.type",
+)
+"""Fields and sections of the spec that a checkpoint depends on: its weights, its optimizer state, and its position in the order of
+the prompts. The custom resource definition fixes these and a few more that only a cluster depends on.
+"""
+MAX_SHOWN_CHARACTERS: Final = 200
+"""Maximum length of a value in a message."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A fixed field with two different values; None stands for a field that is not set."""
+
+    field: str
+    earlier: object
+    now: object
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.earlier)} there, {_shown(self.now)} here"
+
+
+def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Difference]:
+    """Return the fixed fields in which `now` differs from an earlier spec, which a release wrote with all defaults.
+
+    A field that the earlier release did not have counts only if `now` sets it to something other than its default.
+    """
+    written = now.model_dump(mode="json", by_alias=True)
+    chosen = now.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return [each for each in _compared("spec", earlier, written, chosen) if _is_fixed(each.field)]
+
+
+def _compared(place: str, earlier: object, now: object, chosen: object) -> Iterator[Difference]:
+    """Compare two values at a path. `chosen` is the part of `now` that is not at its default."""
+    if isinstance(earlier, Mapping) and isinstance(now, Mapping):
+        inside = chosen if isinstance(chosen, Mapping) else {}
+        for key in {**earlier, **now}:
+            if key in earlier or key in inside:
+                yield from _compared(f"{place}.{key}", earlier.get(key), now.get(key), inside.get(key))
+    elif isinstance(earlier, list) and isinstance(now, list) and len(earlier) == len(now):
+        items = chosen if isinstance(chosen, list) else [None] * len(now)
+        for index, (before, after, item) in enumerate(zip(earlier, now, items, strict=True)):
+            yield from _compared(f"{place}[{index}]", before, after, item)
+    elif earlier != now:
+        yield Difference(place, earlier, now)
+
+
+def _is_fixed(field: str) -> bool:
+    return any(field == f"spec.{path}" or field.startswith((f"spec.{path}.", f"spec.{path}[")) for path in FIXED)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "not set"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[: MAX_SHOWN_CHARACTERS - 1]}…"

@@ -1,0 +1,164 @@
+"""Checks that devices and batches divide evenly. Each fix is computed, and is valid."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+from qwen35_trainer.manifest.accelerator import MAX_NODES
+from qwen35_trainer.manifest.problems import Problem, counted, either
+from qwen35_trainer.manifest.training import TrainingSpec
+
+PARALLELISM = "spec.train.parallelism"
+
+
+def dense(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the train pool holds whole copies of the dense layers: devices / (TP·PP·CP) is an integer."""
+    yield from _divides(spec, ("tensor", "pipeline", "context"))
+
+
+def expert(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the train pool holds whole copies of sharded experts: devices / (ETP·EP·PP) is an integer."""
+    if spec.train.parallelism.expert > 1:
+        yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
+
+
+def copies(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that FSDP's copies of the model have equal sizes, and that the devices of a sequence are in the same copy."""
+    train = spec.train
+    if train.parallelism.copies == 1:
+        return
+    if train.engine == "FSDP":
+        yield from _divides(spec, ("copies", "context"))
+    else:
+        yield Problem(
+            f"{PARALLELISM}.copies",
+            f"{train.parallelism.copies} has no effect with {train.engine}, whose copies follow from the other degrees.",
+            "Remove it, or use engine FSDP.",
+        )
+
+
+def heads(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the devices that share a sequence can share the heads of each layer.
+
+    Only for random models: the heads of a checkpoint are not in the manifest, so the engine checks those.
+    """
+    shape, ranks = spec.model.source.random, spec.train.parallelism.context
+    if shape is None:
+        return
+    head_counts = {name: getattr(shape, name) for name in ("attentionHeads", "linearKeyHeads", "linearValueHeads")}
+    if uneven := [f"{name} {count}" for name, count in head_counts.items() if count % ranks]:
+        fitting = [size for size in range(1, ranks) if all(count % size == 0 for count in head_counts.values())]
+        yield Problem(
+            f"{PARALLELISM}.context",
+            f"{ranks} does not divide {', '.join(uneven)}: each device takes whole heads.",
+            f"Use {fitting[-1]}.",
+        )
+
+
+def offload(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that gradients are offloaded only with parameters, next to which FSDP keeps them."""
+    offloaded = spec.train.offload
+    if spec.train.engine == "FSDP" and offloaded.gradients and not offloaded.parameters:
+        yield Problem(
+            "spec.train.offload.gradients",
+            "true without parameters: FSDP keeps gradients where the parameters are.",
+            "Set parameters to true, or gradients to false.",
+        )
+
+
+def batch(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the samples of an update divide over ranks and micro-batches, unless micro-batches are filled by tokens."""
+    size, cut = spec.train.batch, spec.train.parallelism
+    if size.dynamicMicroBatches or spec.world_size % (cut.tensor * cut.pipeline * cut.context):
+        return
+    ranks, micro = spec.data_parallel, size.microBatchSequences
+    if spec.samples_per_update % (ranks * micro) == 0:
+        return
+    group = spec.samples_per_update // size.promptsPerUpdate
+    step = ranks * micro // math.gcd(ranks * micro, group)
+    prompts = _around(size.promptsPerUpdate, range(step, size.promptsPerUpdate + step + 1, step))
+    samples = f"promptsPerUpdate {size.promptsPerUpdate}"
+    if spec.mode != "SFT":
+        samples += f" × groupSize {group} = {spec.samples_per_update}"
+    yield Problem(
+        "spec.train.batch",
+        f"{samples} does not divide over {ranks} data-parallel ranks × microBatchSequences {micro} = {ranks * micro}.",
+        f"Use promptsPerUpdate {either(prompts)}.",
+    )
+
+
+def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the longest sequence fits into a micro-batch that is filled by tokens."""
+    size = spec.train.batch
+    if not size.dynamicMicroBatches:
+        return
+    longest = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+    ranks = spec.train.parallelism.context
+    if longest > size.maxTokensPerDevice * ranks:
+        yield Problem(
+            "spec.train.batch.maxTokensPerDevice",
+            f"{size.maxTokensPerDevice} × context {ranks} is less than one sequence: maxPromptTokens "
+            f"{spec.data.maxPromptTokens} + maxResponseTokens {spec.data.maxResponseTokens} = {longest}.",
+            f"Use at least {-(-longest // ranks)}.",
+        )
+
+
+def replicas(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that a replica is an equal part of a node, or a number of nodes that divides its pool."""
+    if (pool := spec.rollout) is None:
+        return
+    set_aside = pool.stragglerLane.nodes if pool.stragglerLane and pool.stragglerLane.nodes < pool.nodes else 0
+    yield from _fits(spec, "spec.rollout", pool.tensorParallel, pool.nodes - set_aside)
+    if pool.stragglerLane is not None:
+        yield from _fits(
+            spec, "spec.rollout.stragglerLane", pool.stragglerLane.tensorParallel, pool.stragglerLane.nodes
+        )
+
+
+def _divides(spec: TrainingSpec, axes: tuple[str, ...]) -> Iterator[Problem]:
+    sizes = {axis: getattr(spec.train.parallelism, axis) for axis in axes}
+    product, nodes, devices = math.prod(sizes.values()), spec.train.nodes, spec.accelerator.devicesPerNode
+    world = nodes * devices
+    if world % product == 0:
+        return
+    options = []
+    # Propose the first axis whose change alone suffices, in the order of their cost in performance.
+    for axis in ("pipeline", "copies", "context", "expert", "tensor", "expertTensor"):
+        if sizes.get(axis, 1) > 1 and world % (product // sizes[axis]) == 0:
+            room = world // (product // sizes[axis])
+            mended = _around(sizes[axis], [size for size in range(1, room + 1) if room % size == 0])
+            options.append(f"{axis} {either(mended)}")
+            break
+    enough = product // math.gcd(product, devices)
+    if (more := -(-nodes // enough) * enough) <= MAX_NODES:
+        options.append(counted(more, "node"))
+    yield Problem(
+        PARALLELISM,
+        f"{' × '.join(f'{axis} {size}' for axis, size in sizes.items())} = {product} does not divide "
+        f"{counted(nodes, 'node')} × {devices} devices = {world}.",
+        f"Use {', or '.join(options) or 'smaller sizes'}.",
+    )
+
+
+def _fits(spec: TrainingSpec, path: str, size: int, nodes: int) -> Iterator[Problem]:
+    devices = spec.accelerator.devicesPerNode
+    if _whole(size, nodes, devices):
+        return
+    fitting = _around(size, [other for other in range(1, nodes * devices + 1) if _whole(other, nodes, devices)])
+    yield Problem(
+        f"{path}.tensorParallel",
+        f"{size} does not fit {counted(nodes, 'node')} × {devices} devices: a replica is an equal part of a node, or several whole nodes.",
+        f"Use {either(fitting)}.",
+    )
+
+
+def _whole(size: int, nodes: int, devices: int) -> bool:
+    if size <= devices:
+        return devices % size == 0
+    return size % devices == 0 and nodes % (size // devices) == 0
+
+
+def _around(value: int, options: Sequence[int]) -> list[int]:
+    """Return the nearest options below and above a value. `options` must ascend."""
+    below = [option for option in options if option < value]
+    above = [option for option in options if option > value]
+    return [*below[-1:], *above[:1]]

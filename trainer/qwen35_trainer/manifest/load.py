@@ -1,0 +1,86 @@
+"""Loads manifests from files, and dumps them."""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from qwen35_trainer.manifest.document import dump_document, parse_document
+from qwen35_trainer.manifest.overrides import override
+from qwen35_trainer.manifest.parse import parse_manifest
+from qwen35_trainer.manifest.problems import ManifestError, Problem, either, near
+from qwen35_trainer.manifest.resource import Manifest
+
+STDIN = Path("-")
+"""The path that means standard input."""
+_OUR_KIND = re.compile(rb"^kind:\s*[\"']?qwen35", re.MULTILINE | re.IGNORECASE)
+
+
+def manifests_in(path: Path) -> list[Path]:
+    """Return the path itself, or for a folder all YAML files below it that hold a Qwen35Training, if there are any."""
+    files = sorted(file for file in path.rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file())
+    return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
+
+
+def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
+    """Load a manifest from a file, or from standard input (`STDIN`), and apply `--set` overrides.
+
+    Raises ManifestError with every problem found.
+    """
+    document, problems = parse_document(_read(path))
+    if problems:
+        raise ManifestError(path, problems)
+    if isinstance(document, Mapping):
+        document, problems = override(document, overrides)
+    try:
+        manifest = parse_manifest(document, path)
+    except ManifestError as error:
+        raise ManifestError(path, [*problems, *error.problems]) from None
+    if problems:
+        raise ManifestError(path, problems)
+    return manifest
+
+
+def dump_manifest(manifest: Manifest) -> str:
+    """Return the manifest as YAML with every default written out, and `async` as its mode has it. `load_manifest` reads it back."""
+    spec = manifest.spec.model_copy(update={"async_": manifest.spec.effective_async})
+    return dump_document(_written(manifest.model_copy(update={"spec": spec})))
+
+
+def _written(value: object) -> object:
+    """Return plain data in the manifest's spelling, without fields that are None by default."""
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields.items()
+        pairs = [(field.alias or name, getattr(value, name), field.default) for name, field in fields]
+        return {key: _written(inside) for key, inside, default in pairs if inside is not None or default is not None}
+    if isinstance(value, tuple):
+        return [_written(inside) for inside in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
+
+def _read(path: Path) -> str:
+    try:
+        return (sys.stdin.buffer.read() if path == STDIN else path.read_bytes()).decode()
+    except FileNotFoundError:
+        raise ManifestError(path, [Problem("", "the file does not exist.", _suggestion(path))]) from None
+    except IsADirectoryError:
+        raise ManifestError(path, [Problem("", "this is a folder, not a manifest.", _suggestion(path / "-"))]) from None
+    except UnicodeDecodeError as error:
+        problem = Problem("", f"not valid UTF-8 (byte {error.start}).", "Save the file as UTF-8 text.")
+        raise ManifestError(path, [problem]) from None
+    except OSError as error:
+        problem = Problem("", f"cannot be read: {error.strerror}.", "Give a file that you may read.")
+        raise ManifestError(path, [problem]) from None
+
+
+def _suggestion(path: Path) -> str:
+    """Return a hint for a path that does not exist: similar names, all manifests of the folder, or the part that is missing."""
+    folder = path.parent
+    if not folder.is_dir():
+        return f"The folder {folder} does not exist either."
+    names = sorted(file.name for file in folder.iterdir() if file.suffix in (".yaml", ".yml"))
+    if matches := near(path.name, names):
+        return f"Did you mean {either(folder / match for match in matches)}?"
+    return f"In {folder}: {', '.join(names)}." if names else f"There is no .yaml file in {folder}."

@@ -1,0 +1,95 @@
+"""Checks of the sections and fields that a mode requires, and of those that have no effect in it."""
+
+from collections.abc import Iterator
+
+from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.manifest.training import TrainingSpec
+
+GROUP_RELATIVE = ("GRPO", "DrGRPO", "RLOO")
+
+
+def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that there is a rollout pool, unless the mode is SFT, which generates nothing."""
+    if spec.mode == "SFT" and spec.rollout is not None:
+        yield Problem(
+            "spec.rollout", "mode SFT has no rollout pool.", "Remove it, or use mode FullyAsync or Colocated."
+        )
+    if spec.mode != "SFT" and spec.rollout is None:
+        yield Problem("spec.rollout", f"mode {spec.mode} needs a rollout pool.", "Add rollout: {nodes: 1}.")
+
+
+def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that there are rewards, unless the mode is SFT, which scores nothing."""
+    if spec.mode == "SFT" and spec.rewards:
+        yield Problem("spec.rewards", "mode SFT has no rewards.", "Remove them, or use mode FullyAsync or Colocated.")
+    if spec.mode != "SFT" and not spec.rewards:
+        yield Problem("spec.rewards", f"mode {spec.mode} needs at least one reward.", "Add rewards: [{type: Math}].")
+
+
+def group_size(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that a group has at least two samples where the algorithm compares them."""
+    algorithm = spec.algorithm
+    if spec.mode != "SFT" and algorithm.advantage in GROUP_RELATIVE and algorithm.groupSize < 2:
+        yield Problem(
+            "spec.algorithm.groupSize",
+            f"{algorithm.advantage} compares the samples of a prompt, and there is only 1.",
+            "Use at least 2, or advantage ReinforcePlusPlus.",
+        )
+    elif spec.mode != "SFT" and algorithm.dynamicSampling and algorithm.groupSize < 2:
+        yield Problem(
+            "spec.algorithm.dynamicSampling",
+            "groupSize 1 < 2: a single reward never differs, so every group would be dropped.",
+            "Use groupSize 2 or more, or set dynamicSampling to false.",
+        )
+
+
+def staleness(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that stalenessThreshold is at most maxVersionLag (docs/design/staleness.md, feasibility)."""
+    share, lag = spec.async_.stalenessThreshold, spec.async_.maxVersionLag
+    if spec.mode == "FullyAsync" and share > lag:
+        yield Problem(
+            "spec.async.stalenessThreshold",
+            f"{share} is above maxVersionLag {lag}: groups would start after their deadline.",
+            f"Lower it to at most {lag}, or raise maxVersionLag.",
+        )
+
+
+def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that partialRollout is not set where no sequence is unfinished when weights are published."""
+    knobs = spec.async_
+    written = "partialRollout" in knobs.model_fields_set and knobs.partialRollout
+    if spec.mode == "FullyAsync" and knobs.stalenessThreshold == 0 and written:
+        yield Problem(
+            "spec.async.partialRollout",
+            "true has no effect with stalenessThreshold 0: no sequence is unfinished at a publication.",
+            "Remove it, or raise stalenessThreshold above 0.",
+        )
+
+
+def window(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the fields that bound staleness are set only in FullyAsync: no other mode runs ahead."""
+    if spec.mode == "FullyAsync":
+        return
+    neutral = {"stalenessThreshold": 0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}
+    for name, value in (neutral | {"partialRollout": False, "adaptiveDispatch": False}).items():
+        chosen = getattr(spec.async_, name)
+        if name in spec.async_.model_fields_set and chosen != value:
+            shown = str(chosen).lower() if isinstance(chosen, bool) else chosen
+            yield Problem(
+                f"spec.async.{name}",
+                f"{shown} has no effect in mode {spec.mode}, which never runs ahead.",
+                "Remove it, or use mode FullyAsync.",
+            )
+
+
+def colocation(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that pools that share devices have the same size, and no autoscaling."""
+    if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.nodes != spec.train.nodes:
+        yield Problem(
+            "spec.rollout.nodes",
+            f"{spec.rollout.nodes} is not train.nodes {spec.train.nodes}: in mode Colocated the pools share their nodes.",
+            f"Use {spec.train.nodes} here, or train.nodes {spec.rollout.nodes}.",
+        )
+    if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.autoscale is not None:
+        shared = "in mode Colocated the pools share their nodes: there is nothing to autoscale."
+        yield Problem("spec.rollout.autoscale", shared, "Remove it, or use mode FullyAsync.")

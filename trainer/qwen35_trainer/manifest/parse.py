@@ -1,0 +1,78 @@
+"""Parses a plain document into a checked spec, and reports the problems of fields and those across fields together."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from qwen35_trainer.manifest import fields
+from qwen35_trainer.manifest.checks import check
+from qwen35_trainer.manifest.errors import explain
+from qwen35_trainer.manifest.problems import ManifestError, Problem
+from qwen35_trainer.manifest.resource import API_VERSION, KIND, Manifest
+from qwen35_trainer.manifest.training import TrainingSpec
+
+
+def parse_spec(document: object) -> tuple[TrainingSpec | None, list[Problem]]:
+    """Parse and check a spec. Returns it, or None if a field is invalid, and every problem.
+
+    Checks across fields run on the sections that are valid, so that one typo does not hide other problems.
+    """
+    try:
+        spec = TrainingSpec.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        failed = {str(detail["loc"][0]) for detail in error.errors() if detail["loc"]}
+        problems = explain(error, document, TrainingSpec, ("spec",))
+        if isinstance(document, Mapping):
+            problems += check(_parsed_part(document, failed), without=failed)
+        return None, problems
+    return spec, check(spec)
+
+
+def parse_manifest(document: object, file: Path | None = None) -> Manifest:
+    """Parse and check a manifest. Raises ManifestError with every problem found."""
+    if wrong := _wrong_kind(document):
+        raise ManifestError(file, wrong)
+    assert isinstance(document, Mapping)
+    try:
+        manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
+        problems = check(manifest.spec)
+    except ValidationError as error:
+        envelope = [detail for detail in error.errors() if detail["loc"][:1] != ("spec",) or len(detail["loc"]) == 1]
+        problems = explain(envelope, document, Manifest, ())
+        if isinstance(document.get("spec"), Mapping):
+            problems += parse_spec(document["spec"])[1]
+        raise ManifestError(file, problems) from None
+    if problems:
+        raise ManifestError(file, problems)
+    return manifest
+
+
+def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
+    """Return a spec in which invalid sections have their defaults, or no fields: checks must not read those."""
+    spec_fields = fields.fields(TrainingSpec)
+    valid = {key: value for key, value in document.items() if key in spec_fields and key not in failed}
+    for key in failed & spec_fields.keys():
+        model = fields.section(spec_fields[key].annotation)
+        if spec_fields[key].is_required() and model is not None:
+            valid[key] = model.model_construct()
+    return TrainingSpec.model_validate(valid, by_alias=True, by_name=False)
+
+
+def _wrong_kind(document: object) -> list[Problem]:
+    """Return the problem of a document that is not a Qwen35Training, in place of one problem per field."""
+    if not isinstance(document, Mapping):
+        return [
+            Problem(
+                "", "expected a mapping at the top level.", f"Start with apiVersion: {API_VERSION} and kind: {KIND}."
+            )
+        ]
+    wrong = []
+    for key, right in (("apiVersion", API_VERSION), ("kind", KIND)):
+        written = document.get(key)
+        if written is None:
+            wrong.append(Problem(key, "is required.", f"Add {key}: {right}."))
+        elif written != right:
+            wrong.append(Problem(key, f"{written} is not {right}.", f"Write {key}: {right}, or give another file."))
+    return wrong

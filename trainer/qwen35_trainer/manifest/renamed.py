@@ -1,0 +1,42 @@
+"""Names that earlier versions of v1alpha1 had for fields and values, so that errors about them can name the new ones.
+
+Nothing is converted: the manifest is refused, and the message names what to write.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+FIELDS: Final = {
+    "accelerator.perNode": "accelerator.devicesPerNode",
+    "async.requireBatches": "async.updatesPerBatch",
+    "async.updatesPerSync": "async.batchesPerPublication",
+    "failurePolicy.rules[].exitCodes": "failurePolicy.rules[].onExitCodes",
+    "failurePolicy.rules[].messagePattern": "failurePolicy.rules[].onMessagePattern",
+    "failurePolicy.rules[].pool": "failurePolicy.rules[].onPool",
+    "failurePolicy.rules[].reasons": "failurePolicy.rules[].onReasons",
+    "pods.environment": "pods.env",
+    "pods.env[].secret": "pods.env[].valueFrom.secretKeyRef",
+    "rollout.autoscale.growAbove": "rollout.autoscale.growAboveTrainIdle",
+    "rollout.autoscale.shrinkAbove": "rollout.autoscale.shrinkAboveRolloutIdle",
+    "rollout.lane": "rollout.stragglerLane",
+    "rollout.maxSequences": "rollout.maxSequencesPerReplica",
+    "train.batch.dynamic": "train.batch.dynamicMicroBatches",
+    "train.batch.microBatchPerDevice": "train.batch.microBatchSequences",
+    "train.parallelism.replicas": "train.parallelism.copies",
+    "ttlSecondsAfterFinished": "cleanupSecondsAfterFinished",
+    "weights": "publication",
+}
+"""Path of a field of the spec as it was → as it is. `[]` stands for an index."""
+VALUES: Final = {
+    "nvidia": "NVIDIA",
+    "ascend": "Ascend",
+    "cpu": "CPU",
+    "RestartWithoutCounting": "RestartAndIgnoreMaxRestarts",
+}
+"""Value of an enumeration as it was → as it is."""
+
+
+def field(path: Sequence[str | int]) -> str | None:
+    """The new path of a field that had the name `path` in the spec, or None if no field was renamed so."""
+    names = ["[]" if isinstance(segment, int) else f".{segment}" for segment in path]
+    return FIELDS.get("".join(names).lstrip("."))

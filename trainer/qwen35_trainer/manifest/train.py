@@ -1,0 +1,349 @@
+"""spec.train: the pool that updates the weights."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from qwen35_trainer.manifest.accelerator import MAX_NODES
+from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.model import Precision
+
+TrainEngineName = Literal["FSDP", "Megatron"]
+Schedule = Literal["Constant", "Linear", "Cosine"]
+FrozenPart = Literal["Vision", "Embeddings", "Router"]
+ModuleName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+LINEAR_LAYERS = (
+    *("q_proj", "k_proj", "v_proj", "o_proj"),
+    *("in_proj_qkv", "in_proj_z", "out_proj"),
+    *("gate_proj", "up_proj", "down_proj"),
+)
+"""The large matrices of a decoder layer: attention, Gated DeltaNet, MLP or shared expert."""
+
+
+class ParallelismSpec(Section):
+    """Division of the model over the devices of the train pool; devices beyond that are data-parallel."""
+
+    tensor: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share each matrix product (tensor parallelism). Default 1, which needs the minimum of "
+        "communication. verl: actor_rollout_ref.actor.megatron.tensor_model_parallel_size.",
+    )
+    pipeline: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Number of pipeline stages that the layers are divided into. Default 1, which has no bubble. "
+        "verl: actor_rollout_ref.actor.megatron.pipeline_model_parallel_size.",
+    )
+    context: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share each sequence (context parallelism); divides the heads of every layer. With "
+        "FSDP this is Ulysses: each device holds a slice of the tokens, and layers exchange heads for "
+        "tokens. Default 1, for responses of a few thousand tokens. verl: "
+        "actor_rollout_ref.actor.ulysses_sequence_parallel_size, "
+        "actor_rollout_ref.actor.megatron.context_parallel_size.",
+    )
+    copies: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Number of copies of the model that FSDP keeps, each sharded over its share of the devices "
+        "(HSDP); FSDP only. Default 1, which needs the smallest amount of memory; set it to the number of nodes to "
+        "gather weights within each node. verl: actor_rollout_ref.actor.fsdp_config.fsdp_size (the "
+        "devices of one copy).",
+    )
+    expert: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share the experts of a layer (expert parallelism). Default 1, for dense models. "
+        "verl: actor_rollout_ref.actor.megatron.expert_model_parallel_size.",
+    )
+    expertTensor: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        description="Devices that share the matrix products of each expert. Default 1, because experts are small. "
+        "verl: actor_rollout_ref.actor.megatron.expert_tensor_parallel_size.",
+    )
+
+
+class BatchSpec(Section):
+    """The prompts of one update, and how their sequences are divided into micro-batches."""
+
+    promptsPerUpdate: int = Field(
+        32,
+        ge=1,
+        le=65_536,
+        description="Prompts per update (optimizer step); in SFT, examples. Default 32, as in the 35B recipe. verl: "
+        "actor_rollout_ref.actor.ppo_mini_batch_size.",
+    )
+    microBatchSequences: int = Field(
+        1,
+        ge=1,
+        le=4096,
+        description="Sequences per forward and backward pass of a data-parallel rank; ignored with "
+        "dynamicMicroBatches. Default 1, which needs the smallest amount of memory. verl: "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu.",
+    )
+    removePadding: bool = Field(
+        False,
+        description="Pack the sequences of a micro-batch into one row instead of padding them. The engine verifies at"
+        " start that no layer leaks across sequence boundaries and refuses to run otherwise. Default "
+        "false, as in most published recipes. verl: actor_rollout_ref.model.use_remove_padding.",
+    )
+    dynamicMicroBatches: bool = Field(
+        False,
+        description="Fill micro-batches up to maxTokensPerDevice instead of a number of sequences; padding counts "
+        "unless it is removed. Default false, as in the published recipes. verl: "
+        "actor_rollout_ref.actor.use_dynamic_bsz.",
+    )
+    maxTokensPerDevice: int = Field(
+        16_384,
+        ge=1,
+        le=16_777_216,
+        description="Maximum tokens of a micro-batch per device, with dynamicMicroBatches; must hold the longest "
+        "prompt and response. Default 16384, as in verl. verl: "
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu.",
+    )
+
+
+class OptimizerSpec(Section):
+    """The optimizer and the schedule of its learning rate."""
+
+    type: Literal["AdamW", "Muon"] = Field(
+        "AdamW",
+        description="AdamW for everything, or Muon for matrices and AdamW for the rest. Muon's updates are scaled to "
+        "the size of AdamW's, so that the same learning rate and weight decay apply. Default AdamW, the "
+        "most common one. verl: actor_rollout_ref.actor.optim.optimizer.",
+    )
+    learningRate: float = Field(
+        1e-6,
+        gt=0,
+        le=1,
+        description="Peak learning rate. Default 1e-6, as in the published recipes. verl: "
+        "actor_rollout_ref.actor.optim.lr.",
+    )
+    weightDecay: float = Field(
+        0.1,
+        ge=0,
+        le=1,
+        description="Decoupled weight decay. Default 0.1, as in the published recipes. verl: "
+        "actor_rollout_ref.actor.optim.weight_decay.",
+    )
+    decayAll: bool = Field(
+        False,
+        description="Apply weight decay to every parameter. Default false: one-dimensional parameters (norm weights, "
+        "biases, A_log, dt_bias) are exempt, as in Megatron, and so are the filters of the short "
+        "convolutions, because 0 has no special meaning for them. verl's FSDP engine decays all. verl: "
+        "none.",
+    )
+    beta1: float = Field(
+        0.9,
+        ge=0,
+        lt=1,
+        description="Decay rate of the first moment. Default 0.9, that of AdamW. verl: "
+        "actor_rollout_ref.actor.optim.betas.",
+    )
+    beta2: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        description="Decay rate of the second moment. Default 0.95, usual for large language models. verl: "
+        "actor_rollout_ref.actor.optim.betas.",
+    )
+    epsilon: float = Field(
+        1e-8,
+        gt=0,
+        le=1,
+        description="Term added to the denominator. Default 1e-8, that of AdamW. verl: "
+        "actor_rollout_ref.actor.optim.override_optimizer_config.",
+    )
+    momentum: float = Field(
+        0.95,
+        ge=0,
+        lt=1,
+        description="Decay rate of Muon's mean gradient; only for Muon. Default 0.95, that of Muon. verl: "
+        "actor_rollout_ref.actor.optim.override_optimizer_config.",
+    )
+    gradientClip: float = Field(
+        1.0,
+        gt=0,
+        le=1_000_000,
+        description="Maximum global gradient norm; larger gradients are scaled down to it. Default 1, as in the "
+        "published recipes. verl: actor_rollout_ref.actor.optim.clip_grad.",
+    )
+    warmupUpdates: int = Field(
+        0,
+        ge=0,
+        le=1_000_000,
+        description="Updates over which the learning rate rises from 0. Default 0, because a peak of 1e-6 needs no "
+        "warm-up. verl: actor_rollout_ref.actor.optim.lr_warmup_steps.",
+    )
+    schedule: Schedule = Field(
+        "Constant",
+        description="Schedule of the learning rate after the warm-up. Default Constant, as in the published recipes. "
+        "verl: actor_rollout_ref.actor.optim.lr_scheduler_type.",
+    )
+    minLearningRateRatio: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Final learning rate of Linear and Cosine, as a fraction of the peak. Default 0. verl: "
+        "actor_rollout_ref.actor.optim.min_lr_ratio.",
+    )
+
+
+class OffloadSpec(Section):
+    """Data that is kept in host memory while the devices do not need it."""
+
+    parameters: bool = Field(
+        False,
+        description="Offload parameters. With FSDP, gradients and optimizer state are offloaded with them, and the "
+        "optimizer step runs on the host. Default false, because the copies take time. verl: "
+        "actor_rollout_ref.actor.fsdp_config.offload_policy, "
+        "actor_rollout_ref.actor.megatron.param_offload.",
+    )
+    gradients: bool = Field(
+        False,
+        description="Offload gradients. With FSDP they are where the parameters are. Default false, because the "
+        "copies take time. verl: actor_rollout_ref.actor.megatron.grad_offload.",
+    )
+    optimizer: bool = Field(
+        False,
+        description="Offload optimizer state; it is on the device only during the optimizer step. Default false, "
+        "because the copies take time. verl: actor_rollout_ref.actor.fsdp_config.optimizer_offload, "
+        "actor_rollout_ref.actor.megatron.optimizer_offload.",
+    )
+
+
+class LoRASpec(Section):
+    """Low-rank adapters: the weights stay fixed, and the product of two thin matrices is added to each target."""
+
+    rank: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="Rank of the adapters. Default 32, which learns about as much as full training in reinforcement "
+        "learning. verl: actor_rollout_ref.model.lora_rank.",
+    )
+    alpha: float = Field(
+        32.0,
+        gt=0,
+        le=65_536,
+        description="Scale of the adapters: their product is multiplied by alpha / rank. Default 32, a factor of 1 at"
+        " the default rank. verl: actor_rollout_ref.model.lora_alpha.",
+    )
+    targets: tuple[ModuleName, ...] = Field(
+        LINEAR_LAYERS,
+        strict=False,
+        min_length=1,
+        max_length=32,
+        description="Names (last parts) of the linear layers that get adapters; each must exist, unless this is the "
+        "default. Default: all large matrices of the decoder layers. Routed experts get none. verl: "
+        "actor_rollout_ref.model.target_modules.",
+    )
+
+
+class RouterSpec(Section):
+    """Auxiliary losses of the routers in a mixture of experts, summed over layers."""
+
+    loadBalancingLoss: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the load-balancing loss, computed per sequence, averaged over tokens and summed over "
+        "layers; the loss is 1 when all experts are used equally. Default 0, as in verl's FSDP recipes; "
+        "its Megatron recipes use 0.01. verl: "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_aux_loss_coeff.",
+    )
+    zLoss: float = Field(
+        0.0,
+        ge=0,
+        le=100,
+        description="Weight of the squared logarithm of the router's partition function, averaged over tokens and "
+        "summed over layers. Default 0, as in verl's FSDP recipes; its Megatron recipes use 0.001. verl: "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_z_loss_coeff.",
+    )
+
+
+class TrainSpec(Section):
+    """The pool that updates the weights, and its engine."""
+
+    engine: TrainEngineName = Field(
+        "FSDP",
+        description="Training engine: FSDP (FSDP2), or Megatron for large mixtures of experts. Default FSDP, which "
+        "runs everywhere. verl: actor_rollout_ref.actor.strategy.",
+    )
+    nodes: int = Field(1, ge=1, le=MAX_NODES, description="Nodes of the pool. Default 1. verl: trainer.nnodes.")
+    updates: int | None = Field(
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Number of updates (optimizer steps) of the run. Default: as many as data.epochs makes. verl: "
+        "trainer.total_training_steps.",
+    )
+    parallelism: ParallelismSpec = Field(
+        ParallelismSpec(),
+        description="How the model is divided over the devices. Default: only data-parallel. verl: "
+        "actor_rollout_ref.actor.megatron.",
+    )
+    batch: BatchSpec = Field(
+        BatchSpec(),
+        description="The prompts of one update and their micro-batches. Default: 32 prompts. verl: "
+        "actor_rollout_ref.actor.",
+    )
+    optimizer: OptimizerSpec = Field(
+        OptimizerSpec(),
+        description="Optimizer and learning-rate schedule. Default: AdamW. verl: actor_rollout_ref.actor.optim.",
+    )
+    router: RouterSpec = Field(
+        RouterSpec(),
+        description="Auxiliary losses of the routers in a mixture of experts. Default: none. verl: "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.",
+    )
+    offload: OffloadSpec = Field(
+        OffloadSpec(),
+        description="What is kept in host memory. Default: nothing. verl: actor_rollout_ref.actor.fsdp_config.",
+    )
+    activationCheckpointing: bool = Field(
+        False,
+        description="Recompute activations in the backward pass, which needs less memory and about a third more "
+        "compute. Default false, for speed. verl: actor_rollout_ref.model.enable_gradient_checkpointing.",
+    )
+    headPrecision: Precision = Field(
+        "BF16",
+        description="Number format of the logits, in training and in the Torch rollout engine. BF16 rounds them to "
+        "model.precision, as published recipes do; FP32 does not, which removes rounding errors of some "
+        "hundredths of a nat from log-probabilities (MiniMax-M1, arXiv:2506.13585). Without an NVIDIA "
+        "device, FP32 computes the output layer in float32. Default BF16. verl: none.",
+    )
+    collectiveTimeoutSeconds: float = Field(
+        600.0,
+        gt=0,
+        le=604_800,
+        description="Maximum time, in seconds, for the ranks to find each other and for each collective operation; a "
+        "rank that waits longer ends and names the operation. It must cover the difference in time "
+        "between the fastest and the slowest rank. The driver waits for no step longer than "
+        "async.stallSeconds, so raise both. Default 600, as in verl. verl: "
+        "actor_rollout_ref.nccl_timeout.",
+    )
+    freeze: tuple[FrozenPart, ...] = Field(
+        (),
+        strict=False,
+        max_length=3,
+        description="Parts of the model that do not train: Vision (the vision tower, which never trains on data "
+        "without pictures), Embeddings (of tokens, and the output layer), Router (of the experts). "
+        "Default: none. verl: actor_rollout_ref.actor.freeze_vision_tower, "
+        "actor_rollout_ref.actor.megatron.override_transformer_config.moe_router_freeze.",
+    )
+    lora: LoRASpec | None = Field(
+        None,
+        description="Train low-rank adapters instead of the weights; checkpoints and publications then hold only the "
+        "adapters. Default: none, all weights train. verl: actor_rollout_ref.model.lora_rank.",
+    )

@@ -1,0 +1,173 @@
+"""spec: all sections, and the sizes that follow from them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from qwen35_trainer.manifest.accelerator import AcceleratorSpec
+from qwen35_trainer.manifest.algorithm import AlgorithmSpec
+from qwen35_trainer.manifest.asynchrony import AsyncSpec
+from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.checkpoint import CheckpointSpec
+from qwen35_trainer.manifest.data import DataSpec
+from qwen35_trainer.manifest.evaluation import EvaluationSpec
+from qwen35_trainer.manifest.failure import FailurePolicySpec
+from qwen35_trainer.manifest.model import ModelSpec
+from qwen35_trainer.manifest.pods import PodsSpec
+from qwen35_trainer.manifest.publication import PublicationSpec
+from qwen35_trainer.manifest.rewards import RewardSpec
+from qwen35_trainer.manifest.rollout import RolloutSpec
+from qwen35_trainer.manifest.tracking import TrackingSpec
+from qwen35_trainer.manifest.train import TrainSpec
+
+Mode = Literal["FullyAsync", "Colocated", "SFT"]
+
+
+class TrainingSpec(Section):
+    """The desired state of a training: the `spec` of a Qwen35Training.
+
+    Parsing checks each field; `qwen35_trainer.manifest.checks.check` checks how they fit together.
+    """
+
+    mode: Mode = Field(
+        "FullyAsync",
+        description="FullyAsync generates while it trains, Colocated alternates between both on the same devices, and"
+        " SFT only trains. Default FullyAsync, the fastest with a bounded staleness. verl: the choice of "
+        "main program.",
+    )
+    suspend: bool = Field(
+        False,
+        description="Save a checkpoint and release all nodes until this is false again. Default false: a new training"
+        " starts. verl: none.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        description="Seed of the data order, of sampling and of random initial weights. Default 0. verl: data.seed, "
+        "actor_rollout_ref.rollout.seed.",
+    )
+    accelerator: AcceleratorSpec = Field(
+        AcceleratorSpec(), description="The devices of a node. Default: 8 NVIDIA GPUs. verl: trainer.device."
+    )
+    model: ModelSpec = Field(description="The model to train. No default. verl: actor_rollout_ref.model.")
+    data: DataSpec = Field(description="The prompts. No default. verl: data.")
+    rewards: tuple[RewardSpec, ...] = Field(
+        (),
+        strict=False,
+        max_length=16,
+        description="Reward functions that score responses. At least one is required, except in mode SFT, which has "
+        "none. Default: empty. verl: reward.",
+    )
+    evaluation: EvaluationSpec = Field(
+        EvaluationSpec(),
+        description="When held-out prompts are evaluated. Default: before and after training. verl: trainer.test_freq.",
+    )
+    algorithm: AlgorithmSpec = Field(
+        AlgorithmSpec(), description="The algorithm, from rewards to the loss. Default: GRPO. verl: algorithm."
+    )
+    rollout: RolloutSpec | None = Field(
+        None,
+        description="The pool that generates responses. Required, except in mode SFT, which has none. No default, "
+        "because its size is a choice. verl: actor_rollout_ref.rollout.",
+    )
+    train: TrainSpec = Field(
+        TrainSpec(),
+        description="The pool that updates the weights. Default: one node with FSDP. verl: actor_rollout_ref.actor.",
+    )
+    async_: AsyncSpec = Field(
+        AsyncSpec(),
+        alias="async",
+        description="How far generation may run ahead of training. Default: half a version. verl: async_training.",
+    )
+    publication: PublicationSpec = Field(
+        PublicationSpec(),
+        description="How versions of the weights reach the replicas. verl: "
+        "actor_rollout_ref.rollout.checkpoint_engine.",
+    )
+    checkpoint: CheckpointSpec = Field(
+        CheckpointSpec(),
+        description="When checkpoints are saved; a resumed run starts from the newest. Default: every 20 updates. "
+        "verl: trainer.save_freq.",
+    )
+    tracking: TrackingSpec = Field(
+        TrackingSpec(), description="Metric sinks. Default: TensorBoard. verl: trainer.logger."
+    )
+    pods: PodsSpec = Field(PodsSpec(), description="Additions to the pods of the cluster. Default: none. verl: none.")
+    failurePolicy: FailurePolicySpec = Field(
+        FailurePolicySpec(), description="What follows a failed attempt. Default: up to 5 restarts. verl: none."
+    )
+    cleanupSecondsAfterFinished: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="Seconds after the end of the training at which its child objects are deleted. Default: they are "
+        "kept. verl: none.",
+    )
+    activeDeadlineSeconds: int | None = Field(
+        None,
+        ge=1,
+        le=2**31 - 1,
+        description="Maximum time that the training may be active, in seconds over all attempts; then it fails. "
+        "Default: no limit. verl: none.",
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Number of devices of the train pool."""
+        return self.train.nodes * self.accelerator.devicesPerNode
+
+    @property
+    def data_parallel(self) -> int:
+        """Number of data-parallel ranks of the dense layers."""
+        cut = self.train.parallelism
+        return self.world_size // (cut.tensor * cut.pipeline * cut.context)
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Number of data-parallel ranks of the experts."""
+        cut = self.train.parallelism
+        return self.world_size // (cut.expertTensor * cut.expert * cut.pipeline)
+
+    @property
+    def samples_per_update(self) -> int:
+        """Number of sequences of one update; SFT has one per prompt."""
+        return self.train.batch.promptsPerUpdate * (1 if self.mode == "SFT" else self.algorithm.groupSize)
+
+    @property
+    def rollout_replicas(self) -> int:
+        """Number of replicas of the rollout pool at its current size, without the straggler lane; 0 without a pool."""
+        return 0 if self.rollout is None else self.replicas_on(self.rollout.nodes)
+
+    def replicas_on(self, nodes: int) -> int:
+        """Return the number of replicas, without the straggler lane, of a rollout pool of `nodes` nodes."""
+        assert self.rollout is not None
+        pool = nodes - (self.rollout.stragglerLane.nodes if self.rollout.stragglerLane else 0)
+        return pool * self.accelerator.devicesPerNode // self.rollout.tensorParallel
+
+    @property
+    def lane_replicas(self) -> int:
+        """Number of replicas of the straggler lane; 0 without one."""
+        lane = self.rollout.stragglerLane if self.rollout is not None else None
+        return 0 if lane is None else lane.nodes * self.accelerator.devicesPerNode // lane.tensorParallel
+
+    @property
+    def groups_per_batch(self) -> int:
+        """Groups in one batch: P of the staleness rule."""
+        return self.train.batch.promptsPerUpdate * self.async_.updatesPerBatch
+
+    @property
+    def batches_per_version(self) -> int:
+        """Batches between two publications: K of the staleness rule."""
+        return self.async_.batchesPerPublication
+
+    @property
+    def effective_async(self) -> AsyncSpec:
+        """`spec.async` as the loop uses it: outside FullyAsync, and with stalenessThreshold 0, nothing runs ahead."""
+        if self.mode != "FullyAsync":
+            synchronous = {"stalenessThreshold": 0.0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}
+            alone = {"adaptiveDispatch": False, "partialRollout": False}
+            return self.async_.model_copy(update=synchronous | alone)
+        if self.async_.stalenessThreshold == 0:
+            return self.async_.model_copy(update={"partialRollout": False})
+        return self.async_

@@ -1,0 +1,122 @@
+"""Builds a Qwen3.5 model from random weights or from a folder, adapted to this trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen35_trainer.manifest import ModelSpec, RandomModelSpec, RandomVisionSpec
+from qwen35_trainer.models.qwen3_5 import HFModule, classes
+from qwen35_trainer.models.qwen3_5.adapter import adapt
+from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
+from qwen35_trainer.models.qwen3_5.precision import stored_in
+
+VISION_TOKENS = {
+    "vision_start_token_id": 3,
+    "vision_end_token_id": 4,
+    "image_token_id": 5,
+    "video_token_id": 6,
+}
+"""Ids of the vision tokens in the character tokenizer, by their names in a configuration."""
+
+
+def build(
+    model: ModelSpec,
+    *,
+    seed: int,
+    vocabulary: int,
+    max_length: int,
+    base: Path,
+    precision: torch.dtype = torch.float32,
+) -> HFModule:
+    """Build the model that `spec.model` names on the CPU, and adapt it: text, or vision-language if it has a vision tower.
+
+    vocabulary: tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: the folder to which
+    `source.path` is relative.  precision: type of its parameters, except those that are always float32
+    (`precision.py`).  The same seed gives the same random weights in every process.
+    Raises CheckpointUnusable naming all problems of a folder.
+    """
+    if model.source.random is not None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = _random(model.source.random, vocabulary, max_length)
+        for name, parameter in built.named_parameters():
+            parameter.data = parameter.data.to(stored_in(name, precision))
+        return adapt(built)
+    assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
+    return adapt(_from_files(CheckpointFiles.open(base / model.source.path), precision))
+
+
+def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
+    """Build a model without drawing random values for its parameters, and load the files. Buffers are computed as usual."""
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
+
+    with init_empty_weights(include_buffers=False):
+        model = classes.construct(files.config)
+    weights = {name: files.read(name).to(stored_in(name, precision)) for name in files.tensors}
+    check_finite(files.folder, weights.items())
+    model.load_state_dict(weights, strict=False, assign=True)  # a tied layer has no entry of its own
+    model.tie_weights()
+    return model
+
+
+def _random(shape: RandomModelSpec, vocabulary: int, max_length: int) -> HFModule:
+    import transformers
+
+    text = {
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hiddenSize,
+        "num_hidden_layers": shape.layers,
+        "full_attention_interval": shape.fullAttentionInterval,
+        "num_attention_heads": shape.attentionHeads,
+        "num_key_value_heads": shape.keyValueHeads,
+        "head_dim": shape.headDim,
+        "linear_num_key_heads": shape.linearKeyHeads,
+        "linear_num_value_heads": shape.linearValueHeads,
+        "linear_key_head_dim": shape.linearHeadDim,
+        "linear_value_head_dim": shape.linearHeadDim,
+        "initializer_range": shape.initializerRange,
+        "tie_word_embeddings": shape.tieEmbeddings,
+        "max_position_embeddings": max_length,
+        "use_cache": False,
+        **_feed_forward(shape),
+    }
+    family = "Qwen3_5" if shape.experts == 0 else "Qwen3_5Moe"
+    if shape.vision is None:
+        return classes.construct(getattr(transformers, f"{family}TextConfig")(**text))
+    config = getattr(transformers, f"{family}Config")(
+        text_config=text,
+        vision_config=_tower(shape.vision, shape),
+        tie_word_embeddings=shape.tieEmbeddings,
+        initializer_range=shape.initializerRange,
+        **VISION_TOKENS,
+    )
+    return classes.construct(config)
+
+
+def _feed_forward(shape: RandomModelSpec) -> dict[str, Any]:
+    if shape.experts == 0:
+        return {"intermediate_size": shape.intermediateSize}
+    return {
+        "num_experts": shape.experts,
+        "num_experts_per_tok": shape.expertsPerToken,
+        "moe_intermediate_size": shape.intermediateSize,
+        "shared_expert_intermediate_size": shape.intermediateSize,
+    }
+
+
+def _tower(vision: RandomVisionSpec, shape: RandomModelSpec) -> dict[str, Any]:
+    return {
+        "depth": vision.depth,
+        "hidden_size": vision.heads * vision.headDim,
+        "intermediate_size": vision.intermediateSize,
+        "num_heads": vision.heads,
+        "patch_size": vision.patchSize,
+        "temporal_patch_size": vision.temporalPatchSize,
+        "spatial_merge_size": vision.spatialMergeSize,
+        "num_position_embeddings": vision.positionGrid**2,
+        "out_hidden_size": shape.hiddenSize,
+        "initializer_range": shape.initializerRange,
+    }

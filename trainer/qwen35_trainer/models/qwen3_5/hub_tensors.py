@@ -1,0 +1,103 @@
+"""Weights under the names and shapes of a Hugging Face checkpoint of this family, for other programs to load.
+
+    module ─► whole tensors, one after another ─► exported ─► rollout engine, or *.safetensors
+
+Only the names of experts differ between the module and checkpoints:
+
+    packed       layers.0.mlp.experts.gate_up_proj  (E, 2·I, D), gate above up       the module; vLLM
+                 layers.0.mlp.experts.down_proj     (E, D, I)
+    per expert   layers.0.mlp.experts.7.gate_proj.weight (I, D), up_proj (I, D), down_proj (D, I)    the library; vLLM
+
+vLLM 0.32 reads both; some of its older versions refuse packed tensors in weight updates. All other tensors, those of the
+vision tower included (`model.visual.*`), have the names of the module. All functions stream: if the tensors of a layer
+are adjacent, the experts of one layer at most are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from qwen35_trainer.models.qwen3_5.checkpoint_files import EXPERT, CheckpointFiles
+
+type NamedTensor = tuple[str, Tensor]
+type ExpertLayout = Literal["packed", "per expert"]
+
+GATE_UP, DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+HEAD = "lm_head.weight"
+
+
+def exported(
+    weights: Iterable[NamedTensor], *, tied: bool, layout: ExpertLayout = "packed", heads: Iterable[NamedTensor] = ()
+) -> Iterator[NamedTensor]:
+    """Yield the weights of a model under the names by which its rollout engine loads them.
+
+    weights: unsharded tensors by their names in the module.  tied: `config.tie_word_embeddings`; the output layer is then
+    left out, since loaders take it from the input embedding and would read it twice.  heads: of multi-token prediction
+    (`mtp_heads`), passed through unchanged: the library's module does not have them, so they are not trained.
+    """
+    exported_weights = ((name, tensor) for name, tensor in weights if not (tied and name == HEAD))
+    yield from to_packed(exported_weights) if layout == "packed" else to_per_expert(exported_weights)
+    yield from heads
+
+
+def mtp_heads(files: CheckpointFiles) -> dict[str, Tensor]:
+    """Read the heads for multi-token prediction (`mtp.*`) of a checkpoint; empty if it has none.
+
+    vLLM drafts tokens with them. They do not change while the model learns, so drafts are accepted more rarely; that costs
+    speed but never changes the sampled distribution.
+    """
+    return {name: files.read(name) for name in files.passed}
+
+
+def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+    """Split packed expert tensors into views, and pass the others through. The inverse of `to_packed`."""
+    for name, tensor in weights:
+        if name.endswith(GATE_UP):
+            prefix = name.removesuffix(GATE_UP)
+            for i, expert in enumerate(tensor):
+                gate, up = expert.chunk(2)
+                yield f"{prefix}.experts.{i}.gate_proj.weight", gate
+                yield f"{prefix}.experts.{i}.up_proj.weight", up
+        elif name.endswith(DOWN):
+            prefix = name.removesuffix(DOWN)
+            for i, expert in enumerate(tensor):
+                yield f"{prefix}.experts.{i}.down_proj.weight", expert
+        else:
+            yield name, tensor
+
+
+def to_packed(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
+    """Join the tensors of single experts once a layer has all of them, and pass the others through.
+
+    A layer ends at an expert of another layer or at the end. Raises ValueError naming tensors that are missing then.
+    """
+    prefix, experts = "", dict[tuple[str, int], Tensor]()
+    for name, tensor in weights:
+        match = EXPERT.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            continue
+        if match[1] != prefix:
+            yield from _packed(prefix, experts)
+            prefix, experts = match[1], {}
+        experts[match[3], int(match[2])] = tensor
+    yield from _packed(prefix, experts)
+
+
+def _packed(prefix: str, experts: dict[tuple[str, int], Tensor]) -> Iterator[NamedTensor]:
+    if not experts:
+        return
+    count = 1 + max(i for _, i in experts)
+    kinds = ("gate_proj", "up_proj", "down_proj")
+    if missing := [f"{i}.{kind}" for kind in kinds for i in range(count) if (kind, i) not in experts]:
+        raise ValueError(
+            f"{prefix}: {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''} missing of {count} experts; the "
+            "experts of a layer must follow one another."
+        )
+    gate_up = (torch.cat((experts["gate_proj", i], experts["up_proj", i])) for i in range(count))
+    yield f"{prefix}.gate_up_proj", torch.stack(list(gate_up))
+    yield f"{prefix}.down_proj", torch.stack([experts["down_proj", i] for i in range(count)])

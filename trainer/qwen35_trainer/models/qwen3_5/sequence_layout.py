@@ -1,0 +1,93 @@
+"""The layout of the sequences of one forward pass, in the forms that mixers need. Computed once, read by all layers.
+
+A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a right-padded
+batch (a *bucket*: the shortest is longer than half the longest). So padding at most doubles the work of a mixer for any
+lengths, with one call for each power of two among the lengths.
+
+    row      a a a b b b b c c c c c c c c c          boundaries 0 3 7 16
+    buckets  c c c c c c c c c     b b b b
+                                   a a a ·            ·: computed and discarded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from qwen35_trainer.models.qwen3_5.router import Membership
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceLayout:
+    """Layout of the sequences of one forward pass; `cos` and `sin` are those of the tokens of this process."""
+
+    cos: Tensor
+    """(n, l, rotary channels)"""
+    sin: Tensor
+    """(n, l, rotary channels)"""
+    boundaries: Tensor | None = None
+    """(sequences + 1,) int32 of a packed row; None: rows are right-padded sequences."""
+    longest: int = 0
+    """Tokens of the longest sequence of a packed row."""
+    split: Split | None = None
+    """Split of a packed row; None if every mixer has a kernel with boundaries."""
+    context_group: ProcessGroup | None = None
+    """Processes that hold a slice of the tokens each; None: this process holds all tokens."""
+    membership: Membership | None = None
+    """Tokens that the losses of routers count; None: these losses are not computed."""
+
+    def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+        """Apply `mix`, which takes right-padded sequences (b, l, …), to the sequences of `tensors`: (n, L, …) or (1, T, …).
+
+        No sequence affects the result of another one.
+        """
+        if self.boundaries is None:
+            return mix(*tensors)
+        assert self.split is not None, "a packed row without kernels was not split"
+        return self.split.apply(mix, tensors)
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """A packed row of T tokens as batches of right-padded sequences."""
+
+    buckets: tuple[Tensor, ...]
+    """(b, l) int64 each: the position of every token in the row; arbitrary after the end of a sequence."""
+    back: Tensor
+    """(T,) int64: the position of each token of the row in the concatenation of the flattened buckets."""
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device) -> Split:
+        starts = torch.tensor([0, *lengths]).cumsum(0)
+        total, back, taken = int(starts[-1]), torch.empty(int(starts[-1]), dtype=torch.int64), 0
+        buckets: list[Tensor] = []
+        for members in _similar(lengths):
+            longest = lengths[members[0]]
+            places = starts[members].unsqueeze(1) + torch.arange(longest)
+            real = torch.arange(longest) < torch.tensor([lengths[i] for i in members]).unsqueeze(1)
+            back[places[real]] = taken + real.flatten().nonzero().squeeze(1)
+            taken += places.numel()
+            buckets.append(places.clamp(max=total - 1).to(device))
+        return cls(tuple(buckets), back.to(device))
+
+    def apply(self, mix: Callable[..., Tensor], tensors: Sequence[Tensor]) -> Tensor:
+        mixed = [
+            mix(*(x[0].index_select(0, places.flatten()).unflatten(0, places.shape) for x in tensors)).flatten(0, 1)
+            for places in self.buckets
+        ]
+        return torch.cat(mixed).index_select(0, self.back).unsqueeze(0)
+
+
+def _similar(lengths: Sequence[int]) -> list[list[int]]:
+    """Sort indices of sequences, longest first, into runs whose shortest is longer than half the longest."""
+    runs: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if runs and 2 * lengths[i] > lengths[runs[-1][0]]:
+            runs[-1].append(i)
+        else:
+            runs.append([i])
+    return runs

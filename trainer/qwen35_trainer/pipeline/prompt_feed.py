@@ -1,0 +1,35 @@
+"""The order of dispatch: places in the epoch order, each once, with returned prompts first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class PromptFeed:
+    """Yields `pending`, which an earlier run dispatched and did not train, then `start`, `start` + 1, … without end."""
+
+    def __init__(self, start: int = 0, pending: Iterable[int] = ()) -> None:
+        self._next = start
+        self._returned = deque(pending)
+
+    @property
+    def position(self) -> int:
+        """The first place that was never taken."""
+        return self._next
+
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """Places that come before any new one."""
+        return tuple(self._returned)
+
+    def take(self) -> int:
+        """Take the next place."""
+        if self._returned:
+            return self._returned.popleft()
+        self._next += 1
+        return self._next - 1
+
+    def give_back(self, position: int) -> None:
+        """Return the prompt of a group that left untrained, so that it is dispatched again before any new one."""
+        self._returned.append(position)

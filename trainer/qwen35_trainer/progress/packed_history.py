@@ -1,0 +1,163 @@
+"""A run in at most MAX_PACKED_BYTES, for reports that are made after the run's folder has become unreachable.
+
+    pack:    records ─► thinned until they fit ─► JSON ─► gzip
+    unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
+
+The numbers in the report cover the whole run, because the summary is packed too; only the charts have fewer points. Which
+updates are left out depends only on their place: an update kept at a stride is kept by every later pack at that stride.
+"""
+
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from qwen35_trainer.progress.records import (
+    CheckpointRecord,
+    EvaluationRecord,
+    ExportRecord,
+    FinishRecord,
+    RunRecord,
+    SpanRecord,
+    UpdateRecord,
+    from_line,
+    latest,
+    surviving_evaluations,
+    surviving_updates,
+    to_line,
+)
+from qwen35_trainer.progress.sample_file import Moment
+from qwen35_trainer.progress.summary import Summary, summarise
+
+MAX_PACKED_BYTES: Final = 300 * 1024
+"""A Kubernetes object holds at most 1 MiB, and etcd keeps every byte of it in memory."""
+MAX_UPDATES: Final = 2000
+"""A chart cannot show more updates, and packing more would take seconds."""
+MAX_SPANS: Final = 1000
+"""The latest spans of the timeline are kept; more cannot be distinguished in a chart."""
+MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
+"""Far more than fits into MAX_PACKED_BYTES; limits the memory that a malformed file can take."""
+_EVALUATION_STRIDE_DIVISOR: Final = 16
+"""Evaluations are rare, so their stride is that of updates divided by this number."""
+_FORMER_KEYS: Final = {"trainerIdle": "trainIdle"}
+"""Keys of the summary in histories of earlier releases, and their present names."""
+
+
+class HistoryUnreadable(ValueError):
+    """The bytes are not a packed history. The message gives the reason."""
+
+
+@dataclass(frozen=True)
+class PackedHistory:
+    """The contents of a packed history."""
+
+    manifest: str
+    """The resolved manifest, as YAML."""
+    summary: Summary
+    records: tuple[RunRecord, ...]
+    left_out: int
+    """The number of updates of the final weights that are not among the records."""
+    samples: tuple[Moment, ...] = ()
+    """Sampled responses of the latest update and evaluation."""
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    manifest: str
+    summary: Summary
+    leftOut: int  # noqa: N815  # a key of the document
+    records: list[dict[str, Any]]
+    samples: tuple[Moment, ...] = ()
+
+    @field_validator("summary", mode="before")
+    @classmethod
+    def _complete(cls, summary: object) -> object:
+        """Fill in the fields that an earlier release did not write, and rename those that it spelled differently."""
+        if not isinstance(summary, dict):
+            return summary
+        fields = {_FORMER_KEYS.get(key, key): value for key, value in summary.items()}
+        defaults: dict[str, object] = {**summarise([], max_version_lag=None, peak_rss_mib=None), "version": ""}
+        return defaults | fields
+
+
+def pack(
+    manifest: str,
+    summary: Summary,
+    records: Sequence[RunRecord],
+    limit: int = MAX_PACKED_BYTES,
+    samples: Sequence[Moment] = (),
+) -> bytes:
+    """Pack the history with as many updates as fit into `limit` bytes, always including the first and the last.
+
+    samples: those of the latest update and evaluation. `progress.sample_file` bounds their texts, and all of them are
+    packed.
+    """
+    updates, evaluations = surviving_updates(records), surviving_evaluations(records)
+    spans = [record for record in records if isinstance(record, SpanRecord)]
+    latest_records = (latest(records, kind) for kind in (CheckpointRecord, ExportRecord, FinishRecord))
+    singles = [record for record in latest_records if record is not None]
+    stride = 1
+    while len(updates) > MAX_UPDATES * stride:
+        stride *= 2
+    while True:
+        kept = _thinned(updates, stride)
+        kept_evaluations = _thinned(evaluations, max(1, stride // _EVALUATION_STRIDE_DIVISOR))
+        chosen: list[RunRecord] = [*kept, *kept_evaluations, *singles]
+        chosen += spans[max(0, len(spans) - MAX_SPANS // stride) :]
+        document = {
+            "manifest": manifest,
+            "summary": summary,
+            "leftOut": len(updates) - len(kept),
+            "samples": [asdict(moment) for moment in samples],
+            "records": [_compact(record) for record in sorted(chosen, key=_time)],
+        }
+        packed = gzip.compress(json.dumps(document, separators=(",", ":")).encode(), mtime=0)
+        if len(packed) <= limit or stride > _EVALUATION_STRIDE_DIVISOR * max(len(updates), len(evaluations), MAX_SPANS):
+            return packed
+        stride *= 2
+
+
+def unpack(packed: bytes) -> PackedHistory:
+    """Unpack what `pack` returned. Raises HistoryUnreadable."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+            document_json = file.read(MAX_UNPACKED_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise HistoryUnreadable(f"not gzip: {error}") from error
+    if len(document_json) > MAX_UNPACKED_BYTES:
+        raise HistoryUnreadable(f"more than {MAX_UNPACKED_BYTES:,} bytes")
+    try:
+        document = _Document.model_validate_json(document_json)
+        records = tuple(from_line(json.dumps(fields)) for fields in document.records)
+    except ValidationError as error:
+        problems = "; ".join(
+            f"{'.'.join(map(str, detail['loc'])) or 'text'}: {detail['msg']}" for detail in error.errors()[:3]
+        )
+        raise HistoryUnreadable(f"not a history: {problems}") from error
+    except ValueError as error:
+        raise HistoryUnreadable(str(error)) from error
+    return PackedHistory(document.manifest, document.summary, records, document.leftOut, document.samples)
+
+
+def _thinned[R: UpdateRecord | EvaluationRecord](records: Sequence[R], stride: int) -> list[R]:
+    """Every `stride`-th record, plus the last one."""
+    last = len(records) - 1
+    return [record for place, record in enumerate(records) if place % stride == 0 or place == last]
+
+
+def _compact(record: RunRecord) -> dict[str, Any]:
+    """The record with numbers rounded to the six digits that a chart can show, times to milliseconds, and without nulls."""
+    times = {name: getattr(record, name, None) for name in ("time", "start", "end", "wall_time")}
+    fields = json.loads(to_line(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
+    exact = {name: round(time, 3) for name, time in times.items() if time is not None}
+    return {name: value for name, value in (fields | exact).items() if value not in (None, {})}
+
+
+def _time(record: RunRecord) -> float:
+    return record.end if isinstance(record, SpanRecord) else record.time

@@ -1,0 +1,183 @@
+"""Sampled responses for people to read: samples.jsonl, one line per moment.
+
+    groups ─► a few responses ─► SampleFile ─► samples.jsonl ─► the report
+
+A *moment* is an update or an evaluation. However long the run is, the file keeps at most MAX_MOMENTS of each kind, spread
+evenly over the updates, plus the newest. Long texts are shortened in their middle, so that the file has at most a few
+million characters.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from qwen35_trainer.page import write_page
+from qwen35_trainer.progress.records import writable
+
+type MomentKind = Literal["trained", "held out"]
+type TextPiece = tuple[int | None, str]
+"""(lag of the tokens of a text in versions, text). A lag of None marks a note in place of omitted text."""
+
+SAMPLES_FILE_NAME: Final = "samples.jsonl"
+MAX_MOMENTS: Final = 32
+"""Maximum number of moments of each kind, not counting the newest."""
+MAX_FILE_LINES: Final = 4 * MAX_MOMENTS
+"""When the file has this many lines, it is rewritten with the retained moments only."""
+MAX_PROMPT_CHARACTERS: Final = 2000
+MAX_RESPONSE_CHARACTERS: Final = 4000
+MAX_ANSWER_CHARACTERS: Final = 500
+_JSON: Final = ConfigDict(extra="ignore")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One response to one prompt, with its rewards."""
+
+    __pydantic_config__ = _JSON
+
+    prompt_id: str
+    prompt: str
+    answer: str | None = None
+    """The reference answer, if the data has one."""
+    response: tuple[TextPiece, ...]
+    """The text that was scored, from the first token to the last."""
+    tokens: int
+    truncated: bool = False
+    """Whether it reached the response limit."""
+    reward: float | None
+    """None: it could not be scored and was left out."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """Reward → score, before its weight."""
+    errors: dict[str, str] = field(default_factory=dict)
+    """Reward → error, for the rewards that failed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """The samples of one update, or of the evaluation after it."""
+
+    __pydantic_config__ = _JSON
+
+    kind: MomentKind
+    update: int
+    version: int
+    """The weights at which the samples trained, or which generated held-out samples."""
+    samples: tuple[Sample, ...]
+
+
+_ADAPTER: Final = TypeAdapter(Moment)
+
+
+class SampleFile:
+    """samples.jsonl, open for more moments. A resumed run keeps those of earlier attempts. For use by one thread.
+
+    Raises OSError, and ValueError if the file contains anything else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._moments = read_samples(path)
+        self._rewrite()  # removes a torn line that a killed process may have left
+
+    def add(self, moment: Moment) -> None:
+        """Add a moment to the file."""
+        self._moments = retained_moments([*self._moments, moment])
+        if self._lines >= MAX_FILE_LINES:
+            self._rewrite()
+            return
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(moment))
+        self._lines += 1
+
+    def _rewrite(self) -> None:
+        write_page(self._path, "".join(map(_line, self._moments)))
+        self._lines = len(self._moments)
+
+
+def read_samples(path: Path) -> list[Moment]:
+    """The retained moments of a file; empty if the file does not exist. A last line without a newline is ignored.
+
+    Raises ValueError naming file and line for a line that is not a moment.
+    """
+    if not path.is_file():
+        return []
+    moments: list[Moment] = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            moments.append(_ADAPTER.validate_python(json.loads(line)))
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors()[:3]
+            )
+            raise ValueError(f"{path}, line {number}: {problems}") from error
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: not JSON: {error}") from error
+    return retained_moments(moments)
+
+
+def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
+    """Return at most MAX_MOMENTS of each kind, plus the newest, in order of their updates.
+
+    An attempt that resumes from a checkpoint repeats the updates after it; moments of the lost updates are left out.
+    """
+    retained: list[Moment] = []
+    for kind in get_args(MomentKind.__value__):
+        of_kind: list[Moment] = []
+        for moment in moments:
+            if moment.kind == kind:
+                while of_kind and of_kind[-1].update >= moment.update:
+                    of_kind.pop()
+                of_kind.append(moment)
+        retained += _thinned(of_kind)
+    return sorted(retained, key=lambda moment: moment.update)
+
+
+def _thinned(moments: Sequence[Moment]) -> list[Moment]:
+    """The first moment of every `stride` updates, plus the newest.
+
+    The stride is a power of two, so a moment that is kept at one stride was kept at all smaller ones.
+    """
+    stride = 1
+    while len(chosen := {moment.update // stride: moment for moment in reversed(moments)}) > MAX_MOMENTS:
+        stride *= 2
+    return [moment for moment in moments if moment is chosen[moment.update // stride] or moment is moments[-1]]
+
+
+def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
+    """Return the last moment of each kind."""
+    return list({moment.kind: moment for moment in moments}.values())
+
+
+def shorten(text: str, limit: int) -> str:
+    """Shorten a text to its first and last characters, `limit` in all, with a note between them about the omitted ones."""
+    return "".join(part for _, part in shorten_pieces([(0, text)], limit))
+
+
+def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
+    """Shorten pieces of text as `shorten` does. The note is a piece of its own."""
+    pieces = [(lag, writable(text)) for lag, text in pieces]
+    missing = sum(len(text) for _, text in pieces) - limit
+    if missing <= 0:
+        return tuple(pieces)
+    head = limit - limit // 2
+    note: TextPiece = (None, f" … {missing:,} characters omitted … ")
+    return (*_between(pieces, 0, head), note, *_between(pieces, head + missing, limit + missing))
+
+
+def _between(pieces: Sequence[TextPiece], start: int, end: int) -> list[TextPiece]:
+    """The characters from `start` to `end` of the concatenated pieces."""
+    selected: list[TextPiece] = []
+    offset = 0
+    for lag, text in pieces:
+        if part := text[max(0, start - offset) : max(0, end - offset)]:
+            selected.append((lag, part))
+        offset += len(text)
+    return selected
+
+
+def _line(moment: Moment) -> str:
+    return f"{json.dumps(asdict(moment), separators=(',', ':'), ensure_ascii=False)}\n"

@@ -1,0 +1,60 @@
+"""Gym: scores with the reasoning-gym task that made the prompt."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from qwen35_trainer.data.gym_prompts import create_task
+from qwen35_trainer.manifest.data import GymSpec
+from qwen35_trainer.rewards.isolated import IsolatedFunction
+from qwen35_trainer.rewards.reward import Response, RewardError
+
+type GymFields = Mapping[str, object]
+
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class GymReward:
+    """Returns the task's score, mostly 0 to 1, of the text in the last <answer> … </answer>, or else of the whole response.
+
+    Runs isolated, because several tasks evaluate expressions of the model.
+    """
+
+    name: str
+    weight: float
+    isolated: IsolatedFunction
+
+    async def score(self, completion: Response) -> float:
+        prompt = completion.prompt
+        if not {"gym", "entry"} <= prompt.metadata.keys():
+            raise RewardError(f"prompt {prompt.id} comes from no gym source", kind="NoGymPrompt")
+        return await self.isolated.call(prompt.metadata["gym"], completion.text, prompt.metadata["entry"])
+
+    def close(self) -> None:
+        self.isolated.close()
+
+
+def grader(gyms: Sequence[GymFields]) -> Callable[[GymFields, str, dict[str, object]], object]:
+    """Return the function that scores (gym, response, entry) in the worker process. gyms: fields of gym sources, which are loaded now."""
+
+    @cache
+    def task(fields: str) -> Any:  # noqa: ANN401  # reasoning-gym is untyped
+        gym = GymSpec.model_validate_json(fields)
+        return create_task(f"of task {gym.task}", gym)
+
+    def grade(gym: GymFields, response: str, entry: dict[str, object]) -> object:
+        return task(json.dumps(gym, sort_keys=True)).score_answer(answer=answer_part(response), entry=entry)
+
+    for gym in gyms:
+        task(json.dumps(gym, sort_keys=True))
+    return grade
+
+
+def answer_part(response: str) -> str:
+    """Return the text in the last <answer> … </answer>, which reasoning-gym's prompts require, or else the whole response; stripped."""
+    tagged = _ANSWER.findall(response)
+    return (tagged[-1] if tagged else response).strip()

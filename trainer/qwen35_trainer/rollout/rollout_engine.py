@@ -1,0 +1,129 @@
+"""The interface between a rollout worker and its engine.
+
+A *sequence* is one sample of a prompt; a *group* is all samples of it. Every token carries its log-probability under the
+distribution that it was sampled from, and the version of the weights that computed it. Weights may change between any two
+tokens, and a sequence may continue in another engine with the tokens that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen35_trainer.pipeline.events import SequenceId
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Parameters for drawing the next token. Temperature 0 takes the most likely token."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 keeps all tokens."""
+
+
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """T generated tokens of one sequence."""
+
+    ids: NDArray[np.int32]
+    """(T,), the end token included when the model produced it."""
+    log_probs: NDArray[np.float32]
+    """(T,) log-probability of each token under its sampling distribution."""
+    versions: NDArray[np.int32]
+    """(T,) version of the weights that produced each token."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> GeneratedTokens:
+        return GeneratedTokens(self.ids[part], self.log_probs[part], self.versions[part])
+
+    @classmethod
+    def join(cls, parts: Iterable[GeneratedTokens]) -> GeneratedTokens:
+        """Concatenate tokens in order."""
+        all_parts = [NO_TOKENS, *parts]
+        return cls(
+            np.concatenate([part.ids for part in all_parts]),
+            np.concatenate([part.log_probs for part in all_parts]),
+            np.concatenate([part.versions for part in all_parts]),
+        )
+
+
+NO_TOKENS = GeneratedTokens(np.empty(0, np.int32), np.empty(0, np.float32), np.empty(0, np.int32))
+
+
+@dataclass(frozen=True)
+class SequenceRequest:
+    """A request to generate one sequence. Sequences of a group that are submitted together may share the prefill of their prompt."""
+
+    sequence: SequenceId
+    prompt: tuple[int, ...]
+    max_tokens: int
+    """Maximum number of response tokens, including `kept`."""
+    sampling: Sampling = field(default_factory=Sampling)
+    kept: GeneratedTokens = NO_TOKENS
+    """Response tokens that exist already. Generation continues after them."""
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A finished sequence with its tokens."""
+
+    sequence: SequenceId
+    tokens: GeneratedTokens
+    truncated: bool
+    """Whether the sequence was cut at its token limit."""
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """The result of one call of `step`."""
+
+    finished: tuple[Completed, ...] = ()
+    started: Mapping[SequenceId, int] = field(default_factory=dict)
+    """Sequences whose first token was computed in this step, with the weight version that computed it."""
+    tokens: int = 0
+
+
+class RolloutEngine(Protocol):
+    """An engine that one thread drives. All other methods are called between two steps."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that will compute the next token."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step has anything to do."""
+        ...
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None: ...
+
+    def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
+        """Drop running and waiting sequences, and return their tokens. Unknown sequences, which may have just finished, are left out."""
+        ...
+
+    def progress(self) -> dict[SequenceId, GeneratedTokens]:
+        """Return the new tokens of each running sequence since the previous call."""
+        ...
+
+    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Replace all weights. Adapters (`weights/adapters.py`) are added to the weights of the model, and replace earlier adapters.
+
+        Running sequences keep their state. The engine may keep the tensors, because the caller never changes them.
+        """
+        ...
+
+    def step(self) -> StepOutput:
+        """Advance every running sequence by one token."""
+        ...

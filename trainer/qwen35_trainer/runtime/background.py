@@ -1,0 +1,38 @@
+"""Waiting for work that may have to be given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import Any
+
+
+def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a daemon thread, and return a future of its result. Python would wait for the threads of an executor at exit."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001  # raised by the future, SystemExit too
+            future.set_exception(error)
+
+    Thread(target=run, name=name, daemon=True).start()
+    return future
+
+
+async def done_before(stop: asyncio.Event, work: asyncio.Future[Any]) -> bool:
+    """Wait for `work` or `stop`. If `stop` is set, cancel the work and return False, even if the work has just finished.
+
+    Otherwise return True, or raise what the work raised.
+    """
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if stop.is_set():
+        work.cancel()
+        return False
+    await work
+    return True

@@ -1,0 +1,217 @@
+"""Checkpoints that are complete or absent.
+
+    owner.json                            the run that owns the folder: owner.py
+    .update-000020.<attempt>.partial/     written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
+    update-000020/                        the same folder, renamed once everything is on disk
+
+A crash or a full disk leaves at most a `.partial` folder, which is never read, and which the next save deletes. Its name contains the
+attempt: two attempts that run at the same time, because a node was cut off, do not write into one folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.runtime.folder import FolderRefused
+from qwen35_trainer.runtime.owner import Owner, hold
+
+META_FILE, CONTENTS_FILE, MANIFEST_FILE = "progress.json", "contents.json", "manifest.yaml"
+MIN_FREE_BYTES = 4096
+"""A disk with less free space counts as full."""
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be used. The message contains the path and what to do."""
+
+    failure = FailureReason.CHECKPOINT_UNUSABLE
+
+
+class StorageFailed(CheckpointError):
+    """A checkpoint could not be written, or its storage could not be read. This may be temporary."""
+
+    failure = FailureReason.STORAGE_FAILED
+
+
+class FolderTakenOver(CheckpointError):
+    """Another run, or a later attempt of this one, saves its checkpoints here now."""
+
+    failure = FailureReason.FOLDER_REFUSED
+
+
+@dataclass(frozen=True)
+class CheckpointMeta:
+    """The state of a run between two batches: the contents of progress.json."""
+
+    update: int
+    batch: int
+    position: int
+    """The first prompt position that was never dispatched."""
+    pending: tuple[int, ...]
+    """Positions that were dispatched and have not trained: they are dispatched first after a resume."""
+    elapsed: float
+    """Duration of all attempts so far, in seconds."""
+    group: int = 0
+    """The number of the next group."""
+    journal: str = ""
+    """The attempt whose journal records what happened after this."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint:
+    path: Path
+    progress: CheckpointMeta
+
+
+class CheckpointStore:
+    """The checkpoints of one run. Keeps the newest `keep` checkpoints; `keep` may change between saves."""
+
+    def __init__(self, folder: Path, keep: int, manifest: str = "", owner: Owner | None = None) -> None:
+        """manifest: the run's, stored in each checkpoint. owner: the attempt that saves; None where no other attempt can."""
+        self.folder, self.keep, self._manifest, self._owner = folder, keep, manifest, owner
+
+    async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
+        """Save the files that `write` writes to a folder. Returns the checkpoint. Raises CheckpointError; earlier checkpoints stay complete."""
+        final = self.folder / f"update-{progress.update:06d}"
+        name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
+        partial = self.folder / f".{name}.partial"
+        try:
+            self._hold()
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
+            await write(partial)
+            await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
+        except FolderRefused as error:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise FolderTakenOver(f"checkpoint {final} was not saved: {error}") from error
+        except Exception as error:
+            reason = _reason(error) + _full(self.folder, error)
+            shutil.rmtree(partial, ignore_errors=True)
+            raise StorageFailed(
+                f"checkpoint {final} was not saved: {reason}; earlier checkpoints are untouched. "
+                "Free space, then continue with --resume auto; or point spec.checkpoint.storage elsewhere, and continue with "
+                "--resume and the newest of them"
+            ) from error
+        try:
+            await asyncio.to_thread(self._delete_old, final)
+        except FolderRefused as error:
+            raise FolderTakenOver(f"checkpoint {final} was saved, but this run ends: {error}") from error
+        return final
+
+    def latest(self) -> SavedCheckpoint | None:
+        """Return the newest complete checkpoint after verifying it; None when there is none."""
+        newest = self.newest
+        return None if newest is None else load(newest)
+
+    @property
+    def newest(self) -> Path | None:
+        """The folder of the newest complete checkpoint, without verifying it."""
+        complete = self._complete()
+        return complete[-1] if complete else None
+
+    def _hold(self) -> None:
+        """Check the owner of the folder. Raises FolderRefused when another attempt has taken it over."""
+        if self._owner is not None:
+            hold(self.folder, self._owner)
+
+    def _finish(self, partial: Path, final: Path, progress: CheckpointMeta) -> None:
+        (partial / META_FILE).write_text(json.dumps(asdict(progress)))
+        if self._manifest:
+            (partial / MANIFEST_FILE).write_text(self._manifest)
+        _seal(partial)
+        self._hold()  # again, because writing takes minutes, and what follows deletes checkpoints
+        _remove(final)  # written by an attempt that reached this update before the run resumed from an earlier one
+        partial.rename(final)
+        sync(self.folder)
+
+    def _delete_old(self, newest: Path) -> None:
+        """Delete all but the newest `keep` checkpoints up to `newest`, and those of updates after it, which will be made again.
+
+        Raises FolderRefused when another attempt has taken the folder over: its checkpoints may be of later updates.
+        """
+        self._hold()
+        complete = self._complete()
+        kept = complete[: complete.index(newest) + 1][-self.keep :]
+        for path in complete:
+            if path not in kept:
+                _remove(path)
+        for leftover in self.folder.glob(".update-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _complete(self) -> list[Path]:
+        folders = [path for path in self.folder.glob("update-*") if path.is_dir() and _number(path) is not None]
+        return sorted(folders, key=lambda path: _number(path) or 0)
+
+
+def load(path: Path) -> SavedCheckpoint:
+    """Return the checkpoint at `path`. Raises CheckpointError when it is not complete, StorageFailed when it cannot be read now."""
+    if not path.is_dir() or (_number(path) is None and not (path / CONTENTS_FILE).is_file()):
+        what = "is not a checkpoint" if path.is_dir() else "does not exist"
+        raise CheckpointError(
+            f"checkpoint {path} {what}. Name one like checkpoints/update-000020 of a run's folder, or use --resume auto"
+        )
+    unusable = True
+    try:
+        contents = json.loads((path / CONTENTS_FILE).read_text())
+        progress = json.loads((path / META_FILE).read_text())
+        damaged = [name for name in {**contents, META_FILE: 0} if _size(path / name) != contents.get(name)]
+        if not damaged:
+            return SavedCheckpoint(path, CheckpointMeta(**{**progress, "pending": tuple(progress["pending"])}))
+        reason = f"{', '.join(damaged[:3])} missing or of another size"
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        reason = _reason(error)
+        unusable = not isinstance(error, OSError) or isinstance(error, FileNotFoundError)
+    raise (CheckpointError if unusable else StorageFailed)(
+        f"checkpoint {path} cannot be read: {reason}. Delete that folder to resume from the one before it, "
+        "or name another with --resume DIR"
+    )
+
+
+def _remove(path: Path) -> None:
+    """Delete a checkpoint. It is renamed first, because a folder that is half deleted must not look like a checkpoint."""
+    if path.exists():
+        to_delete = path.with_name(f".{path.name}.deleted")
+        shutil.rmtree(to_delete, ignore_errors=True)
+        path.rename(to_delete)
+        shutil.rmtree(to_delete, ignore_errors=True)
+
+
+def _number(path: Path) -> int | None:
+    """Return the update in the name of a checkpoint's folder; None for any other name."""
+    digits = path.name.removeprefix("update-")
+    return int(digits) if digits.isdecimal() else None
+
+
+def _seal(folder: Path) -> None:
+    """Flush every file to disk, and write the list of files with their sizes."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for file in files:
+        sync(file)
+    contents = {str(file.relative_to(folder)): file.stat().st_size for file in files}
+    (folder / CONTENTS_FILE).write_text(json.dumps(contents))
+    sync(folder / CONTENTS_FILE)
+    sync(folder)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
+
+
+def _full(folder: Path, error: Exception) -> str:
+    """Return a note that the disk is full, unless the error contains it: that of PyTorch's writer may not."""
+    full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
+    return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}{f' ({error.filename})' if error.filename else ''}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,272 @@
+"""`qwen35 export`: the model of a checkpoint as a Hugging Face folder, or its adapters as a PEFT one.
+
+    run.yaml ─► which model, which adapters ─────┐
+    checkpoint ─► trained weights ───────────────┼─► .OUTPUT.partial: weights, configuration, tokenizer, checksums ─► OUTPUT
+    source folder, or seed ─► everything else ───┘
+
+The output is complete or absent, and never overwrites anything.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.manifest import LoRASpec, Manifest, TrainingSpec, TrainSpec, load_manifest
+from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
+from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, SavedCheckpoint, load
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import checkpoint_folder
+from qwen35_trainer.runtime.owner import read_owner, run_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights
+    from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
+    from qwen35_trainer.models.qwen3_5.hub_folder import PartReader, TrainedValues
+
+
+class ExportRefused(ValueError):
+    """There is nothing to export, or the output cannot be written. The message contains the reason and what to do."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    checkpoint: Path
+    update: int
+    folder: Path
+    size: int
+    """Bytes."""
+
+
+def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
+    """Write the model of `what`, a checkpoint or the newest one of a run's folder, to the folder `output`.
+
+    source: the folder of the model that the run started from, if it is not at the path in the manifest. It is required if that path
+    is relative, and refused for a run that started from random weights.
+    adapter: write only LoRA's A and B, in the format of PEFT, instead of adding them to the weights.
+    Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, FolderRefused for a damaged
+    owner.json, and OSError when writing fails.
+    """
+    manifest, checkpoint = _find(what)
+    if source is not None and manifest.spec.model.source.random is not None:
+        raise ExportRefused(
+            f"--source {source}: the run started from random weights, which are drawn again from spec.seed; leave it out"
+        )
+    lora = manifest.spec.train.lora
+    if adapter and lora is None:
+        raise ExportRefused(f"--adapter: {what} trained all weights, not adapters; leave it out")
+    output = output.resolve()
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise ExportRefused(f"--output {output} exists and is not an empty folder; name a new one")
+    if output == Path.cwd() or output.is_mount():
+        raise ExportRefused(
+            f"--output {output} cannot be replaced, as a mount or the current folder; name a folder inside it"
+        )
+    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights, WeightsUnreadable
+
+    saved = SavedWeights(checkpoint.path)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+    try:
+        if adapter:
+            assert lora is not None
+            _write_adapter(saved, lora, manifest, partial_output)
+        else:
+            with ExitStack() as stack:
+                _write_model(saved, manifest, source, partial_output, stack)
+        size = _finish(partial_output, output)
+    except WeightsUnreadable as error:
+        if not checkpoint.path.is_dir():  # deleted by the run, which continues and keeps only the newest ones
+            raise ExportRefused(
+                f"{checkpoint.path} was deleted meanwhile; export again, or raise checkpoint.keep"
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(partial_output, ignore_errors=True)
+    return Exported(checkpoint.path, checkpoint.progress.update, output, size)
+
+
+def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
+    """Return the manifest of the run and the checkpoint to export."""
+    if not what.is_dir():
+        raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
+    if (run := RunFolder(what)).manifest.is_file():
+        manifest = load_manifest(run.manifest)
+        storage = manifest.spec.checkpoint.storage
+        if storage is not None and storage.path is not None and not Path(storage.path).is_absolute():
+            raise ExportRefused(
+                f"spec.checkpoint.storage.path {storage.path} is relative to a manifest elsewhere; name a checkpoint in it"
+            )
+        place = checkpoint_folder(run, manifest.spec, Path())
+        newest = CheckpointStore(place, 1).latest()
+        if newest is None:
+            raise ExportRefused(
+                f"{what}: no checkpoint in {place}. A run saves one at its end, and by checkpoint.everyUpdates"
+            )
+        owner = read_owner(place)
+        if owner is not None and owner.run not in [run_of(manifest, run, in_cluster=pods) for pods in (False, True)]:
+            raise ExportRefused(
+                f"{what}: {place} holds the checkpoints of another run now, {owner}; name a checkpoint in it"
+            )
+        own = newest.path / MANIFEST_FILE
+        return load_manifest(own) if own.is_file() else manifest, newest
+    if not (what / CONTENTS_FILE).is_file():
+        raise ExportRefused(
+            f"{what} is neither a run's folder, which has a run.yaml, nor a checkpoint like update-000020 in one"
+        )
+    checkpoint = load(what)
+    own, run = checkpoint.path / MANIFEST_FILE, RunFolder(what.resolve().parent.parent)
+    if not own.is_file() and not run.manifest.is_file():
+        raise ExportRefused(f"{what}: {own} is missing, which names its model; name the run's folder instead")
+    return load_manifest(own if own.is_file() else run.manifest), checkpoint
+
+
+def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, stack: ExitStack) -> None:
+    from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
+    from qwen35_trainer.models.qwen3_5.hub_folder import write_hub_folder
+
+    model = manifest.spec.model
+    if model.source.random is not None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="qwen35-export-")))
+        _write_random(manifest.spec, folder)
+    else:
+        folder = source or Path(model.source.path or "")
+        if source is None and not folder.is_absolute():
+            raise ExportRefused(
+                f"spec.model.source.path {folder} is relative to a manifest elsewhere; name the folder with --source"
+            )
+        if not folder.is_dir():
+            raise ExportRefused(f"the run's source {folder} is not a folder here; name it with --source")
+    files = CheckpointFiles.open(folder)
+    if problems := _misfits(saved, files, manifest.spec.train):
+        raise ExportRefused(
+            f"the checkpoint is not of the model in {folder}: {'; '.join(problems[:5])}. Name the right --source"
+        )
+    write_hub_folder(files, _values(saved, files, manifest.spec.train.lora), output)
+
+
+def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> list[str]:
+    """Return how the checkpoint does not fit this source, or the parts of the model that this manifest trains."""
+    wanted = {name: stored.shape for name, stored in files.tensors.items()}
+    shapes = dict(saved.shapes)
+    if files.config.tie_word_embeddings:
+        shapes.pop(HEAD, None)
+    if train.lora is not None:
+        return _adapter_misfits(shapes, wanted, train.lora.rank)
+    problems = [f"it holds {name}, the source does not" for name in shapes if name not in wanted]
+    problems += [
+        f"{name} is {shape}, not {wanted[name]}" for name, shape in shapes.items() if wanted.get(name, shape) != shape
+    ]
+    # A vision tower trains only where there are pictures.
+    missing = [name for name in wanted if name not in shapes and not (shapes and name.startswith("model.visual."))]
+    if missing and (not train.freeze or not shapes):
+        problems.append(f"it lacks {len(missing)} parameters, {missing[0]} among them")
+    return problems
+
+
+def _adapter_misfits(
+    shapes: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], rank: int
+) -> list[str]:
+    from qwen35_trainer.weights.adapters import DOWN, UP
+
+    layers = {name.removesuffix(part) for name in shapes for part in (DOWN, UP) if name.endswith(part)}
+    problems = [f"it holds {name}, which is not an adapter" for name in shapes if not name.endswith((DOWN, UP))]
+    for layer in sorted(layers):
+        rows, columns = wanted.get(f"{layer}weight", (0, 0))
+        if (shapes.get(layer + DOWN), shapes.get(layer + UP)) != ((rank, columns), (rows, rank)):
+            problems.append(f"the adapter of {layer}weight is {shapes.get(layer + DOWN)} and {shapes.get(layer + UP)}")
+    return problems if layers else [*problems, "it holds no adapters"]
+
+
+def _write_random(spec: TrainingSpec, folder: Path) -> None:
+    """Write the model from which a run with random weights started. Such models are small."""
+    from safetensors import SafetensorError
+
+    from qwen35_trainer.data.tokenizer import load_tokenizer
+    from qwen35_trainer.models.qwen3_5.build_model import build
+    from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
+
+    tokenizer = load_tokenizer(spec.model, Path())
+    longest = spec.data.maxPromptTokens + spec.data.maxResponseTokens
+    precision = PRECISIONS[spec.model.precision]
+    model = build(
+        spec.model,
+        seed=spec.seed,
+        vocabulary=len(tokenizer),
+        max_length=longest,
+        base=Path(),
+        precision=precision,
+    )
+    for part in (model.config, *(getattr(model.config, name) for name in model.config.sub_configs)):
+        part.dtype = precision
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # for example a full disk
+        raise OSError(str(error)) from error
+    tokenizer.save_pretrained(folder)
+
+
+def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRASpec | None) -> TrainedValues:
+    """Return a function from the name of a tensor to its trained values, or None where it did not train."""
+    trained = saved.shapes
+    if lora is None:
+        return lambda name: partial(saved.read, name) if name in trained else None
+    from qwen35_trainer.weights.adapters import DOWN, UP
+
+    def merged(name: str) -> PartReader | None:
+        layer = name.removesuffix("weight")
+        if layer + DOWN not in trained:
+            return None
+        change: Tensor = saved.read(layer + UP) @ saved.read(layer + DOWN)
+        return lambda *part: files.read(name, *part).float() + lora.alpha / lora.rank * change[part]
+
+    return merged
+
+
+def _write_adapter(saved: SavedWeights, lora: LoRASpec, manifest: Manifest, output: Path) -> None:
+    """Write the adapters with the names and the format of the PEFT library."""
+    from qwen35_trainer.models.qwen3_5.hub_folder import save
+    from qwen35_trainer.weights.adapters import DOWN, UP
+
+    # With tied embeddings a checkpoint may hold the output layer too.
+    names = sorted(name for name in saved.shapes if name.endswith((DOWN, UP)))
+    tensors = {f"base_model.model.{name}.weight": saved.read(name) for name in names}
+    if not tensors:
+        raise ExportRefused("the checkpoint holds no adapters: it was trained without train.lora")
+    save(tensors, output / "adapter_model.safetensors", {"format": "pt"})
+    layers = {name.rpartition(".")[0] for name in names}
+    config = {
+        "peft_type": "LORA",
+        # Only for the text class: in a vision-language model the same layers have other names.
+        "task_type": None if any(".language_model." in name for name in names) else "CAUSAL_LM",
+        "base_model_name_or_path": manifest.spec.model.source.path or manifest.spec.model.name,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted(layers),  # full names, because the vision tower has layers with the same last name
+        "inference_mode": True,
+    }
+    (output / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _finish(partial_output: Path, output: Path) -> int:
+    """Write the checksums, and give the folder its name. Returns its size in bytes."""
+    from qwen35_trainer.models.qwen3_5.hub_folder import seal
+
+    seal(partial_output)
+    size = sum(path.stat().st_size for path in partial_output.rglob("*"))
+    sync(partial_output)
+    partial_output.rename(output)  # replaces the output if that is an empty folder
+    sync(output.parent)
+    return size

@@ -1,0 +1,85 @@
+"""The interface of a link to an operator, and the choice of one by `--link`."""
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from qwen35_trainer.contract import Control, ProgressReport
+from qwen35_trainer.contract.shared_names import ATTEMPT_VARIABLE, NAMESPACE_VARIABLE, TRAINING_VARIABLE
+from qwen35_trainer.runtime.link.service_account import HOST_VARIABLE, MOUNT_PATH, PORT_VARIABLE, ServiceAccount
+
+CLUSTER = "cluster"
+"""The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
+MAX_BACKOFF_SECONDS = 15.0
+"""An operator that was unreachable receives the next report at most this long after it is reachable again."""
+
+_POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_VARIABLE, PORT_VARIABLE)
+
+
+class LinkDown(Exception):
+    """A report was not delivered, but a later one may be. The message contains its destination and the answer."""
+
+
+class LinkRefused(ValueError):
+    """--link cannot be used with this value. The message lists everything that is missing."""
+
+    failure = None  # without a link there is no operator to report to
+
+
+class Link(Protocol):
+    """A connection to one operator. All methods are used from one event loop."""
+
+    async def report(self, progress: ProgressReport) -> None:
+        """Replace the previous report with this one, within a deadline. Raises LinkDown."""
+
+    async def history(self, packed: bytes) -> None:
+        """Replace the stored history with `packed` (see `progress.packed_history`), within a deadline. Raises LinkDown."""
+
+    def orders(self) -> AsyncIterator[Control]:
+        """Yield the operator's current orders, then the new orders after each change.
+
+        Never ends: it waits while the operator is unreachable, and skips orders that cannot be read.
+        """
+
+    async def close(self) -> None:
+        """Close all connections."""
+
+
+def backoff_seconds(failures: int) -> float:
+    """Return the wait before the next try after `failures` consecutive failures (from 1)."""
+    return min(MAX_BACKOFF_SECONDS, 0.5 * 2.0 ** min(failures - 1, 16))
+
+
+def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
+    """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt. Raises LinkRefused."""
+    problems = [] if option != CLUSTER else _missing(environment, account)
+    number = environment.get(ATTEMPT_VARIABLE, "1")
+    if not (number.isascii() and number.isdecimal() and int(number) >= 1):
+        problems.append(f"{ATTEMPT_VARIABLE} is {number!r}; it is a number from 1")
+    if problems:
+        raise LinkRefused(f"--link {option}: {'; '.join(problems)}")
+    if option != CLUSTER:
+        from qwen35_trainer.runtime.link.folder_link import FolderLink
+
+        return FolderLink(Path(option).resolve()), int(number)
+    from qwen35_trainer.runtime.link.config_maps import ConfigMapLink  # imports aiohttp, which a folder does not need
+
+    link = ConfigMapLink(
+        ServiceAccount.of_pod(environment, account),
+        namespace=environment[NAMESPACE_VARIABLE],
+        training=environment[TRAINING_VARIABLE],
+    )
+    return link, int(number)
+
+
+def _missing(environment: Mapping[str, str], account: Path) -> list[str]:
+    """Return what a pod of the operator has and this process lacks, as at most one text."""
+    unset = [name for name in _POD_VARIABLES if not environment.get(name)]
+    absent = [str(account / name) for name in ("token", "ca.crt") if not (account / name).is_file()]
+    problems = []
+    if unset:
+        problems.append(f"{', '.join(unset)} not set")
+    if absent:
+        problems.append(f"{', '.join(absent)} not there")
+    return problems and ["; ".join(problems) + ". Outside the operator's pods, name a folder instead"]

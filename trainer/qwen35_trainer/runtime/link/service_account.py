@@ -1,0 +1,35 @@
+"""The pod's access to the API server: address, certificate authority and token, which Kubernetes gives to every pod."""
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+MOUNT_PATH = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"
+
+
+@dataclass(frozen=True)
+class ServiceAccount:
+    """The service account of a pod."""
+
+    server: str
+    """https://host:port"""
+    folder: Path
+    """Contains `token` and `ca.crt`."""
+
+    @classmethod
+    def of_pod(cls, environment: Mapping[str, str] = os.environ, folder: Path = MOUNT_PATH) -> "ServiceAccount":
+        """Return the account of this pod. Raises KeyError outside of a pod."""
+        host, port = environment[HOST_VARIABLE], environment[PORT_VARIABLE]
+        return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
+
+    @property
+    def token(self) -> str:
+        """The token, read at each use, because the kubelet replaces it before it expires. Raises OSError."""
+        return (self.folder / "token").read_text().strip()
+
+    def context(self) -> ssl.SSLContext:
+        """Return a TLS context that trusts only the cluster's certificate authority. Raises OSError."""
+        return ssl.create_default_context(cafile=self.folder / "ca.crt")

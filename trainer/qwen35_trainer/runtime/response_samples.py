@@ -1,0 +1,126 @@
+"""Chooses the responses that are written for people to read, and formats them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from os.path import commonprefix
+from pathlib import Path
+from typing import Final
+
+from qwen35_trainer.data.prompt import ChatMessage, Image, Prompt, Video
+from qwen35_trainer.progress.sample_file import (
+    MAX_ANSWER_CHARACTERS,
+    MAX_PROMPT_CHARACTERS,
+    MAX_RESPONSE_CHARACTERS,
+    Sample,
+    TextPiece,
+    shorten,
+    shorten_pieces,
+)
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens
+from qwen35_trainer.runtime.assembly import ScoredGroup
+
+type DecodeTokens = Callable[[list[int]], str]
+"""Decodes tokens to the text that rewards get."""
+type SequencePick = tuple[ScoredGroup, int]
+"""A group, and the index of one of its sequences."""
+
+HELD_OUT_PROMPTS: Final = 4
+"""Number of held-out prompts with a sample: the same prompts at every evaluation, so that they can be compared."""
+_MAX_ERROR_CHARACTERS: Final = 300
+
+
+def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
+    """Return the best and the worst response of the first group whose rewards differ; else one response of the first group."""
+    for group in groups:
+        scored = [(reward, index) for index, reward in enumerate(group.rewards) if reward is not None]
+        if scored and min(scored)[0] < max(scored)[0]:
+            return [(group, max(scored, key=lambda pair: pair[0])[1]), (group, min(scored)[1])]
+    return [(group, 0) for group in groups[:1]]
+
+
+def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
+    """Return the first response to a few prompts, at equal distances, because the prompts are ordered by source."""
+    places = sorted({place * len(groups) // HELD_OUT_PROMPTS for place in range(HELD_OUT_PROMPTS)}) if groups else []
+    return [(groups[place], 0) for place in places]
+
+
+def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
+    """Return a response as a sample. version: of the weights that its tokens train or that are evaluated."""
+    group, index = pick
+    sequence, scored, prompt = group.sequences[index], group.scores[index], group.prompt.prompt
+    return Sample(
+        prompt_id=prompt.id,
+        prompt=shorten(prompt_text(prompt), MAX_PROMPT_CHARACTERS),
+        answer=None if prompt.answer is None else shorten(prompt.answer, MAX_ANSWER_CHARACTERS),
+        response=shorten_pieces(pieces(sequence.tokens, version, decode), MAX_RESPONSE_CHARACTERS),
+        tokens=len(sequence.tokens),
+        truncated=sequence.truncated,
+        reward=scored.value,
+        scores=dict(scored.parts),
+        errors={name: shorten(error, _MAX_ERROR_CHARACTERS) for name, error in scored.errors.items()},
+    )
+
+
+def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
+    """Split the text of a response where the lag of its tokens changes.
+
+    A character that consists of several tokens belongs to the last of them.
+    """
+    ids = tokens.ids.tolist()
+    whole = decode(ids)
+    text_pieces: list[TextPiece] = []
+    count = at = 0
+    for lag, part in groupby((version - tokens.versions).tolist()):
+        count += len(list(part))
+        start = whole if count == len(ids) else decode(ids[:count])
+        if not whole.startswith(start):  # its last character is not complete yet
+            start = commonprefix([whole, start])  # noqa: RUF071  # characters, not paths
+        end = max(at, len(start))
+        if end > at:
+            text_pieces.append((int(lag), whole[at:end]))
+        at = end
+    return text_pieces
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """Return the prompt as text. A conversation has the role before each message, and the names of pictures in their place."""
+    if isinstance(prompt.text, str):
+        return prompt.text
+    images, videos = iter(prompt.images), iter(prompt.videos)
+    return "\n\n".join(f"{message.get('role')}: {_content(message, images, videos)}" for message in prompt.text)
+
+
+def _content(message: ChatMessage, images: Iterator[Image], videos: Iterator[Video]) -> str:
+    content = message.get("content")
+    parts = content if isinstance(content, list | tuple) else [{"type": "text", "text": content or ""}]
+    texts = [str(message["reasoning_content"])] if message.get("reasoning_content") else []
+    for part in parts:
+        match part.get("type"):
+            case "text":
+                texts.append(str(part["text"]))
+            case "image":
+                texts.append(_image(next(images, None)))
+            case "video":
+                texts.append(_video(next(videos, None)))
+            case other:
+                texts.append(f"[{other}]")
+    if calls := message.get("tool_calls"):
+        texts.append(json.dumps(calls, ensure_ascii=False, default=str))
+    return "\n".join(texts)
+
+
+def _image(image: Image | None) -> str:
+    match image:
+        case Path():
+            return f"[image {image.name}]"
+        case bytes():
+            return f"[image of {len(image):,} bytes]"
+        case None:
+            return "[image]"
+
+
+def _video(video: Video | None) -> str:
+    return "[video]" if video is None else f"[video of {len(video.frames)} frames, {video.fps:g} per second]"

@@ -1,0 +1,310 @@
+"""`qwen35 run`: from a manifest to a finished run, on this machine or, as the command of a head pod, in a cluster.
+
+    manifest ─► checks ─► Ray, data ─► folder ─► driver ─► view … ─► summary.json, report.html
+
+After the first Ctrl-C or SIGTERM the run finishes the current update and saves; a second one ends it immediately. Before the folder is
+claimed, the first one ends the command, because nothing is written yet (signals.py). With --link, an order to stop has the
+effect of the first signal.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from socket import gethostname
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from qwen35_trainer.atomic_files import write_atomically
+from qwen35_trainer.contract import Control
+from qwen35_trainer.exits import Interrupted
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.manifest import Manifest, ManifestError, dump_manifest
+from qwen35_trainer.progress.html_report import write_report
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.progress.records import FinishRecord, read_records
+from qwen35_trainer.progress.run_view import View, make_view
+from qwen35_trainer.progress.summary import Summary, summarise
+from qwen35_trainer.runtime.background import run_in_thread
+from qwen35_trainer.runtime.environment import share_cores
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.job import Job, RunData
+from qwen35_trainer.runtime.link.reporter import Reporter
+from qwen35_trainer.runtime.machine import devices_here, too_few_devices
+from qwen35_trainer.runtime.memory import MemoryWatch
+from qwen35_trainer.runtime.owner import Claim, Owner, run_of
+from qwen35_trainer.runtime.preflight import problems_of
+from qwen35_trainer.runtime.prepare import prepare
+from qwen35_trainer.runtime.process import trim
+from qwen35_trainer.runtime.resuming import find_start
+from qwen35_trainer.runtime.signals import Signals
+from qwen35_trainer.runtime.support import unsupported
+
+if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the checks that do not need it
+    import ray
+
+    from qwen35_trainer.runtime.driver import DriverState
+
+FOLLOW_WAIT_SECONDS = 1.0
+"""Maximum wait of one `Driver.follow`, and so the interval at which signals are passed to the driver."""
+
+DRIVER_ANSWER_SECONDS = 600.0
+"""Deadline of an answer of the driver. It answers within FOLLOW_WAIT_SECONDS unless its process hangs or is still starting."""
+
+STOPPED_BEFORE_TRAINING = "stopped by the operator before the training began; nothing was written"
+
+
+class ReportFailed(RuntimeError):
+    """The run has ended, but its summary or report could not be written. The message contains the outcome of the run."""
+
+    failure = None  # the outcome of the run is recorded
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that has ended, with its results."""
+
+    finish: FinishRecord
+    summary: Summary
+    folder: RunFolder
+
+    @property
+    def saved_nothing(self) -> bool:
+        """Whether the run was stopped before there was anything to save."""
+        return self.finish.outcome == "Stopped" and not self.summary["checkpoint"]
+
+
+def run(
+    manifest: Manifest,
+    *,
+    file: Path,
+    output: Path | None,
+    resume: str | None,
+    console: Console,
+    started: float,
+    reporter: Reporter,
+    signals: Signals | None = None,
+    in_cluster: bool = False,
+    how_to_resume: str = "--resume auto",
+) -> FinishedRun:
+    """Train, and report to `reporter`. in_cluster: use the Ray cluster of the operator's pods, in whose head this runs.
+    how_to_resume: the command that continues this run, for messages.
+
+    Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written; Interrupted when there is no time
+    to save; and ReportFailed.
+    """
+    problems = unsupported(manifest)
+    if manifest.spec.accelerator.profile != "CPU" and not in_cluster:
+        problems += too_few_devices(manifest.spec, devices_here(manifest.spec.accelerator.profile))
+    if problems:
+        raise ManifestError(file, problems)
+    if not in_cluster:
+        share_cores(manifest.spec)
+    base = file.resolve().parent
+    folder = RunFolder((output or Path("runs") / manifest.metadata.name).resolve())
+    folder.check(manifest, resume=resume is not None, how_to_resume=how_to_resume, in_cluster=in_cluster)
+    start = find_start(resume, folder, manifest, base, in_cluster=in_cluster)
+    reporter.begin(manifest=manifest, metrics=folder.metrics, checkpoint=start.checkpoint, started=started)
+    bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
+    name = manifest.metadata.name
+    memory = None if in_cluster else MemoryWatch()  # it can measure only the processes of this machine
+    with make_view(console, name=name, folder=folder.root, updates_total=None, max_version_lag=bound) as view:
+        follower = _Follower(view, reporter, signals or Signals())
+        follower.phase("checking what the manifest names")
+        follower.signals.attend(partial(_check, manifest, file))
+        follower.phase("starting Ray, reading the data")
+        preparing = partial(
+            prepare, manifest, base, folder, resume=start.checkpoint, started=started, in_cluster=in_cluster
+        )
+        prepared = _Prepared(run_in_thread("data", preparing))  # while Ray starts, because both take seconds
+        claimed = partial(_claimed, claim=start.claim, resume=resume is not None)
+        finish = follower.signals.attend(partial(_train, prepared, claimed, follower, in_cluster), needs=prepared.done)
+        follower.phase("writing the report")
+        return FinishedRun(finish, _report(manifest, folder, finish, bound, memory.stop() if memory else None), folder)
+
+
+class _Prepared:
+    """Job and data that another thread prepares. The caller of `take` gets the only reference to them."""
+
+    def __init__(self, preparing: Future[tuple[Job, RunData]]) -> None:
+        self._preparing: list[Future[tuple[Job, RunData]]] = [preparing]
+        self.done: Future[None] = Future()
+        """Completes when the preparation does, with its error."""
+        preparing.add_done_callback(self._end)
+
+    def take(self) -> tuple[Job, RunData]:
+        """Wait for the preparation, and return its result. Call it once. Raises the error of the preparation."""
+        return self._preparing.pop().result()
+
+    def _end(self, preparing: Future[tuple[Job, RunData]]) -> None:
+        if error := preparing.exception():
+            self.done.set_exception(error)
+        else:
+            self.done.set_result(None)
+
+
+def _train(
+    prepared: _Prepared,
+    claimed: Callable[[Job], AbstractContextManager[Job]],
+    follower: _Follower,
+    in_cluster: bool,
+) -> FinishRecord:
+    """Run everything that needs Ray."""
+    import ray
+
+    from qwen35_trainer.runtime.site import connected
+
+    with connected(in_cluster=in_cluster):
+        job, data = prepared.take()
+        if follower.reporter.stop_ordered:
+            raise Interrupted(STOPPED_BEFORE_TRAINING)
+        follower.signals.begin()
+        with claimed(job) as owned:
+            follower.reporter.training(job.updates_total)
+            shared = ray.put(data)
+            del data
+            return _drive(owned, shared, follower)
+
+
+@contextmanager
+def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
+    """Claim the output folder and the folder of the checkpoints until the end, and yield the job. Raises FolderRefused."""
+    manifest, folder = job.manifest, job.folder
+    # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
+    with folder.claimed(manifest, resume=resume, locked=not job.in_cluster):
+        if claim is None:
+            yield job
+            return
+        run = run_of(manifest, folder, in_cluster=job.in_cluster)
+        assert run is not None, "the output folder is claimed"
+        owner = Owner(run, job.attempt, gethostname(), str(folder.root))
+        with claim.held(owner):
+            yield replace(job, owner=owner)
+
+
+def _check(manifest: Manifest, file: Path) -> None:
+    """Check functions, paths and names in the manifest. Raises ManifestError."""
+    if problems := problems_of(manifest.spec, file.resolve().parent):
+        raise ManifestError(file, problems)
+
+
+def _report(
+    manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float | None
+) -> Summary:
+    """Write summary.json and report.html. Raises ReportFailed."""
+    try:
+        records = read_records(folder.metrics)
+        summary = summarise(records, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
+        write_atomically(folder.summary, json.dumps(summary, indent=2) + "\n")
+        write_report(folder.root, records, dump_manifest(manifest), summary)
+    except (OSError, ValueError) as error:
+        ended = f"{finish.outcome}: {finish.message}" if finish.message else finish.outcome
+        raise ReportFailed(f"{ended}\nThe report was not written: {error}") from error
+    return summary
+
+
+def _release_prepared() -> None:
+    """Return the memory of the prepared data to the system: a tokenizer takes hundreds of megabytes, and the driver has its own copy.
+
+    This takes a third of a second, while the driver's process starts.
+    """
+    gc.unfreeze()  # `starting` froze these objects
+    gc.collect()
+    trim()
+
+
+def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> FinishRecord:
+    """Run the driver, and pass its records on. If its process ends or hangs, write the final record here."""
+    import ray
+    from ray.exceptions import RayActorError
+
+    from qwen35_trainer.runtime.calls import Stalled
+    from qwen35_trainer.runtime.driver import Driver
+    from qwen35_trainer.runtime.site import driver_options
+
+    driver: Any = ray.remote(**driver_options())(Driver).remote(job, [data])
+    _release_prepared()
+    try:
+        return follower.follow(driver)
+    except (RayActorError, Stalled) as error:
+        ray.kill(driver)  # it may hang, and must not write records after this
+        message, reason = str(error), FailureReason.STALLED
+        if isinstance(error, RayActorError):
+            message, reason = f"the driver was lost: {' '.join(message.split())[:400]}", FailureReason.DRIVER_LOST
+        message = f"{message} Continue with --resume auto"
+        finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason=reason)
+        with Recorder(job.folder.metrics, [follower.view, follower.reporter]) as recorder:
+            recorder.append(finish)
+        return finish
+
+
+@dataclass
+class _Follower:
+    """Passes records and phases from the driver to the view and the reporter, and signals and orders to the driver."""
+
+    view: View
+    reporter: Reporter
+    signals: Signals
+    _stop_sent: bool = False
+    _sent_control: Control | None = None
+    _phase: str = ""
+
+    def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
+        self._send_orders(driver)  # a signal may have arrived since the run began
+        result = driver.run.remote()
+        seen = 0
+        while True:
+            state: DriverState = self._answer(driver.follow.remote(seen, FOLLOW_WAIT_SECONDS))
+            seen += len(state.records)
+            self._pass_on(state)
+            self._send_orders(driver)
+            if state.over:
+                finish: FinishRecord = self._answer(result)
+                self.reporter.write(finish)  # needed if the records could not be written
+                return finish
+
+    def phase(self, text: str) -> None:
+        if text != self._phase:
+            self._phase = text
+            self.view.phase(text)
+            self.reporter.phase(text)
+
+    def _pass_on(self, state: DriverState) -> None:
+        self.reporter.hosts(state.hosts)
+        for record in state.records:
+            self.view.write(record)
+            self.reporter.write(record)
+        self.phase(state.phase)
+
+    def _send_orders(self, driver: Any) -> None:  # noqa: ANN401  # as above
+        control = self.reporter.control
+        if control is not None and control != self._sent_control:
+            self._sent_control = control
+            self._answer(driver.obey.remote(control))
+        # An acknowledged order to stop is carried out even if it is withdrawn.
+        if (self.signals.count or self.reporter.stop_ordered) and not self._stop_sent:
+            self._stop_sent = True
+            self.reporter.stopping()
+            self._answer(driver.stop.remote())
+
+    def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
+        """Wait for an answer of the driver. Raises Stalled."""
+        import ray
+        from ray.exceptions import GetTimeoutError
+
+        from qwen35_trainer.runtime.calls import Stalled
+
+        try:
+            return ray.get(call, timeout=DRIVER_ANSWER_SECONDS)
+        except GetTimeoutError as error:
+            raise Stalled(
+                f"the driver did not answer within {DRIVER_ANSWER_SECONDS:g} s; its log in the run folder shows what it did last."
+            ) from error

@@ -1,0 +1,232 @@
+"""The part of the loop that trains: calls the train pool, saves checkpoints and writes records.
+
+    train ─► train ─► save ──copied──► train ─► train ─► …
+                        └─► written ─► complete, a record ─► exported, if wanted            while the next batches train
+
+Both loops use it, with and without rollouts. Calls are made one at a time, except that the next batch may train when a save has
+copied the state; the next save begins when the previous one is complete.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qwen35_trainer.contract import LiveSettings
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.manifest import OptimizerSpec, TrainingSpec
+from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord, SpanKind, SpanRecord
+from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
+from qwen35_trainer.runtime.calls import ActorLost, Stalled
+from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
+from qwen35_trainer.runtime.exporting import Exports
+from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
+from qwen35_trainer.runtime.train_pool import TrainPool
+from qwen35_trainer.runtime.update_records import PipelineMeasures, UpdateTimes, update_record
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class LiveFields:
+    """The fields of the spec that may change while an attempt runs. The loop reads them at every update, and only the driver sets them."""
+
+    now: LiveSettings
+
+    @classmethod
+    def of(cls, spec: TrainingSpec) -> LiveFields:
+        return cls(
+            LiveSettings(
+                checkpointEveryUpdates=spec.checkpoint.everyUpdates,
+                checkpointKeep=spec.checkpoint.keep,
+                evaluationEveryUpdates=spec.evaluation.everyUpdates,
+                checkpointExport=spec.checkpoint.export,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class NextBatch:
+    """The next batch to train, with its origin."""
+
+    batch: TrainBatch
+    version: int
+    age: TokenAge
+    groups: Sequence[ScoredGroup] = ()
+    waited: float = 0.0
+    """Seconds that the train pool waited for this batch."""
+
+
+@dataclass
+class TrainSession:
+    """Trains with `pool` from `update` to `updates_total`."""
+
+    spec: TrainingSpec
+    pool: TrainPool
+    recorder: Recorder
+    checkpoints: CheckpointStore | None
+    """None: nothing is saved."""
+    clock: TrainingClock
+    live: LiveFields
+    exports: Exports
+    attempt: str
+    """Identifies this attempt. Checkpoints and journal contain it, so that those of different attempts are not combined."""
+    updates_total: int
+    update: int = 0
+    """Optimizer steps so far."""
+    times: UpdateTimes = field(default_factory=UpdateTimes)
+    _saved_at: int = field(init=False)
+    """Update of the newest checkpoint, complete or being written."""
+    _saved: bool = False
+    _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
+    _updated: float = field(default_factory=time.time)
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.update
+
+    async def train(self, upcoming: NextBatch, pipeline: Callable[[], PipelineMeasures | None] = lambda: None) -> None:
+        """Train a batch, and write a record for each of its updates. `pipeline` is called after it has trained."""
+        rates = [
+            learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
+            for step in range(upcoming.batch.updates)
+        ]
+        started = time.time()
+        metrics: list[UpdateMetrics] = await self.pool.train(upcoming.batch, rates)
+        ended = time.time()
+        self._busy.add(started, ended)
+        self.span("train-0", "train", started, ended)
+        self.times.trained(upcoming.waited, ended - started)
+        train_idle, _ = self._busy.read()
+        rollouts = pipeline()
+        seconds, self._updated = ended - self._updated, ended
+        for step, measured in enumerate(metrics):
+            self.update += 1
+            self.recorder.append(
+                update_record(
+                    measured,
+                    step=step,
+                    update=self.update,
+                    updates_total=self.updates_total,
+                    version=upcoming.version,
+                    time=self.clock.at(ended),
+                    wall_time=ended,
+                    seconds=seconds,
+                    batch=upcoming.batch,
+                    age=upcoming.age,
+                    groups=upcoming.groups,
+                    times=self.times,
+                    pipeline=rollouts,
+                    train_idle=train_idle,
+                )
+            )
+        self.times = UpdateTimes()
+
+    def evaluation_due(self, step: int) -> bool:
+        """Return whether an evaluation is due after one of the last `step` updates."""
+        every = self.live.now.evaluationEveryUpdates
+        return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
+
+    @property
+    def saved(self) -> bool:
+        """Whether a checkpoint contains all updates so far, or is being written with them. A failure to write it ends the run."""
+        return self.checkpoints is None or (self._saved and self._saved_at == self.update)
+
+    def checkpoint_due(self) -> bool:
+        every = self.live.now.checkpointEveryUpdates
+        return self.update >= self.updates_total or self.update // every > self._saved_at // every
+
+    async def save(self, snapshot: SchedulingSnapshot, version: int, copied: asyncio.Event) -> None:
+        """Save a checkpoint, unless nothing is saved in this run. Raises CheckpointError, ActorLost and Stalled.
+
+        Sets `copied` as soon as training may continue. Returns when the checkpoint is complete and, if wanted, exported.
+        """
+        if self.checkpoints is None:
+            copied.set()
+            return
+        started = time.time()
+        self._saved_at, self._saved = self.update, True
+        progress = CheckpointMeta(
+            update=self.update,
+            batch=snapshot.batch,
+            position=snapshot.position,
+            pending=snapshot.pending,
+            elapsed=self.clock.now(),
+            group=snapshot.group,
+            journal=self.attempt,
+        )
+        self.checkpoints.keep = self.live.now.checkpointKeep
+        try:
+            path = await self.checkpoints.save(progress, lambda folder: self.pool.save(folder, copied))
+        except CheckpointError as error:
+            # Nothing is wrong with the storage. A batch that trains at the same time raises the same error, so the reason is the same.
+            if isinstance(reason := error.__cause__, (ActorLost, Stalled)):
+                raise reason from reason.__cause__
+            raise
+        self.span("checkpoint", "checkpoint", started, time.time())
+        self.recorder.append(
+            CheckpointRecord(
+                update=progress.update,
+                version=version,
+                time=self.clock.now(),
+                path=str(path),
+                seconds=time.time() - started,
+            )
+        )
+        await self._export(path, progress.update, version)
+
+    async def _export(self, checkpoint: Path, update: int, version: int) -> None:
+        """Export a checkpoint, if wanted, while the next batches train, and before the next save, which may delete the checkpoint."""
+        wanted = self.live.now.checkpointExport
+        if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total):
+            return
+        started = time.time()
+        folder, problem = await self.exports.export(checkpoint, self.live.now.checkpointKeep)
+        if problem:
+            logger.error("checkpoint %s was not exported: %s", checkpoint, problem)
+        self.recorder.append(
+            ExportRecord(
+                update=update,
+                version=version,
+                time=self.clock.now(),
+                path=str(folder),
+                seconds=time.time() - started,
+                problem=problem,
+            )
+        )
+
+    def span(
+        self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
+    ) -> None:
+        """Record a bar of the timeline. Times are wall-clock seconds."""
+        at = self.clock.at
+        self.recorder.append(
+            SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
+        )
+
+
+def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
+    """Return the learning rate of update `update` (from 0) of `total`: linear warm-up, then the schedule down to its minimum.
+
+    Update u of w in the warm-up has (u + 1) / w of the peak, so that no update has 0. The update after the last one would have the
+    minimum.
+    """
+    peak, warmup = optimizer.learningRate, optimizer.warmupUpdates
+    if update < warmup:
+        return peak * (update + 1) / warmup
+    progress = (update - warmup) / max(1, total - warmup)
+    match optimizer.schedule:
+        case "Constant":
+            remaining = 1.0
+        case "Linear":
+            remaining = 1.0 - progress
+        case "Cosine":
+            remaining = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return peak * (optimizer.minLearningRateRatio + (1.0 - optimizer.minLearningRateRatio) * remaining)

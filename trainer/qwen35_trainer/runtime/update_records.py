@@ -1,0 +1,184 @@
+"""Builds the records of updates and evaluations. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import numpy as np
+
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, writable
+from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
+
+
+@dataclass
+class UpdateTimes:
+    """Seconds since the previous update, by activity."""
+
+    waiting: float = 0.0
+    training: float = 0.0
+    publishing: float = 0.0
+
+    def trained(self, waited: float, seconds: float) -> None:
+        self.waiting += waited
+        self.training += seconds
+
+    def published(self, seconds: float) -> None:
+        self.publishing += seconds
+
+
+@dataclass(frozen=True)
+class PipelineMeasures:
+    """Measurements of the rollout pool between two batches."""
+
+    counted: int
+    """Groups that are in the window."""
+    limit: int
+    idle: float
+    """Share of the rollout pool's time without a sequence, 0 to 1."""
+    tokens_per_second: float
+    untrained: Mapping[str, int]
+    """Groups that left untrained, by reason."""
+    failures: Failures
+    """Failures of rewards in groups that were scored since the previous batch, whether they train or not."""
+
+
+def update_record(
+    measured: UpdateMetrics,
+    *,
+    step: int,
+    update: int,
+    updates_total: int,
+    version: int,
+    time: float,
+    wall_time: float,
+    seconds: float,
+    batch: TrainBatch,
+    age: TokenAge,
+    groups: Sequence[ScoredGroup],
+    times: UpdateTimes,
+    pipeline: PipelineMeasures | None,
+    train_idle: float,
+) -> UpdateRecord:
+    """Return the record of update `update`, which is step `step` of its batch.
+
+    Lags and times are in the record of a batch's first step, so that sums over records count them once.
+    """
+    first = step == 0
+    samples = batch.samples // batch.updates
+    of_step = slice(step * len(groups) // batch.updates, (step + 1) * len(groups) // batch.updates)
+    groups = groups[of_step]
+    rewards = np.array([reward for group in groups for reward in group.rewards if reward is not None])
+    sequences = [sequence for group in groups for sequence in group.sequences]
+    failures = pipeline.failures if pipeline is not None and first else Failures()
+    lengths = np.array([len(sequence.tokens) for sequence in sequences])
+    mean = measured.means.get
+    clipped = [value for name, value in measured.means.items() if name in ("clip_fraction_low", "clip_fraction_high")]
+    trained = sum(age.histogram.values())
+    return UpdateRecord(
+        update=update,
+        updates_total=updates_total,
+        version=version,
+        time=time,
+        wall_time=wall_time,
+        seconds=seconds if first else 0.0,
+        prompts=len(groups) or samples,
+        samples=samples,
+        tokens=measured.tokens,
+        masked_tokens=age.masked if first else 0,
+        loss=measured.loss,
+        gradient_norm=measured.gradient_norm,
+        learning_rate=measured.learning_rate,
+        policy_loss=mean("policy_loss"),
+        entropy=mean("entropy"),
+        kl=mean("kl"),
+        behaviour_kl=mean("behaviour_kl"),
+        clip_fraction=sum(clipped) if clipped else None,
+        correction_weight_mean=mean("correction_weight"),
+        router_load_balancing=mean("router_load_balancing"),
+        router_z=mean("router_z"),
+        seconds_waiting=times.waiting if first else 0.0,
+        seconds_training=times.training if first else 0.0,
+        seconds_publishing=times.publishing if first else 0.0,
+        train_idle=train_idle,
+        reward_mean=float(rewards.mean()) if rewards.size else None,
+        reward_std=float(rewards.std()) if rewards.size else None,
+        response_tokens_mean=float(lengths.mean()) if lengths.size else None,
+        response_tokens_max=int(lengths.max()) if lengths.size else None,
+        truncated_share=float(np.mean([s.truncated for s in sequences])) if sequences else None,
+        lag_mean=sum(lag * count for lag, count in age.histogram.items()) / trained if trained else None,
+        lag_max=max(age.histogram) if trained else None,
+        lag_histogram=age.histogram if first else {},
+        window_dispatched=None if pipeline is None else pipeline.counted,
+        window_limit=None if pipeline is None else pipeline.limit,
+        rollout_idle=None if pipeline is None else pipeline.idle,
+        tokens_per_second=None if pipeline is None else pipeline.tokens_per_second,
+        score_by_reward=_score_by_reward(groups),
+        reward_by_source=_reward_by_source(groups),
+        reward_errors=failures.total(),
+        errors_by_reward=dict(failures.errors),
+        timeouts_by_reward=dict(failures.timeouts),
+        first_reward_error=writable(failures.first),
+        groups_left=dict(pipeline.untrained) if pipeline is not None and first else {},
+        groups_without_signal=sum(len({r for r in group.rewards if r is not None}) < 2 for group in groups),
+    )
+
+
+def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
+    """Return the record of an evaluation. A response without a reward, because one failed with Skip, counts as 0."""
+    scores = [score for group in groups for score in group.scores]
+    lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
+    failures = Failures()
+    for group in groups:
+        for score in group.scores:
+            failures.add(group.prompt.prompt.id, score)
+    return EvaluationRecord(
+        update=update,
+        version=version,
+        time=time,
+        accuracy=float(np.mean([_right(score) for score in scores])),
+        reward_mean=float(np.mean([score.value or 0.0 for score in scores])),
+        score_by_reward=_score_by_reward(groups),
+        reward_by_source=_reward_by_source(groups, missing=0.0),
+        errors_by_reward=dict(failures.errors),
+        timeouts_by_reward=dict(failures.timeouts),
+        first_reward_error=writable(failures.first),
+        samples=len(scores),
+        response_tokens_mean=float(np.mean(lengths)),
+    )
+
+
+def _right(score: CombinedScore) -> bool:
+    """Return whether every reward scored at least 1."""
+    return not score.errors and all(part >= 1.0 for part in score.parts.values())
+
+
+def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
+    """Return reward → mean score, without its weight."""
+    scores: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for score in group.scores:
+            for name, part in score.parts.items():
+                scores[name].append(part)
+    return {name: fmean(parts) for name, parts in scores.items()}
+
+
+def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = None) -> dict[str, float]:
+    """Return data source → mean reward of the responses to its prompts. missing: counts for a response without a reward."""
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        for reward in group.rewards:
+            if (value := missing if reward is None else reward) is not None:
+                rewards[group.prompt.prompt.source].append(value)
+    return {source: fmean(values) for source, values in rewards.items()}
+
+
+def supervised_evaluation_record(loss: float, *, update: int, samples: int, time: float) -> EvaluationRecord:
+    """Return the record of an evaluation in SFT. loss: held-out negative log-likelihood per target token, in nats."""
+    return EvaluationRecord(update=update, version=0, time=time, samples=samples, loss=loss)

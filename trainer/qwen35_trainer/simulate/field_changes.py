@@ -1,0 +1,188 @@
+"""Changes to a workload by `PATH=VALUE`, the language of `--set` (see `manifest.assignment`).
+
+    lane.after_tokens=6000    pools[1].replica.slots=128    pools.replica.base=0.02 (every pool)    cv=1.5 (a short name)
+
+A dash in a name counts as an underscore. All changes are made before anything is checked, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Final, get_args, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from qwen35_trainer.manifest.assignment import AssignmentError, read_value, split_assignment, split_path
+from qwen35_trainer.manifest.fields import Segment
+from qwen35_trainer.manifest.problems import counted, did_you_mean
+from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.simulate.workload import BatchPolicy, Workload
+
+SHORT_NAMES: Final = {
+    "mean": "lengths.mean",
+    "cv": "lengths.cv",
+    "cap": "lengths.cap",
+    "missed_deadline": "on_missed_deadline",
+    "replicas": "pools.count",
+    "slots": "pools.replica.slots",
+    "after_tokens": "lane.after_tokens",
+}
+"""Short names of the fields that are changed most often."""
+_DEADLINE_FIRST_ONLY: Final = {"on_missed_deadline": MissedDeadlinePolicy.WAIT, "adaptive": False}
+"""Fields that only deadline-first has, and their defaults, which replace the manifest's values under another policy."""
+
+
+class WorkloadRefused(ValueError):
+    """A workload that cannot be simulated. `problems` lists every problem found."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n  ".join([counted(len(self.problems), "problem"), *self.problems]))
+
+
+class ChangeRefused(WorkloadRefused):
+    """A path or a value that is wrong for every workload."""
+
+
+@dataclass(frozen=True)
+class FieldChange:
+    """A field of the workload by its path, and its new value: YAML text, or the value itself."""
+
+    path: str
+    value: object
+
+    @classmethod
+    def parse(cls, text: str) -> FieldChange:
+        """Parse a change of the form `PATH=VALUE`. Raises ChangeRefused if there is no value."""
+        try:
+            return cls(*split_assignment(text))
+        except AssignmentError as error:
+            raise ChangeRefused([f"{text}: {error}"]) from None
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The path with its short name expanded."""
+        first, *later = split_path(self.path.strip().replace("-", "_"))
+        return (*split_path(SHORT_NAMES.get(str(first), str(first))), *later)
+
+    @property
+    def field(self) -> str:
+        """The path without indices. Changes of the same field in different items of a list have the same."""
+        return ".".join(segment for segment in self.segments if isinstance(segment, str))
+
+
+def is_workload_path(path: str) -> bool:
+    """Whether a path begins with a field of the workload, or with a short name of one."""
+    first = str(FieldChange(path, None).segments[0])
+    return first in {field.name for field in fields(Workload)}
+
+
+def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workload:
+    """Apply all changes to a workload.
+
+    Raises WorkloadRefused with every problem of changes and workload, as ChangeRefused if a change is among them.
+    """
+    draft = _Draft(workload)
+    problems: list[str] = []
+    for change in changes:
+        try:
+            draft.put(change.segments, change.value)
+        except ValueError as error:
+            problems.append(f"{change.path}: {error}")
+    refusal = ChangeRefused if problems else WorkloadRefused
+    draft.drop_deadline_fields({str(change.segments[0]) for change in changes})
+    built: Workload = draft.build(problems)
+    if problems:
+        raise refusal(problems)
+    return built
+
+
+class _Draft:
+    """A dataclass that is being changed. Its parts that are dataclasses are drafts too."""
+
+    def __init__(self, original: Any) -> None:  # noqa: ANN401  (any dataclass)
+        self._original = original
+        self._parts: dict[str, Any] = {part.name: _drafted(getattr(original, part.name)) for part in fields(original)}
+
+    def put(self, path: Sequence[Segment], value: object, parent: str = "the workload") -> None:
+        """Set the field at `path`. `parent` names this part in messages. Raises ValueError for a wrong path or value."""
+        name, *remainder = path
+        if not isinstance(name, str) or name not in self._parts:
+            raise ValueError(f"{parent} has no field {name}. {did_you_mean(str(name), self._known_names())}")
+        if not remainder:
+            self._parts[name] = _drafted(self._validated(name, value))
+            return
+        if self._parts[name] is None:
+            self._parts[name] = self._default_part(name)
+        index = remainder[0] if isinstance(remainder[0], int) else None
+        if index is not None:
+            remainder = remainder[1:]
+        for draft in self._inner_drafts(name, index):
+            if not remainder:
+                raise ValueError(f"name a field of it: {', '.join(draft._parts)}")
+            draft.put(remainder, value, name)
+
+    def drop_deadline_fields(self, changed: set[str]) -> None:
+        """Under another policy than deadline-first, reset the fields that only it has, unless a change sets them."""
+        if self._parts["policy"] is not BatchPolicy.DEADLINE_FIRST:
+            self._parts |= {name: value for name, value in _DEADLINE_FIRST_ONLY.items() if name not in changed}
+
+    def build(self, problems: list[str]) -> Any:  # noqa: ANN401  (the type of the original)
+        """Build the dataclass. If it refuses its values, add the reasons to `problems` and return the original."""
+        values = {name: _map_drafts(part, lambda draft: draft.build(problems)) for name, part in self._parts.items()}
+        try:
+            return type(self._original)(**values)
+        except ValueError as error:
+            problems += [problem for problem in str(error).split("; ") if problem not in problems]
+            return self._original
+
+    def _known_names(self) -> list[str]:
+        return [*self._parts, *(SHORT_NAMES if isinstance(self._original, Workload) else ())]
+
+    def _validated(self, name: str, value: object) -> object:
+        """A value of the field's type, from YAML text or as it is."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return TypeAdapter(self._annotation(name)).validate_python(read_value(value))
+        except ValidationError as error:
+            details = [detail for detail in error.errors() if detail["type"] != "none_required"]
+            # Messages of our own dataclasses need no prefix.
+            messages = dict.fromkeys(detail["msg"].removeprefix("Value error, ") for detail in details)
+            raise ValueError(f"{value!r}: {', or '.join(messages)}") from None
+
+    def _annotation(self, name: str) -> Any:  # noqa: ANN401  (an annotation)
+        return get_type_hints(type(self._original))[name]
+
+    def _default_part(self, name: str) -> _Draft | None:
+        """The defaults of a part that is None, for a change of one of its fields."""
+        classes = [option for option in get_args(self._annotation(name)) if is_dataclass(option)]
+        return _Draft(classes[0]()) if classes else None  # type: ignore[operator]  # a class, not an instance
+
+    def _inner_drafts(self, name: str, index: int | None) -> list[_Draft]:
+        """The part, all items of a list, or the item at `index`."""
+        part = self._parts[name]
+        drafts = part if isinstance(part, list) else [part]
+        if not all(isinstance(draft, _Draft) for draft in drafts):
+            raise ValueError(f"{name} has no fields; set it whole: {name}=VALUE")
+        if index is None:
+            return drafts
+        if index >= len(drafts):
+            raise ValueError(f"{name} has {counted(len(drafts), 'item')}, counted from 0")
+        return [drafts[index]]
+
+
+def _drafted(value: object) -> object:
+    if is_dataclass(value):
+        return _Draft(value)
+    if isinstance(value, tuple) and value and is_dataclass(value[0]):
+        return [_Draft(item) for item in value]
+    return value
+
+
+def _map_drafts(part: object, build: Callable[[_Draft], object]) -> object:
+    """Apply `build` to a draft or to each of a list of drafts; any other value stays as it is."""
+    if isinstance(part, _Draft):
+        return build(part)
+    return tuple(build(draft) for draft in part) if isinstance(part, list) else part

@@ -1,0 +1,237 @@
+"""The choices of a plan: the split of the nodes, the two knobs and the straggler lane; and the grid of plans to search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qwen35_trainer.manifest.asynchrony import OnMissedDeadline
+from qwen35_trainer.manifest.checks import check
+from qwen35_trainer.manifest.problems import counted
+from qwen35_trainer.manifest.rollout import StragglerLaneSpec
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.simulate.response_lengths import mean_length
+from qwen35_trainer.simulate.workload import Workload
+
+
+@dataclass(frozen=True)
+class LaneChoice:
+    """The choices for the straggler lane, with the fields of `spec.rollout.stragglerLane`."""
+
+    nodes: int
+    tensor_parallel: int
+    after_tokens: int
+
+
+@dataclass(frozen=True)
+class PlanChoice:
+    """The choices of one plan. Compared by value, so that no plan is simulated twice."""
+
+    rollout_nodes: int
+    """Nodes of the rollout pool, including those of the lane."""
+    train_nodes: int
+    staleness_threshold: float
+    max_version_lag: int
+    on_missed_deadline: OnMissedDeadline
+    lane: LaneChoice | None = None
+
+    @classmethod
+    def of(cls, spec: TrainingSpec) -> PlanChoice:
+        """Return the choices of a manifest."""
+        assert spec.rollout is not None
+        knobs, lane = spec.effective_async, spec.rollout.stragglerLane
+        return cls(
+            spec.rollout.nodes,
+            spec.train.nodes,
+            knobs.stalenessThreshold,
+            knobs.maxVersionLag,
+            knobs.onMissedDeadline,
+            None if lane is None else LaneChoice(lane.nodes, lane.tensorParallel, lane.afterTokens),
+        )
+
+    def apply(self, spec: TrainingSpec) -> TrainingSpec:
+        """Return the spec with this plan. It may violate the rules of the spec, see `is_legal`."""
+        assert spec.rollout is not None
+        lane = self.lane and StragglerLaneSpec(
+            nodes=self.lane.nodes, tensorParallel=self.lane.tensor_parallel, afterTokens=self.lane.after_tokens
+        )
+        rollout = spec.rollout.model_copy(update={"nodes": self.rollout_nodes, "stragglerLane": lane})
+        knobs = {
+            "stalenessThreshold": self.staleness_threshold,
+            "maxVersionLag": self.max_version_lag,
+            "onMissedDeadline": self.on_missed_deadline,
+        }
+        return spec.model_copy(
+            update={
+                "rollout": rollout,
+                "train": spec.train.model_copy(update={"nodes": self.train_nodes}),
+                "async_": spec.async_.model_copy(update=knobs),
+            }
+        )
+
+    def is_legal(self, spec: TrainingSpec) -> bool:
+        """Whether `qwen35 validate` accepts the manifest with this plan, and its lane is faster than the pool."""
+        assert spec.rollout is not None
+        if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
+            return False
+        return self.rollout_nodes >= 1 and self.train_nodes >= 1 and not check(self.apply(spec))
+
+    def with_split(self, rollout_nodes: int) -> PlanChoice:
+        """Return the plan with `rollout_nodes` rollout nodes and the same total."""
+        moved = rollout_nodes - self.rollout_nodes
+        return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the choices by the paths of the manifest, as for `--set`."""
+        lane = self.lane and {
+            "nodes": self.lane.nodes,
+            "tensorParallel": self.lane.tensor_parallel,
+            "afterTokens": self.lane.after_tokens,
+        }
+        return {
+            "rollout.nodes": self.rollout_nodes,
+            "train.nodes": self.train_nodes,
+            "async.stalenessThreshold": self.staleness_threshold,
+            "async.maxVersionLag": self.max_version_lag,
+            "async.onMissedDeadline": self.on_missed_deadline,
+            "rollout.stragglerLane": lane,
+        }
+
+
+def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
+    """The numbers of rollout nodes of all legal splits with the same total, ascending."""
+    total = choice.rollout_nodes + choice.train_nodes
+    return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
+
+
+@dataclass(frozen=True)
+class NeighbourSteps:
+    """The values from which a neighbour takes the next lower or higher one."""
+
+    splits: Sequence[int]
+    """Numbers of rollout nodes."""
+    threshold: float
+    """Difference of the count knob, in versions."""
+    lane_sizes: Sequence[int]
+    """Devices of a replica of the lane."""
+    after_tokens: Sequence[int]
+    lanes: Sequence[LaneChoice]
+    """Lanes to compare with a plan that has none."""
+
+
+def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
+    """Every plan that differs in one choice, with a description of the change. Some may violate the rules of the spec."""
+    for nodes in _adjacent_values(choice.rollout_nodes, steps.splits):
+        moved = choice.with_split(nodes)
+        yield f"rollout.nodes {nodes}, train.nodes {moved.train_nodes}", moved
+    for threshold in (choice.staleness_threshold - steps.threshold, choice.staleness_threshold + steps.threshold):
+        if 0 <= threshold <= choice.max_version_lag:
+            yield f"stalenessThreshold {threshold:g}", replace(choice, staleness_threshold=threshold)
+    for lag in (choice.max_version_lag - 1, choice.max_version_lag + 1):
+        if lag >= choice.staleness_threshold:
+            yield f"maxVersionLag {lag}", replace(choice, max_version_lag=lag)
+    yield from _lane_neighbours(choice, steps)
+    for policy in ("Wait", "MaskTokens"):
+        if policy != choice.on_missed_deadline:
+            yield f"onMissedDeadline {policy}", replace(choice, on_missed_deadline=policy)
+
+
+def _lane_neighbours(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
+    if (lane := choice.lane) is None:
+        for other in steps.lanes:
+            shape = f"{counted(other.nodes, 'node')}, tensorParallel {other.tensor_parallel}"
+            yield f"a lane of {shape}, after {other.after_tokens:,}", replace(choice, lane=other)
+        return
+    yield "no lane", replace(choice, lane=None)
+    for nodes in (lane.nodes - 1, lane.nodes + 1):
+        if nodes >= 1:
+            yield f"lane.nodes {nodes}", replace(choice, lane=replace(lane, nodes=nodes))
+    for size in _adjacent_values(lane.tensor_parallel, steps.lane_sizes):
+        yield f"lane.tensorParallel {size}", replace(choice, lane=replace(lane, tensor_parallel=size))
+    for after in _adjacent_values(lane.after_tokens, steps.after_tokens):
+        yield f"lane.afterTokens {after:,}", replace(choice, lane=replace(lane, after_tokens=after))
+
+
+def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
+    """The next lower and the next higher value."""
+    lower = [other for other in ascending if other < value]
+    higher = [other for other in ascending if other > value]
+    return [*lower[-1:], *higher[:1]]
+
+
+type GridPoint = tuple[int, ...]
+"""An index into each list of a grid."""
+
+
+@dataclass(frozen=True)
+class PlanGrid:
+    """The plans that a search considers: all combinations of the values in its lists."""
+
+    start: PlanChoice
+    splits: list[int]
+    thresholds: list[float]
+    lane_nodes: list[int]
+    lane_sizes: list[int]
+    after_tokens: list[int]
+
+    @classmethod
+    def around(cls, spec: TrainingSpec, start: PlanChoice, workload: Workload) -> PlanGrid:
+        """Return the grid for a manifest. start: the plan from which the search begins. workload: that of `start`."""
+        assert spec.rollout is not None
+        bound, total = start.max_version_lag, start.rollout_nodes + start.train_nodes
+        step = next((step for step in (0.25, 0.5, 1.0) if bound / step <= 32), 2.0)
+        mean = mean_length(workload.lengths)
+        tokens = sorted({_round(mean * factor) for factor in (0.5, 0.75, 1, 1.5, 2, 3, 4)})
+        return cls(
+            start,
+            legal_splits(start, spec) or [start.rollout_nodes],
+            [step * i for i in range(int(bound / step) + 1)],
+            list(range(max(1, total // 2))),
+            _lane_sizes(spec.rollout.tensorParallel, spec.accelerator.devicesPerNode),
+            [after for after in tokens if after < workload.lengths.cap] or [1],
+        )
+
+    @property
+    def steps(self) -> NeighbourSteps:
+        """The steps from a plan to its neighbours."""
+        after = self.after_tokens[len(self.after_tokens) // 2]
+        lanes = [LaneChoice(nodes, self.lane_sizes[0], after) for nodes in self.lane_nodes[1:3]]
+        threshold = self.thresholds[1] if len(self.thresholds) > 1 else 0.25
+        return NeighbourSteps(self.splits, threshold, self.lane_sizes, self.after_tokens, lanes)
+
+    @property
+    def sizes(self) -> GridPoint:
+        """The length of each list."""
+        return (
+            len(self.splits),
+            len(self.thresholds),
+            len(self.lane_nodes),
+            len(self.lane_sizes),
+            len(self.after_tokens),
+        )
+
+    def allows(self, choice: PlanChoice) -> bool:
+        """Whether the planner may recommend a plan: it keeps the bound and the missed-deadline policy."""
+        bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
+        return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
+
+    def choice(self, point: GridPoint) -> PlanChoice:
+        """Return the plan at a point."""
+        split, threshold, nodes, size, after = point
+        lane = LaneChoice(self.lane_nodes[nodes], self.lane_sizes[size], self.after_tokens[after])
+        return replace(
+            self.start.with_split(self.splits[split]),
+            staleness_threshold=self.thresholds[threshold],
+            lane=lane if lane.nodes else None,
+        )
+
+
+def _lane_sizes(pool: int, per_node: int) -> list[int]:
+    """The numbers of devices of a lane's replica: multiples of the pool's that fit into a node, or else the smallest."""
+    return [pool * factor for factor in (2, 4) if pool * factor <= per_node] or [pool * 2]
+
+
+def _round(tokens: float) -> int:
+    """Round to two significant digits."""
+    return max(1, int(float(f"{tokens:.2g}")))

@@ -1,0 +1,226 @@
+"""The search for the best plan of a grid with few and short simulations.
+
+    analytic estimate ─► splits with little idle time, and the minimum count knob that can keep them busy
+        │
+        ▼ without a lane, and with a lane of each size
+    the MAX_CLIMBS best ─► pattern search: steps along one axis at a time, first large, then small
+        │
+        ▼
+    the maximum effective throughput ─► lower count knob, then lower age knob, within THROUGHPUT_TOLERANCE
+
+Deterministic: equal manifests give equal plans.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.simulate.estimate import estimate
+from qwen35_trainer.simulate.field_changes import FieldChange, WorkloadRefused, apply_changes
+from qwen35_trainer.simulate.manifest_workload import HardwareSpeeds, workload_of
+from qwen35_trainer.simulate.plan_choice import GridPoint, PlanChoice, PlanGrid
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.sweep import simulate_seeds
+from qwen35_trainer.simulate.workload import Workload
+
+THROUGHPUT_TOLERANCE: Final = 0.02
+"""Share of the maximum throughput that a plan may lose for a smaller lag."""
+MIN_RELATIVE_GAIN: Final = 0.005
+"""A step must increase the throughput by this share."""
+MAX_STARTING_SPLITS: Final = 4
+"""Maximum number of splits to start from."""
+MIN_IDEAL_SHARE: Final = 0.6
+"""A split to start from must have this share of the maximum ideal throughput."""
+MAX_STARTING_THRESHOLD_SHARE: Final = 0.6
+"""The count knob at the start is at most this share of the age knob. If both are equal, the scheduler has no choice left."""
+MAX_CLIMBS: Final = 2
+"""Number of starting points from which the search climbs."""
+LAG_TOLERANCE_VERSIONS: Final = 0.1
+"""Mean lags that differ by at most this many versions count as equal."""
+
+
+def search(grid: PlanGrid, trials: Trials) -> Trial:
+    """The best plan that pattern search finds. Raises WorkloadRefused if no plan can be simulated."""
+
+    def score(point: GridPoint) -> float:
+        result = trials.short(grid.choice(point))
+        return -1.0 if result is None else result.effective_throughput
+
+    starts = sorted(_starts(grid, trials), key=score, reverse=True)
+    for start in starts[:MAX_CLIMBS]:
+        climb(start, grid.sizes, score)
+    trials.short(grid.start)
+    if not (simulated := trials.simulated(long=False)):
+        raise WorkloadRefused(["no plan of this manifest can be simulated: the rules of the spec refuse all of them"])
+    return preferred(simulated)
+
+
+def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
+    """The starting points from the analytic estimate: some splits, each without a lane and with the smallest of each size."""
+    estimates = [estimate(trials.workload(grid.start.with_split(nodes))) for nodes in grid.splits]
+    ideal = max(split_estimate.ideal for split_estimate in estimates)
+    busy = [index for index, split in enumerate(estimates) if split.ideal >= MIN_IDEAL_SHARE * ideal]
+    splits = {busy[i * (len(busy) - 1) // (MAX_STARTING_SPLITS - 1)] for i in range(MAX_STARTING_SPLITS)}
+    middle = len(grid.after_tokens) // 2
+    points: list[GridPoint] = []
+    for split in sorted(splits):
+        # High enough to keep the pools busy, and low enough that the scheduler has a choice.
+        lowest = min(estimates[split].min_staleness, MAX_STARTING_THRESHOLD_SHARE * grid.start.max_version_lag)
+        threshold = sum(value < lowest for value in grid.thresholds)
+        lanes = [(0, 0)]
+        for size in range(len(grid.lane_sizes)):
+            points_of_size = ((split, threshold, nodes, size, middle) for nodes in range(1, len(grid.lane_nodes)))
+            lanes += [(point[2], size) for point in points_of_size if trials.is_legal(grid.choice(point))][:1]
+        points += [(split, threshold, nodes, size, middle) for nodes, size in lanes]
+    return points
+
+
+def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float]) -> GridPoint:
+    """Pattern search: step along one axis at a time to points with a higher score, and halve the steps if there is none."""
+    best, best_score = start, score(start)
+    steps = [max(1, size // 4) for size in sizes]
+    while True:
+        moved = False
+        for axis, step in enumerate(steps):
+            for place in (best[axis] - step, best[axis] + step):
+                if not 0 <= place < sizes[axis]:
+                    continue
+                candidate = (*best[:axis], place, *best[axis + 1 :])
+                if (value := score(candidate)) > max(best_score, 0.0) * (1 + MIN_RELATIVE_GAIN):
+                    best, best_score, moved = candidate, value, True
+        if not moved and max(steps) == 1:
+            return best
+        if not moved:
+            steps = [max(1, step // 2) for step in steps]
+
+
+def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
+    """Lower the count knob, then the age knob, as far as the throughput stays within THROUGHPUT_TOLERANCE."""
+    low, high = 0, sum(threshold < best.choice.staleness_threshold for threshold in grid.thresholds)
+    while low < high:
+        middle = (low + high) // 2
+        result = trials.short(replace(best.choice, staleness_threshold=grid.thresholds[middle]))
+        enough = result is not None and result.effective_throughput >= _min_throughput(trials.simulated(long=False))
+        low, high = (low, middle) if enough else (middle + 1, high)
+    plan = preferred(trials.simulated(long=False))
+    for lag in range(plan.choice.max_version_lag - 1, -1, -1):
+        if lag < plan.choice.staleness_threshold:
+            break
+        result = trials.short(replace(plan.choice, max_version_lag=lag))
+        if result is None or result.effective_throughput < _min_throughput(trials.simulated(long=False)):
+            break
+    return preferred(trials.simulated(long=False))
+
+
+def preferred(trials: Sequence[Trial]) -> Trial:
+    """Return the best trial within THROUGHPUT_TOLERANCE: minimum mean lag, then the lower bound, then no lane, then throughput."""
+    min_throughput = _min_throughput(trials)
+    near = [trial for trial in trials if trial.result.effective_throughput >= min_throughput]
+    min_lag = min(trial.result.mean_lag for trial in near)
+    return min(
+        (trial for trial in near if trial.result.mean_lag <= min_lag + LAG_TOLERANCE_VERSIONS),
+        key=lambda trial: (
+            trial.choice.max_version_lag,
+            trial.choice.lane is not None,
+            -trial.result.effective_throughput,
+        ),
+    )
+
+
+def _min_throughput(trials: Sequence[Trial]) -> float:
+    return (1 - THROUGHPUT_TOLERANCE) * max(trial.result.effective_throughput for trial in trials)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan and its result."""
+
+    choice: PlanChoice
+    result: SimulationResult
+
+
+class Trials:
+    """Simulates plans, each at most once per duration. Short simulations find good plans, long ones compare them."""
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        speeds: HardwareSpeeds,
+        changes: Sequence[FieldChange],
+        limit: int,
+        on_simulated: Callable[[], None] = lambda: None,
+    ) -> None:
+        """changes: applied to every workload. limit: number of simulations from which on short ones are refused.
+        on_simulated: called after each simulation.
+        """
+        self._spec, self._speeds, self._changes, self._limit, self._on_simulated = (
+            spec,
+            speeds,
+            changes,
+            limit,
+            on_simulated,
+        )
+        self._results: dict[tuple[PlanChoice, bool], SimulationResult | None] = {}
+        self.simulations = 0
+
+    def workload(self, choice: PlanChoice) -> Workload:
+        """The workload of a plan, before its duration is set. Raises WorkloadRefused."""
+        return apply_changes(workload_of(choice.apply(self._spec), self._speeds), self._changes)
+
+    def is_legal(self, choice: PlanChoice) -> bool:
+        """Whether the rules of the spec allow a plan."""
+        return choice.is_legal(self._spec)
+
+    def short(self, choice: PlanChoice) -> SimulationResult | None:
+        """Return the result of a short simulation. None if the plan is not legal, or the limit of simulations is reached."""
+        if (choice, False) not in self._results and self.simulations >= self._limit:
+            return None
+        return self._result(choice, long=False)
+
+    def long(self, choice: PlanChoice) -> SimulationResult | None:
+        """Return the result of a long simulation. None if the plan is not legal."""
+        return self._result(choice, long=True)
+
+    def simulated(self, *, long: bool) -> list[Trial]:
+        """Return the trials with short or with long simulations, in order."""
+        results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
+        return [Trial(choice, result) for choice, result in results if result is not None]
+
+    def _result(self, choice: PlanChoice, *, long: bool) -> SimulationResult | None:
+        key = (choice, long)
+        if key not in self._results:
+            self._results[key] = self._simulate(choice, long=long)
+        return self._results[key]
+
+    def _simulate(self, choice: PlanChoice, *, long: bool) -> SimulationResult | None:
+        if not self.is_legal(choice):
+            return None
+        try:
+            workload = self.workload(choice)
+            (result,) = simulate_seeds(_long(workload) if long else _short(workload), 1, self._on_simulated)
+        except WorkloadRefused:
+            return None
+        self.simulations += 1
+        return result
+
+
+def _short(workload: Workload) -> Workload:
+    """The workload with the duration that suffices to find good plans."""
+    return _of_length(workload, sequences=6_000, min_versions=8, max_versions=24)
+
+
+def _long(workload: Workload) -> Workload:
+    """The workload with the duration that suffices to compare good plans."""
+    return _of_length(workload, sequences=16_000, min_versions=16, max_versions=50)
+
+
+def _of_length(workload: Workload, *, sequences: int, min_versions: int, max_versions: int) -> Workload:
+    """Measure about `sequences` sequences, in whole versions, after a warm-up that refills the window twice."""
+    versions = sequences / (workload.prompts_per_batch * workload.group_size * workload.batches_per_version)
+    measured = max(min_versions, min(max_versions, math.ceil(versions))) * workload.batches_per_version
+    warm_up = math.ceil(2 * (1 + workload.settings.window.staleness_threshold)) * workload.batches_per_version
+    return replace(workload, batches=warm_up + measured, warm_up=warm_up)

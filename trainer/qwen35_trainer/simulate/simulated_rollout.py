@@ -1,0 +1,300 @@
+"""The rollout pool and the straggler lane in virtual time: decoding, faults, other pool sizes and publications."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from math import inf
+from random import Random
+
+from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.simulate.cost_model import PrefillCost, PublicationCost, ReplicaSpeed
+from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica, SimulatedSequence
+from qwen35_trainer.simulate.virtual_clock import VirtualClock
+from qwen35_trainer.simulate.workload import Workload
+
+
+class SimulatedRollout:
+    """All replicas of a workload."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        clock: VirtualClock,
+        send: Callable[[on.Event], None],
+        finish: Callable[[SimulatedSequence], None],
+    ) -> None:
+        """send: passes an event to the coordinator. finish: called with a complete sequence, which its replica has released."""
+        self.pool, self.lane = Capacity(), Capacity()
+        self.lost = self.moves = 0
+        self.full_at: float | None = None
+        """When all slots of the pool were taken for the first time."""
+        self._workload, self._clock, self._send, self._finish = workload, clock, send, finish
+        self._replicas: dict[int, SimulatedReplica] = {}
+        self.publication = SimulatedPublication(workload.publication, workload.prefill, clock, self._replicas, send)
+        self._removed = {True: [0.0, 0.0], False: [0.0, 0.0]}  # lane → (decoding, busy) of removed replicas
+        lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
+        self._speeds: list[tuple[ReplicaSpeed, bool]] = [  # (speed, whether it belongs to the lane) by number
+            *((speed, False) for speed in workload.replicas),
+            *((speed, True) for speed in lane),
+        ]
+        self._members = list(range(len(workload.replicas)))  # numbers of the replicas that the pool should have
+        self._failure_gaps = [workload.faults.gaps(workload.seed, number) for number in range(len(self._speeds))]
+        self._latencies = Random(workload.seed)  # noqa: S311, a simulation
+        self._pool_sequences = 0  # sequences on the pool
+        after = workload.settings.lane_after
+        self._lane_after = inf if after is None else float(after)
+
+    def begin(self) -> None:
+        """Let every replica join, and schedule the listed faults and changes of size."""
+        replicas = [self._add(number) for number in range(len(self._speeds))]
+        for replica in replicas:
+            self._announce(replica)
+        for second, number in self._workload.faults.times:
+            self._clock.at(second, self._fail_number, number)
+        for second, size in self._workload.elastic:
+            self._clock.at(second, self._resize, size)
+
+    # Actions of the coordinator.
+
+    def start(self, number: int, sequences: list[tuple[SimulatedSequence, int]]) -> None:
+        """Start sequences on a replica, each with the number of tokens that it keeps."""
+        replica, prefill = self._replicas[number], self._workload.prefill
+        replica.advance(self._clock.now)
+        for sequence, kept in sequences:
+            if kept != sequence.tokens:
+                sequence.keep(kept)
+            sequence.turns = self._workload.turns.count * kept // sequence.length
+            sequence.crossed = self._lane_after <= kept
+            replica.pause(prefill.seconds(prefill.prompt_tokens + kept))
+            self._put(replica, sequence, 0.0)
+        self._schedule(replica)
+        if self.full_at is None and 0 < self.pool.slots <= self._pool_sequences:
+            self.full_at = self._clock.now
+
+    def move(self, action: do.MoveSequence) -> None:
+        """Move a sequence to the lane."""
+        assert self._workload.lane is not None
+        sequence = self._release(self._replicas[action.source].held[action.sequence])
+        replica = self._replicas[action.target]
+        replica.advance(self._clock.now)
+        self._put(replica, sequence, self._workload.lane.arrival_steps)
+        self._schedule(replica)
+        self.moves += 1
+
+    def cancel(self, action: do.CancelSequences) -> None:
+        """Drop sequences from a replica."""
+        for name in action.sequences:
+            self._release(self._replicas[action.replica].held[name])
+
+    def _put(self, replica: SimulatedReplica, sequence: SimulatedSequence, extra_steps: float) -> None:
+        replica.held[sequence.name] = sequence
+        sequence.replica = replica
+        self._pool_sequences += not replica.lane
+        if not sequence.in_environment:
+            replica.begin_decoding(sequence, self._next_stop(sequence), extra_steps)
+
+    def _release(self, sequence: SimulatedSequence) -> SimulatedSequence:
+        """Take a sequence off its replica, with its tokens."""
+        replica = sequence.replica
+        assert replica is not None
+        replica.advance(self._clock.now)
+        del replica.held[sequence.name]
+        sequence.replica = None
+        self._pool_sequences -= not replica.lane
+        if sequence.stamp:
+            replica.end_decoding(sequence)
+            self._schedule(replica)
+        if replica.leaving and not replica.held:
+            self._clock.after(0.0, self._retire, replica)
+        return sequence
+
+    # Decoding.
+
+    def _schedule(self, replica: SimulatedReplica) -> None:
+        """Wake a replica at its next stop. An earlier entry in the clock remains: it wakes too early and schedules again."""
+        time = replica.next_stop_time()
+        if time < replica.due:
+            replica.due = time
+            self._clock.at(time, self._wake, replica)
+
+    def _wake(self, replica: SimulatedReplica) -> None:
+        if replica.lost or replica.due != self._clock.now:
+            return
+        replica.due = -inf  # no change inside this method needs an entry: it schedules at its end
+        replica.advance(self._clock.now)
+        while (sequence := replica.next_stopped()) is not None:
+            self._at_stop(replica, sequence)
+        replica.due = inf
+        self._schedule(replica)
+
+    def _at_stop(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
+        """Handle a stop: the sequence is complete, or long enough for the lane, or at the end of a turn."""
+        if sequence.stop == sequence.length:
+            self._finish(self._release(sequence))
+        elif sequence.stop == self._lane_after and not sequence.crossed:
+            sequence.crossed = True
+            replica.set_stop(sequence, self._next_stop(sequence))
+            self._send(on.SequencesProgressed({sequence.name: int(self._lane_after)}))
+        else:
+            replica.end_decoding(sequence)
+            sequence.turns += 1
+            sequence.in_environment = True
+            latency = self._workload.turns.latency
+            seconds = self._latencies.expovariate(1 / latency) if latency else 0.0
+            self._clock.after(seconds, self._environment_answered, sequence)
+
+    def _environment_answered(self, sequence: SimulatedSequence) -> None:
+        """Continue to decode a sequence, on the replica where it is."""
+        if not sequence.in_environment:
+            return  # it was lost meanwhile, and starts this turn over
+        sequence.in_environment = False
+        if sequence.replica is not None:
+            sequence.replica.advance(self._clock.now)
+            sequence.replica.begin_decoding(sequence, self._next_stop(sequence))
+            self._schedule(sequence.replica)
+
+    def _next_stop(self, sequence: SimulatedSequence) -> float:
+        """The number of tokens at the next stop."""
+        stop = float(sequence.length)
+        turns = self._workload.turns.count
+        if sequence.turns + 1 < turns:
+            stop = stop * (sequence.turns + 1) / turns
+        return stop if sequence.crossed else min(stop, self._lane_after)
+
+    # Faults, and other sizes of the pool.
+
+    def _add(self, number: int) -> SimulatedReplica:
+        """Add a new or returning replica, which has the newest published weights."""
+        speed, lane = self._speeds[number]
+        replica = self._replicas[number] = SimulatedReplica(
+            number, speed, lane=lane, version=self.publication.newest, now=self._clock.now
+        )
+        (self.lane if lane else self.pool).add(self._clock.now, 1, speed.slots)
+        for gap in self._failure_gaps[number]:
+            self._clock.after(gap, self._fail, replica)
+            break
+        return replica
+
+    def _announce(self, replica: SimulatedReplica) -> None:
+        self._send(on.ReplicaJoined(replica.number, replica.speed.slots, replica.version, replica.lane))
+
+    def _fail_number(self, number: int) -> None:
+        if number in self._replicas:
+            self._fail(self._replicas[number])
+
+    def _fail(self, replica: SimulatedReplica) -> None:
+        """Lose a replica, and let it return after the time to repair."""
+        if replica.lost:
+            return
+        kept = {}
+        for sequence in tuple(replica.held.values()):
+            self._release(sequence)
+            sequence.in_environment = False
+            kept[sequence.name] = int(sequence.tokens) if self._workload.faults.keep else 0
+        self.lost += 1
+        self._remove(replica)
+        if replica.lane or replica.number in self._members:
+            self._clock.after(self._workload.faults.mttr, self._return, replica.number)
+        self._send(on.ReplicaLost(replica.number, kept))
+
+    def _return(self, number: int) -> None:
+        if number not in self._replicas and (self._speeds[number][1] or number in self._members):
+            self._announce(self._add(number))
+
+    def _resize(self, size: int) -> None:
+        """Change the pool to `size` replicas. The last ones to come leave first, after finishing their sequences."""
+        while len(self._members) > size:
+            number = self._members.pop()
+            if replica := self._replicas.get(number):
+                replica.leaving = True
+                self._send(on.ReplicaLeaving(number))
+                if not replica.held:
+                    self._retire(replica)
+        while len(self._members) < size:
+            self._grow()
+
+    def _grow(self) -> None:
+        """Add one replica: one that is about to leave stays, or else a new one of the last kind joins."""
+        staying = next((replica for replica in self._replicas.values() if replica.leaving), None)
+        if staying is not None:
+            staying.leaving = False
+            self._members.append(staying.number)
+            self._send(on.ReplicaLeaving(staying.number, leaving=False))
+        else:
+            number = len(self._speeds)
+            self._speeds.append((self._workload.replicas[-1], False))
+            self._failure_gaps.append(self._workload.faults.gaps(self._workload.seed, number))
+            self._members.append(number)
+            self._announce(self._add(number))
+
+    def _retire(self, replica: SimulatedReplica) -> None:
+        """Remove a leaving replica if it holds no sequence."""
+        if replica.leaving and not replica.lost and not replica.held:
+            self._remove(replica)
+            self._send(on.ReplicaLost(replica.number))
+
+    def _remove(self, replica: SimulatedReplica) -> None:
+        replica.lost = True
+        replica.advance(self._clock.now)
+        del self._replicas[replica.number]
+        (self.lane if replica.lane else self.pool).add(self._clock.now, -1, -replica.speed.slots)
+        removed = self._removed[replica.lane]
+        removed[0], removed[1] = removed[0] + replica.decoding, removed[1] + replica.busy
+
+    # Measurement.
+
+    def decoded(self, *, lane: bool) -> tuple[float, float]:
+        """Return (sequence-seconds, replica-seconds) of decoding so far, in the lane or in the pool."""
+        for replica in self._replicas.values():
+            replica.advance(self._clock.now)
+        replicas = [replica for replica in self._replicas.values() if replica.lane is lane]
+        decoding, busy = self._removed[lane]
+        return decoding + sum(replica.decoding for replica in replicas), busy + sum(
+            replica.busy for replica in replicas
+        )
+
+
+class SimulatedPublication:
+    """Publications: a transfer, then a pause of every replica, after which it decodes with the new version."""
+
+    def __init__(
+        self,
+        cost: PublicationCost,
+        prefill: PrefillCost,
+        clock: VirtualClock,
+        replicas: Mapping[int, SimulatedReplica],
+        send: Callable[[on.VersionLoaded], None],
+    ) -> None:
+        self.newest = 0
+        """The last version whose publication has begun. Replicas that join have it."""
+        self._cost, self._prefill, self._clock = cost, prefill, clock
+        self._replicas, self._send = replicas, send
+
+    def publish(self, version: int) -> None:
+        """Begin the transfer of a version to every replica."""
+        self.newest = version
+        self._clock.after(self._cost.transfer, self._arrive, version)
+
+    def _arrive(self, version: int) -> None:
+        pause = self._cost.pause if self._cost.rolling else 0.0
+        behind = [replica for replica in self._replicas.values() if replica.version < version]
+        for place, replica in enumerate(behind):
+            self._clock.after(place * pause, self._pause, (replica, version))
+
+    def _pause(self, argument: tuple[SimulatedReplica, int]) -> None:
+        replica = argument[0]
+        replica.advance(self._clock.now)
+        replica.pause(self._cost.pause)
+        self._clock.after(self._cost.pause, self._finish_loading, argument)
+
+    def _finish_loading(self, argument: tuple[SimulatedReplica, int]) -> None:
+        replica, version = argument
+        if replica.lost:
+            return
+        replica.advance(self._clock.now)
+        replica.load(version)
+        if self._cost.recompute:
+            prompt_tokens = self._prefill.prompt_tokens * len(replica.held)
+            replica.pause(self._prefill.seconds(prompt_tokens + replica.held_tokens()))
+        self._send(on.VersionLoaded(replica.number, version))

@@ -1,0 +1,231 @@
+"""Results as text for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from qwen35_trainer.formatting import number, percent
+from qwen35_trainer.manifest.problems import counted
+from qwen35_trainer.simulate.manifest_workload import AssumedConstant, describe_lengths
+from qwen35_trainer.simulate.plan import Neighbour, PlanResult
+from qwen35_trainer.simulate.plan_search import Trial
+from qwen35_trainer.simulate.simulation_result import SimulationResult
+from qwen35_trainer.simulate.sweep import SkippedCombination, SweepAxis, SweepRow
+from qwen35_trainer.simulate.workload import BatchPolicy, Workload
+
+NOTABLE_BIAS: Final = 0.05
+MAX_WIDTH_COLUMNS: Final = 80
+
+type Column = tuple[str, Callable[[SimulationResult], str], Callable[[SimulationResult], bool]]
+"""(head, text of a cell, whether a result has a value worth showing in the column)."""
+
+
+def _always(_: SimulationResult) -> bool:
+    return True
+
+
+def _masks(result: SimulationResult) -> bool:
+    return result.masked_share > 0
+
+
+COLUMNS: tuple[Column, ...] = (
+    ("through-\nput", lambda result: number(result.throughput), _always),
+    ("effect-\nive", lambda result: number(result.effective_throughput), _masks),
+    ("of\nideal", lambda result: percent(result.effective_throughput / result.ideal_throughput), _always),
+    ("mean\nlag", lambda result: number(result.mean_lag), _always),
+    ("max\nlag", lambda result: str(result.max_lag), _always),
+    ("token\nmax", lambda result: str(result.max_token_lag), _masks),
+    ("masked", lambda result: percent(result.masked_share), _masks),
+    ("dis-\ncarded", lambda result: percent(result.discarded_share), lambda result: result.discarded_share > 0),
+    ("bias", lambda result: percent(result.bias, signed=True), lambda result: abs(result.bias) > NOTABLE_BIAS),
+    ("idle\nslots", lambda result: percent(result.idle_slots), _always),
+    ("idle\ntrainer", lambda result: percent(result.train_idle), _always),
+)
+
+
+DROP_ORDER: Final = ("bias", "idle\nslots", "token\nmax", "of\nideal", "idle\ntrainer")
+"""Columns that a table wider than the terminal leaves out, in this order. JSON has all columns."""
+
+
+def run_table(
+    workload: Workload, result: SimulationResult, seeds: int, constants: Sequence[AssumedConstant]
+) -> RenderableType:
+    """Return the table of one workload."""
+    lane = "" if result.idle_lane is None else f"; {percent(result.idle_lane)} of the lane's"
+    slots = "never all taken" if result.time_to_full is None else f"all taken after {number(result.time_to_full)}"
+    share = percent(result.effective_throughput / result.ideal_throughput)
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right", style="bold", no_wrap=True)
+    table.add_column(style="dim")
+    for name, value, note in (
+        ("throughput", number(result.throughput), "trained tokens per unit of time"),
+        ("  effective", number(result.effective_throughput), "without those masked because of their age"),
+        ("  ideal", number(result.ideal_throughput), f"if the hardware were never idle; {share} of it reached"),
+        ("lag of groups", number(result.mean_lag), f"mean, in versions; maximum {result.max_lag}"),
+        ("", "", describe_lags(result)),
+        (
+            "lag of tokens",
+            number(result.mean_token_lag),
+            f"mean, of those in the loss; maximum {result.max_token_lag}",
+        ),
+        ("masked", percent(result.masked_share), "of the tokens of trained groups"),
+        ("discarded", percent(result.discarded_share), f"of the groups; filtered {percent(result.filtered_share)}"),
+        (
+            "length",
+            number(result.mean_trained_length),
+            f"mean, trained; sampled {number(result.true_mean_length)}: bias {percent(result.bias, signed=True)}",
+        ),
+        ("idle slots", percent(result.idle_slots), f"of the pool{lane}; idle replicas {percent(result.idle_replicas)}"),
+        ("idle trainer", percent(result.train_idle), "of its time: it waits for a batch"),
+        ("batch", number(result.mean_step), "units of time from one to the next"),
+        ("to fill", number(result.time_to_first_batch), f"until the first batch; slots {slots}"),
+    ):
+        table.add_row(name, value, note)
+    return Group(_head(workload, seeds), table, *_assumptions(constants))
+
+
+def sweep_table(
+    workload: Workload,
+    axes: Sequence[SweepAxis],
+    rows: Sequence[SweepRow],
+    skipped: Sequence[SkippedCombination],
+    seeds: int,
+) -> RenderableType:
+    """Return a table with one row per combination. Columns whose values are negligible in every row are left out."""
+    results = [row.result for row in rows]
+    axes_width = sum(max(map(len, [*re.split(r"[-_.]", axis.key), *axis.values])) + 1 for axis in axes)
+    relevant = [column for column in COLUMNS if any(map(column[2], results))]
+    columns = _fitting(relevant, MAX_WIDTH_COLUMNS - axes_width - 2)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    for axis in axes:
+        table.add_column(re.sub(r"[-_.]", "\n", axis.key), style="bold", overflow="fold")
+    for head, _, _ in columns:
+        table.add_column(head, justify="right", no_wrap=True)
+    for row, result in zip(rows, results, strict=True):
+        table.add_row(*row.values, *(cell(result) for _, cell, _ in columns))
+    notes = [
+        Text(f"left out: {_assignments(axes, item.values)}: {'; '.join(item.problems)}", style="dim")
+        for item in skipped
+    ]
+    title = Text(f"The first row; the others differ in {' and '.join(axis.key for axis in axes)}:")
+    return Group(title, _head(workload, seeds), table, *notes)
+
+
+def _fitting(columns: list[Column], width: int) -> list[Column]:
+    """The columns that fit next to each other."""
+    for dropped in DROP_ORDER:
+        if sum(max(map(len, head.split("\n"))) + 1 for head, _, _ in columns) <= width:
+            break
+        columns = [column for column in columns if column[0] != dropped]
+    return columns
+
+
+def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
+    """Return the plan, its result, and the result of each neighbour."""
+    best = plan.recommended
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("change")
+    for head in ("effective\nthroughput", "mean\nlag", "max\nlag", "idle\nslots", "idle\ntrainer"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_row("the plan", *_plan_cells(best, best), style="bold")
+    if plan.manifest.choice != best.choice:
+        table.add_row("the manifest as it is", *_plan_cells(plan.manifest, best), end_section=True)
+    for neighbour in plan.neighbours:
+        table.add_row(_change(neighbour), *_plan_cells(neighbour.trial, best))
+    changes = [f"  --set '{change}'" for change in plan.changes] or ["  the manifest as it is"]
+    throughput, ideal = best.result.effective_throughput, best.result.ideal_throughput
+    return Group(
+        Text("\n".join(describe_workload(plan.workload)[:2]), style="dim"),
+        Text("\n".join(["", *changes, ""])),
+        Text(
+            f"{number(throughput)} trained tokens per unit of time, {percent(throughput / ideal)} of the hardware's ideal. "
+            f"The analytic estimate of the minimum s that keeps it busy is {number(plan.estimate.min_staleness)}.",
+        ),
+        table,
+        Text(f"* above the bound of {plan.max_lag}, or with another policy: the plan may not choose it", style="dim"),
+        *_assumptions(constants),
+        Text(f"{plan.simulations} simulations", style="dim"),
+    )
+
+
+def _plan_cells(trial: Trial, best: Trial) -> list[str]:
+    result = trial.result
+    gain = result.effective_throughput / best.result.effective_throughput - 1
+    cells = [
+        number(result.mean_lag),
+        str(result.max_token_lag),
+        percent(result.idle_slots),
+        percent(result.train_idle),
+    ]
+    return [number(result.effective_throughput) if trial is best else percent(gain, signed=True), *cells]
+
+
+def _change(neighbour: Neighbour) -> str:
+    return neighbour.change if neighbour.is_allowed else f"{neighbour.change} *"
+
+
+def _head(workload: Workload, seeds: int) -> Text:
+    return Text("\n".join([*describe_workload(workload, seeds), ""]), style="dim")
+
+
+def _assumptions(constants: Sequence[AssumedConstant]) -> list[RenderableType]:
+    """The quantities that decide the result, those given and those assumed."""
+    texts: list[RenderableType] = []
+    for title, is_given in (("Given", True), ("Assumed, and decisive", False)):
+        lines = [f"  {constant.name}: {constant.value}" for constant in constants if constant.is_given == is_given]
+        if lines:
+            texts.append(Text("\n".join(["", f"{title}:", *lines]), style="dim"))
+    return texts
+
+
+def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
+    return ", ".join(f"{axis.key} {value}" for axis, value in zip(axes, values, strict=True))
+
+
+def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
+    """Return three lines: policy, knobs and batches; pools; lengths and duration."""
+    window = workload.settings.window
+    knobs = [str(workload.policy)]
+    if workload.policy is BatchPolicy.DEADLINE_FIRST:
+        knobs += [f"s {window.staleness_threshold:g}, S {window.max_version_lag}", str(workload.on_missed_deadline)]
+        knobs += ["adaptive"] if workload.adaptive else []
+    elif window.staleness_threshold:
+        knobs.append(f"s {window.staleness_threshold:g}")
+    seed = f"seed {workload.seed}" if seeds == 1 else f"seeds {workload.seed} to {workload.seed + seeds - 1}"
+    return [
+        " · ".join(
+            [*knobs, f"P {workload.prompts_per_batch}, G {workload.group_size}, K {workload.batches_per_version}"]
+        ),
+        " · ".join([_pool(workload), *_lane(workload), counted(workload.train_pool.units, "trainer unit")]),
+        f"{describe_lengths(workload)} · {workload.batches - workload.warm_up} batches after {workload.warm_up}, {seed}",
+    ]
+
+
+def _pool(workload: Workload) -> str:
+    slots = sorted({replica.slots for replica in workload.replicas})
+    return f"{counted(len(workload.replicas), 'replica')} × {'/'.join(f'{n:,}' for n in slots)} slots"
+
+
+def _lane(workload: Workload) -> list[str]:
+    if (lane := workload.lane) is None:
+        return []
+    return [
+        f"lane: {counted(lane.replicas, 'replica')}, {lane.speed:.3g} × as fast, after {lane.after_tokens:,} tokens"
+    ]
+
+
+def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
+    """The shares of groups by lag: "1: 29%, 2: 47%"."""
+    total = sum(result.lag_histogram) or 1
+    shares = [(lag, count / total) for lag, count in enumerate(result.lag_histogram) if count]
+    texts = [f"{lag}: {percent(share)}" for lag, share in shares[:max_lags]]
+    share_above = sum(share for _, share in shares[max_lags:])
+    return ", ".join(texts + ([f"above: {percent(share_above)}"] if share_above else []))
