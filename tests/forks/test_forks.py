@@ -225,18 +225,21 @@ def test_the_server_and_its_forks_end_with_the_tests_even_when_those_are_killed(
         import time
         from tests.forks.start import ForkServer
         server = ForkServer([])
-        print(server.pid, server.start([{program!r}], start_new_session=True).pid, server.socket, flush=True)
+        fork = server.start([{program!r}], start_new_session=True)  # the server kills a fork that nobody holds
+        print(server.pid, fork.pid, server.socket, flush=True)
         time.sleep(1000)
         """,
         "session.py",
     )
     environment = os.environ | {"PYTHONPATH": str(forks.REPOSITORY)}
     with subprocess.Popen([sys.executable, session], stdout=subprocess.PIPE, env=environment) as process:
-        *pids, socket = process.stdout.readline().split()
-        pids = [int(pid) for pid in pids]
-        assert len(pids) == 2
-        assert not any(map(_ended, pids))
-        process.kill()
+        try:
+            *pids, socket = process.stdout.readline().split()
+            pids = [int(pid) for pid in pids]
+            assert len(pids) == 2
+            assert not any(map(_ended, pids))
+        finally:
+            process.kill()  # an assertion that fails must not wait for the session's thousand seconds
     eventually(lambda: all(map(_ended, pids)), "end of the server and its fork")
     assert not Path(socket.decode()).parent.exists()
 
