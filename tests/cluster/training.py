@@ -6,6 +6,7 @@ It has two train pods in one process group, and a user's reward function that li
 import json
 import shutil
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -40,8 +41,16 @@ class PodTraining(LiveTraining):
     """Pods take seconds, and each question costs the API server as much as it costs here."""
 
     @classmethod
-    def begin(cls, cluster: Cluster, namespace: str, name: str, updates: int, **sections: Any) -> "PodTraining":
-        """Creates it: `updates` updates, which are one epoch; checkpoints every 5."""
+    def begin(
+        cls,
+        cluster: Cluster,
+        namespace: str,
+        name: str,
+        updates: int,
+        checkpoint: Mapping[str, Any] | None = None,
+        **sections: Any,
+    ) -> "PodTraining":
+        """Creates it: `updates` updates, which are one epoch; checkpoints every 5, unless `checkpoint` says otherwise."""
         folder = claim(cluster, namespace, CLAIM)
         rows = ({"prompt": f"{row}", "answer": f"{row % 10}", "row": row} for row in range(updates * PROMPTS))
         (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -60,7 +69,7 @@ class PodTraining(LiveTraining):
             algorithm={"groupSize": GROUP},
             rollout={"nodes": 1, "minNodes": 1, "maxNodes": 2, "maxSequencesPerReplica": 16},
             train={"nodes": TRAIN_PODS, "batch": {"promptsPerUpdate": PROMPTS, "microBatchSequences": 8}},
-            checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120},
+            checkpoint={"everyUpdates": 5, "keep": 2, "storage": volume, "graceSeconds": 120} | dict(checkpoint or {}),
             pods={"env": [{"name": "PYTHONPATH", "value": f"{DATA_FOLDER}/{CLAIM}"}]}
             | dict.fromkeys(("head", "rollout", "train"), SMALL),
             **sections,

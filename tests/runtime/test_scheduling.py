@@ -191,10 +191,10 @@ def test_without_a_journal_the_checkpoint_is_all_there_is(job):
     assert resumed(job, save(job, SAVED)) == SAVED
 
 
-def test_a_damaged_journal_is_an_error_that_names_the_groups(job):
+def test_a_damaged_journal_is_an_error_that_names_the_line(job):
     keep(job, *JOURNAL)
     lines = job.folder.journal.read_bytes().splitlines(keepends=True)
     lines[5] = b"x" + lines[5][1:]
     job.folder.journal.write_bytes(b"".join(lines))
-    with pytest.raises(JournalDamaged, match=r"line 6: cannot be read .*groups"):
+    with pytest.raises(JournalDamaged, match=r"line 6 of the journal: it cannot be read"):
         resumed(job, save(job, SAVED))

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator, Sequence
 
+from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.accelerator import MAX_NODES
-from qwen35_trainer.manifest.problems import Problem, counted, either
+from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.training import TrainingSpec
 
 PARALLELISM = "spec.train.parallelism"
@@ -130,7 +131,7 @@ def _divides(spec: TrainingSpec, axes: tuple[str, ...]) -> Iterator[Problem]:
             break
     enough = product // math.gcd(product, devices)
     if (more := -(-nodes // enough) * enough) <= MAX_NODES:
-        options.append(counted(more, "node"))
+        options.append(f"{more} nodes")
     yield Problem(
         PARALLELISM,
         f"{' × '.join(f'{axis} {size}' for axis, size in sizes.items())} = {product} does not divide "

@@ -5,10 +5,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest import fields
 from qwen35_trainer.manifest.assignment import SEGMENT, AssignmentError, read_value, segments, split_assignment
 from qwen35_trainer.manifest.fields import Segment
-from qwen35_trainer.manifest.problems import ManifestError, Problem, counted, did_you_mean
+from qwen35_trainer.manifest.problems import ManifestError, Problem, did_you_mean
 from qwen35_trainer.manifest.resource import Manifest
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.formatting import counted
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,6 @@ def either(options: Iterable[object]) -> str:
     """Return the options as text: "a", "a or b", "a, b or c"."""
     *head, last = map(str, options)
     return f"{', '.join(head)} or {last}" if head else last
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun: 1 node, 2 nodes."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

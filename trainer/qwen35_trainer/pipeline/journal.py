@@ -9,8 +9,8 @@ Each line begins with the CRC-32 of the rest of it. Lines are in the order of th
 trained the batches before b continue from the point where batch b was taken; later records belong to lost weights.
 
 A crash while a line is written leaves a torn tail, which is cut off: no action after that line was carried out. An
-unreadable line before a readable one is damage, and so is a record that cannot follow the others. `JournalDamaged` lists
-the damaged lines and the numbers that they may concern.
+unreadable line before a readable one is damage, and so is a record that cannot follow the others. `JournalDamaged` names
+the first damaged line.
 
 All functions take and return bytes; `runtime/journal_file.py` holds the file. See docs/design/journal.md.
 """
@@ -22,7 +22,7 @@ import zlib
 from dataclasses import dataclass
 
 from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
-from qwen35_trainer.pipeline.replay import Damage, JournalDamaged, NumberSet, Replay
+from qwen35_trainer.pipeline.replay import JournalDamaged, Replay
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 FORMAT_VERSION = 1
@@ -113,7 +113,7 @@ def _record(fields: object) -> JournalRecord | None:
         case {"t": int(batch), "v": int(version), "g": [*groups]}:
             return TrainGroups(batch, version, tuple(groups))
         case {"v": version} if version != FORMAT_VERSION:
-            raise JournalDamaged([Damage(1, 1, f"format {version}, and this release reads {FORMAT_VERSION}")])
+            raise JournalDamaged(1, f"it has format {version}, and this release reads {FORMAT_VERSION}")
         case {"b": int(batch), "p": int(position), "w": [*pending], "g": int(group), "h": [*held], **rest}:
             return JournalBase(
                 SchedulingSnapshot(batch, position, tuple(pending), group), tuple(held), str(rest.get("a", ""))
@@ -140,32 +140,27 @@ def _replay(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> tupl
     for replayed, (_, record) in enumerate(lines[1:], 1):
         match record:
             case None:
-                replay.add_lost_line(replayed + 1, "cannot be read")
+                raise JournalDamaged(replayed + 1, "it cannot be read")
             case JournalBase():
-                replay.add_lost_line(replayed + 1, "a second base record")
-            case TrainGroups() if record.batch == batch and not replay.is_damaged:
+                raise JournalDamaged(replayed + 1, "a second base record")
+            case TrainGroups() if record.batch == batch:
                 return replay, replayed
             case _:
                 replay.apply(replayed + 1, record)
-    replay.end(len(lines) + 1, batch)
-    if replay.is_damaged:
-        raise JournalDamaged(replay.damages())
+    reached = replay.snapshot.batch
+    if reached < batch:
+        raise JournalDamaged(
+            len(lines) + 1, f"it ends before batch {reached}, and the weights have trained {batch} batches"
+        )
     return replay, len(lines)
 
 
 def _begin(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> Replay:
     base = lines[0][1] if lines else None
     if not isinstance(base, JournalBase):
-        unreadable = [number for number, (_, record) in enumerate(lines, 1) if record is None and number > 1]
-        every_number = NumberSet(all_from=0)
-        concerned = every_number, every_number, every_number
-        raise JournalDamaged(
-            [
-                Damage(1, 1, "no base record, which all others build on", *concerned),
-                *(Damage(number, number, "cannot be read", *concerned) for number in unreadable),
-            ]
-        )
+        raise JournalDamaged(1, "no base record, which all others build on")
     if batch < base.snapshot.batch:
-        message = f"the journal begins at batch {base.snapshot.batch}, and the weights have trained {batch} batches"
-        raise JournalDamaged([Damage(1, 1, message)])
+        raise JournalDamaged(
+            1, f"it begins at batch {base.snapshot.batch}, and the weights have trained {batch} batches"
+        )
     return Replay(base.snapshot, base.held)

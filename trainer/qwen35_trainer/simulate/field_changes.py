@@ -13,9 +13,10 @@ from typing import Any, Final, get_args, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.assignment import AssignmentError, read_value, split_assignment, split_path
 from qwen35_trainer.manifest.fields import Segment
-from qwen35_trainer.manifest.problems import counted, did_you_mean
+from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Final
 
-from qwen35_trainer.manifest.problems import counted
+from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.simulate.cost_model import LaneSpeed, ReplicaGroup, ReplicaSpeed, TrainSpeed

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.asynchrony import OnMissedDeadline
 from qwen35_trainer.manifest.checks import check
-from qwen35_trainer.manifest.problems import counted
 from qwen35_trainer.manifest.rollout import StragglerLaneSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.simulate.response_lengths import mean_length

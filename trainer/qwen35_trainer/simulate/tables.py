@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from qwen35_trainer.formatting import number, percent
-from qwen35_trainer.manifest.problems import counted
+from qwen35_trainer.formatting import counted, number, percent
 from qwen35_trainer.simulate.manifest_workload import AssumedConstant, describe_lengths
 from qwen35_trainer.simulate.plan import Neighbour, PlanResult
 from qwen35_trainer.simulate.plan_search import Trial

@@ -1,0 +1,142 @@
+"""What earlier versions left behind can be read and continued: by this operator, and by this trainer."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from qwen35_operator.api.v1alpha1 import TrainingStatus
+from qwen35_operator.kube.kinds import TRAINING, WATCHED, watched_as
+from qwen35_operator.kube.object_cache import ObjectCache
+from qwen35_operator.kube.object_parsing import record, training_of
+from qwen35_operator.operator_settings import OperatorSettings
+from qwen35_operator.reconcile.decide import decide
+from qwen35_operator.reconcile.decision import Decision
+from qwen35_operator.reconcile.observe import TrainingParser, observe
+from qwen35_operator.reconcile.writes import Create, Delete
+from qwen35_trainer.contract import parse_control, parse_progress
+from qwen35_trainer.manifest import load_manifest, parse_spec
+from qwen35_trainer.pipeline.journal import recover
+from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, read_records, surviving_updates
+from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, load
+from qwen35_trainer.runtime.export_command import export
+from qwen35_trainer.runtime.owner import read_owner
+from tests.operator.kube.memory_api import MemoryApi
+from tests.upgrade.recording import Recording, recordings
+
+
+def of(name: str) -> pytest.MarkDecorator:
+    """Give the test each version's recording of the training of this name."""
+    chosen = [recording for recording in recordings() if recording.name == name]
+    return pytest.mark.parametrize("recording", chosen, ids=lambda recording: recording.version)
+
+
+@pytest.fixture(params=recordings(), ids=lambda recording: f"{recording.version}-{recording.name}")
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return request.param
+
+
+async def decision(recording: Recording, client: MemoryApi) -> Decision:
+    """What this operator decides when it starts at the moment of the recording."""
+    cache = ObjectCache((), lambda key: None, lambda kind: None)
+    for kind in WATCHED:
+        for body in recording.objects[kind.name]:
+            if watched_as(kind, body) == kind:
+                cache.stores[kind].put(training_of(body), record(kind, body))
+    observed = await observe(recording.training, cache, TrainingParser(), client)
+    return decide(observed, OperatorSettings(), recording.time)
+
+
+def test_there_is_a_running_and_a_finished_training_of_each_version() -> None:
+    names = {(recording.version, recording.name) for recording in recordings()}
+    versions = {version for version, _ in names}
+    assert versions
+    assert names == {(version, name) for version in versions for name in ("running", "finished")}
+
+
+def test_its_manifest_has_no_problems(recording: Recording) -> None:
+    spec, problems = parse_spec(recording.training["spec"])
+    assert (spec is not None, problems) == (True, [])
+
+
+def test_its_status_is_read_without_loss(recording: Recording) -> None:
+    status = recording.training["status"]
+    read = TrainingStatus.model_validate(status)
+    assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == status
+
+
+def test_what_operator_and_trainer_told_each_other_is_read(recording: Recording) -> None:
+    report = parse_progress(recording.config_map("progress")["progress.json"])
+    control = parse_control(recording.config_map("control")["control.json"])
+    attempts = recording.training["status"]["attempts"]
+    assert (report.attempt, control.attempt) == (len(attempts), len(attempts))
+    assert report.checkpoint is not None
+    assert report.checkpoint.update == recording.training["status"]["lastCheckpoint"]["update"]
+
+
+@of("running")
+async def test_a_running_training_continues_undisturbed_under_this_operator(recording: Recording) -> None:
+    decided = await decision(recording, MemoryApi())
+    disturbing = [write for write in decided.writes if isinstance(write, Delete | Create)]
+    assert not disturbing
+    before = TrainingStatus.model_validate(recording.training["status"])
+    assert decided.status.state == "Running"
+    assert [attempt.outcome for attempt in decided.status.attempts] == ["Failed", "Running"]
+    assert decided.status.attempts == before.attempts
+    assert decided.status.lastCheckpoint == before.lastCheckpoint
+
+
+@of("finished")
+async def test_a_finished_training_stays_finished_under_this_operator(recording: Recording) -> None:
+    decided = await decision(recording, MemoryApi())
+    assert [write for write in decided.writes if not isinstance(write, Delete)] == []
+    assert decided.status == TrainingStatus.model_validate(recording.training["status"])
+
+
+def test_its_records_and_its_manifest_are_read(recording: Recording) -> None:
+    records = read_records(recording.run / "metrics.jsonl")
+    updates = [update.update for update in surviving_updates(records)]
+    assert updates == list(range(1, len(updates) + 1))
+    assert len(updates) >= recording.training["status"]["lastCheckpoint"]["update"]
+    assert any(isinstance(each, CheckpointRecord) for each in records)
+    assert load_manifest(recording.run / "run.yaml").metadata.name == recording.name
+
+
+def test_its_newest_checkpoint_is_complete_and_its_journal_continues_from_there(recording: Recording) -> None:
+    newest = CheckpointStore(recording.checkpoints, 1).latest()
+    assert newest is not None
+    recovered = recover((recording.run / "journal").read_bytes(), newest.progress.batch)
+    assert (recovered.position, recovered.pending) == (newest.progress.position, newest.progress.pending)
+    owner = read_owner(recording.checkpoints)
+    assert owner is not None
+    assert owner.run == f"{recording.training['metadata']['namespace']}/{recording.name}"
+
+
+@of("finished")
+def test_the_export_of_a_recorded_checkpoint_equals_the_recorded_export(recording: Recording, tmp_path: Path) -> None:
+    [exported] = (recording.checkpoints / "exports").iterdir()
+    [checkpoint] = recording.checkpoints.glob("update-*")
+    again = export(checkpoint, tmp_path / "model").folder
+    assert {file.name: file.read_bytes() for file in again.iterdir()} == {
+        file.name: file.read_bytes() for file in exported.iterdir()
+    }
+
+
+@of("running")
+def test_the_recorded_run_trains_on_from_its_checkpoint(recording: Recording, tmp_path: Path, local) -> None:
+    """The weights, the optimizer's state, the random states and the position in the data are this version's to continue."""
+    shutil.copytree(recording.claim, tmp_path, dirs_exist_ok=True)
+    [checkpoint] = (tmp_path / "checkpoints" / recording.name).glob("update-*")
+    saved = load(checkpoint).progress
+    manifest = yaml.safe_load((recording.run / "run.yaml").read_text())
+    print(json.dumps(manifest, indent=1))
+    spec = manifest["spec"]
+    spec["train"]["updates"] = saved.update + 2
+    file = tmp_path / "again.yaml"
+    file.write_text(yaml.safe_dump(manifest))
+    ended = local.run(file, "--resume", checkpoint)
+    assert ended.code == 0, ended.err
+    assert [update.update for update in ended.of(UpdateRecord)] == [saved.update + 1, saved.update + 2]
+    assert TRAINING
