@@ -92,7 +92,7 @@ def test_yaml_that_does_not_parse_is_named_with_its_line(run, manifest):
     assert "line " in refused.text
 
 
-def test_an_unknown_field_and_a_wrong_type_are_told_at_once(run):
+def test_an_unknown_field_and_a_wrong_type_are_reported_together(run):
     refused = run("--set", "train.updatez=3", "--set", "rollout.nodes=two")
     assert refused.code == 2
     assert "2 problems" in refused.text
@@ -138,7 +138,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     assert "kubectl apply the manifest" in refused.text
 
 
-def test_a_machine_with_too_few_devices_is_told_how_many_there_are(run, with_spec, monkeypatch):
+def test_too_few_devices_are_reported_with_their_number(run, with_spec, monkeypatch):
     monkeypatch.setattr(command, "devices_here", {"Ascend": 1}.get)
     with_spec({"accelerator": {"profile": "Ascend", "devicesPerNode": 1}})
     refused = run()

@@ -71,7 +71,7 @@ def test_keys_of_a_newer_writer_are_ignored(progress, news):
 
 
 @given(text=st.text() | st.recursive(st.none() | st.integers(), st.lists).map(json.dumps))
-def test_any_text_that_is_no_message_is_refused(text):
+def test_any_text_that_is_not_a_message_is_refused(text):
     with pytest.raises(ContractError, match=r"^control\.json is not a Control: "):
         parse_control(text)
 

@@ -52,7 +52,7 @@ class WatchedWorkers(ReconcileWorkers):
         self.looked += 1
 
     def rests(self, key: TrainingKey, version: int | None) -> bool:
-        """Whether this version of the training has been reconciled, and nothing is to be done now or soon."""
+        """Whether this version of the training has been reconciled, and no write is pending now or soon."""
         if self._reconciler is None:
             return False
         queue, soon = self._queue, time.monotonic() + SOON
@@ -111,7 +111,7 @@ class RestartingOperator:
         loop, death = asyncio.get_running_loop(), asyncio.Event()
         self._line.on_death = lambda: loop.call_soon_threadsafe(death.set)
         if self._ending.is_set():
-            return  # who ended the line has told the one before
+            return  # the act that ended the line has notified the one before
         # The dead do not release their Lease, and to wait for its end is another test's matter.
         settings = OperatorSettings(
             namespaces=(self._namespace,),

@@ -111,11 +111,11 @@ class LiveTraining:
 
     @contextmanager
     def kubelets_away(self) -> Iterator[None]:
-        """Nobody starts pods, or confirms their end: kwok does both at once, kubelets take their time."""
+        """Nobody starts pods, or confirms their end: kwok does both immediately, kubelets take their time."""
         (process,) = psutil.Process(self.plane.processes.running[kwok.NAME].pid).children()
         process.suspend()
         try:
-            # The thread that takes the signal may have to wait for a core, and the others go on until then.
+            # The thread that takes the signal may have to wait for a core, and the others continue until then.
             self.until(lambda: _is_stopped(process), "kwok has stopped")
             yield
         finally:
@@ -221,7 +221,7 @@ class LiveTraining:
         self.until(lambda: self.job(attempt), f"RayJob of attempt {attempt} exists")
 
     def until_pods(self, pool: str, count: int) -> list[str]:
-        """Names of the pool's pods, once so many run."""
+        """Names of the pool's pods, once that number of them run."""
         running = partial(self.mine, "pods", f",rl.qwen35.io/pool={pool}")
         self.until(
             lambda: (

@@ -1,4 +1,4 @@
-"""`qwen35 operator` as a process of its own, beside a control plane, with the rights that the chart grants and no more."""
+"""`qwen35 operator` as a separate process next to a control plane, with the rights that the chart grants and no more."""
 
 import os
 import secrets
@@ -154,7 +154,7 @@ def user(plane: ControlPlane, granted: Sequence[dict[str, Any]], namespaces: Seq
 def grant(
     plane: ControlPlane, name: str, granted: Sequence[dict[str, Any]], namespace: str | None, *, user: str | None = None
 ) -> None:
-    """A role of this name and its binding, written anew if they exist."""
+    """A role of this name and its binding, overwritten if they exist."""
     kind = "ClusterRole" if namespace is None else "Role"
     where = {} if namespace is None else {"namespace": namespace}
     about = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": name, **where}}

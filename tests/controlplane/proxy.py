@@ -3,7 +3,7 @@
     operator of namespace a ──┐                       ┌─ what `a` is to suffer ─┐
     operator of namespace b ──┴─► http, loopback ─────┴─────────────────────────┴──► https, API server
 
-One proxy serves many operators: each serves one namespace, so that the path tells whose request it is. A write is what
+One proxy serves many operators: each serves one namespace, so that the path shows whose request it is. A write is what
 changes an object of the namespace; Events and Leases pass uncounted.
 
     kill_at n     the n-th write is carried out, its answer and all that follow are lost: the operator is dead to the world
@@ -59,7 +59,7 @@ class Line:
     writes: int = 0
     """Carried out since the line was last armed."""
     log: list[str] = field(default_factory=list)
-    """All writes that were asked for, with what came of them."""
+    """All requested writes, with their results."""
     dead: bool = False
     asked: int = 0
     suffered: int = 0
@@ -81,7 +81,7 @@ class Line:
         cut_seconds: float | None = None,
         replay: bool = False,
     ) -> None:
-        """From here on writes are counted anew, and this happens."""
+        """Count writes from zero from here on, and let this happen."""
         self.writes = self.asked = 0
         self.kill_at, self.kill_always = kill_at, kill_always
         self.fault, self.cut_seconds, self.replay = fault, cut_seconds, replay

@@ -55,7 +55,7 @@ def delete(run: ScenarioRun) -> None:
 
 
 def create_and_delete(run: ScenarioRun) -> None:
-    """At once, while it is being created."""
+    """Immediately, while it is being created."""
     run.apply()
     run.until_job(1)
     delete(run)

@@ -5,11 +5,11 @@
 The script is an annotation of the training: a JSON list with the steps of each attempt; attempts beyond it repeat the
 last, and no script is the step "hold". Steps, done in order:
 
-    {"publish": 3}                  report so many versions, one update each
+    {"publish": 3}                  report 3 versions, one update each
     {"report": {"rolloutIdle": 1}}  report these fields, and keep them
     {"clock": -3600}                seconds that this machine's clock is off from now on
     {"write": "garbage"}            write a text as it is
-    {"write": 1000000}              write so many letters
+    {"write": 1000000}              write 1,000,000 letters
     "obey"                          wait for the order to stop, save a checkpoint, say so, exit 0
     "acknowledge"                   wait for the order to stop, and say that it was heard
     {"await": "/a/file"}            do nothing until the file is there
@@ -19,7 +19,7 @@ last, and no script is the step "hold". Steps, done in order:
     {"fail": ["DataError", "why"]}  say so, exit 1
     {"exit": 3}                     end without a word
 
-A SIGTERM is answered as the real trainer does: saved, stopped, and said so; who has said nothing so far stays silent,
+A SIGTERM is answered as the real trainer does: it saves, stops, and reports so; a trainer that has not reported so far stays silent,
 for a test speaks in its place. What it may do is what the token of the training's own ServiceAccount may; the
 administrator's token is for finding the training and asking for that one.
 """

@@ -96,7 +96,7 @@ class ScenarioRun(LiveTraining):
         return picture if self.at_rest() else None
 
     def settled(self, wanted: Picture | None = None, *, still: float = STILL) -> Picture:
-        """The picture at rest: that which is wanted, or one that does not change for so many seconds."""
+        """The picture at rest: the expected one, or one that does not change for this number of seconds."""
         since: tuple[float, Picture | None] = (time.monotonic(), None)
         settled: list[Picture] = []
 

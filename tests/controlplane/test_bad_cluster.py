@@ -1,4 +1,4 @@
-"""What is wrong with the cluster: a condition says so, and the same operator process goes on when it is put right."""
+"""What is wrong with the cluster: a condition says so, and the same operator process continues once it is repaired."""
 
 import json
 import time
@@ -91,7 +91,7 @@ def test_kuberay_may_come_later(live_training: LiveTraining, operator_rights: Pa
         live_training.plane.start_kuberay()
 
 
-def test_an_old_kuberay_is_told_by_the_field_that_it_lacks(
+def test_an_old_kuberay_is_recognized_by_the_field_that_it_lacks(
     live_training: LiveTraining, operator_rights: Path, tmp_path: Path
 ):
     file = definition(live_training.plane, "rayjobs")
@@ -181,7 +181,7 @@ def test_it_is_not_ready_while_it_may_not_list_trainings(live_training: LiveTrai
         live_training.until(lambda: "may not watch" in operator.readiness()[1], "the probe says why")
         status, said = operator.readiness()
         assert status == 503
-        # Beside it stands what it has not listed yet.
+        # Next to it is what it has not listed yet.
         (line,) = (line for line in said.splitlines() if "may not watch" in line)
         assert "Grant get, list and watch on qwen35trainings.rl.qwen35.io in all namespaces" in line
         assert line in operator.log
@@ -203,7 +203,7 @@ def test_what_it_may_not_create_is_named(live_training: LiveTraining, resource: 
         assert live_training.namespace in message
         allow_all(live_training.plane, kubeconfig)
         live_training.until_job()
-        live_training.until(lambda: live_training.condition("Ready")[1] != "Forbidden", "it goes on")
+        live_training.until(lambda: live_training.condition("Ready")[1] != "Forbidden", "it continues")
 
 
 def test_without_a_permission_to_write_status_the_log_says_so(live_training: LiveTraining):

@@ -1,4 +1,4 @@
-"""What is wrong with a training, or beside it: a condition says so, and all goes on when it is put right.
+"""Faults of a training or of objects around it: a condition reports each, and the training continues once it is repaired.
 
 The same operator process lives through all of it.
 """
@@ -115,7 +115,7 @@ def spec_of(manifest: dict[str, Any]) -> str:
     return json.dumps(status_free | {"metadata": about}, sort_keys=True)
 
 
-def test_every_problem_of_a_spec_is_told_at_once(live_training: LiveTraining):
+def test_all_problems_of_a_spec_are_reported_together(live_training: LiveTraining):
     wrong = {"spec": {"hostNetwork": True, "containers": [{"name": "ray", "image": "mine"}]}}
     live_training.apply(pods={"head": wrong})
     live_training.until_condition("Accepted", "False", "Invalid")
@@ -136,7 +136,7 @@ UNREADABLE = ["x" * 1_000_000, "\u0000\ud7ff", "", "{}", "[1", '{"attempt": "one
 @pytest.mark.parametrize(
     "text", first_real(UNREADABLE), ids=["long", "no letters", "empty", "{}", "[1", "attempt one", "null"]
 )
-def test_an_unreadable_report_is_told_and_the_last_numbers_stay(live_training: LiveTraining, text: str):
+def test_an_unreadable_report_is_reported_and_the_last_numbers_stay(live_training: LiveTraining, text: str):
     live_training.apply()
     live_training.until_pods("train", 1)
     live_training.report(update=5, version=5)
@@ -160,7 +160,7 @@ def test_a_trainer_that_writes_nonsense_can_still_succeed(live_training: LiveTra
 
 
 @pytest.mark.parametrize("skew", first_real([-3600.0, 3600.0]))
-def test_a_clock_that_is_off_is_told_and_corrected(live_training: LiveTraining, skew: float):
+def test_a_clock_that_is_off_is_reported_and_corrected(live_training: LiveTraining, skew: float):
     live_training.apply(failurePolicy={"stallFactor": 2})
     live_training.until_pods("train", 1)
     clock = time.time() + skew
@@ -183,7 +183,7 @@ def test_a_clock_that_is_off_is_told_and_corrected(live_training: LiveTraining, 
     assert live_training.attempts[0]["reason"] == "Stalled"
 
 
-def test_a_used_up_quota_is_told(live_training: LiveTraining):
+def test_a_used_up_quota_is_reported(live_training: LiveTraining):
     quota = {"metadata": {"name": "none"}, "spec": {"hard": {"count/rayjobs.ray.io": "0"}}}
     live_training.plane.api.post(live_training.path("resourcequotas", None), quota)
     counted = live_training.path("resourcequotas", "none")
@@ -196,5 +196,5 @@ def test_a_used_up_quota_is_told(live_training: LiveTraining):
     assert "none" in live_training.told("Ready")["message"]
     live_training.plane.api.request("DELETE", counted)
     live_training.until_job()
-    live_training.until(lambda: live_training.condition("Ready")[1] != "QuotaExceeded", "it goes on")
+    live_training.until(lambda: live_training.condition("Ready")[1] != "QuotaExceeded", "it continues")
     assert [attempt["number"] for attempt in live_training.attempts] == [1]

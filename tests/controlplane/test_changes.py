@@ -29,7 +29,7 @@ class Together(dict[str, Any]):
     """A field with others of its section that it needs."""
 
 
-# One change of every field, each valid by itself, and what the API server says to it while the training runs.
+# One change of every field, each valid on its own, and the answer of the API server while the training runs.
 CHANGES: dict[str, tuple[Any, str | None]] = {
     "mode": ("Colocated", FIXED),
     "seed": (1, FIXED),

@@ -34,7 +34,7 @@ def test_kubectl_scale_adds_nodes(live_training: LiveTraining):
 def test_the_idlest_replicas_go_first(live_training: LiveTraining):
     pods = running(live_training, nodes=3, maxNodes=3)
     idle = dict(zip(pods, (0.1, 0.9, 0.5), strict=True))
-    told = "idle shares are told"
+    told = "idle shares are reported"
     live_training.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()], phase=told)
     live_training.until(lambda: told in live_training.told("Ready")["message"], "the report is seen")
     live_training.kubectl("scale", "q35/demo", "--replicas=1")
@@ -42,7 +42,7 @@ def test_the_idlest_replicas_go_first(live_training: LiveTraining):
     assert live_training.replicas() == 1
 
 
-def test_those_that_leave_are_told_to_the_trainer(live_training: LiveTraining):
+def test_the_trainer_gets_the_names_of_pods_that_leave(live_training: LiveTraining):
     pods = running(live_training)
     live_training.report(replicas=[{"pods": [pod], "idle": share} for pod, share in zip(pods, (0.9, 0.1), strict=True)])
     seen: list[list[str]] = []
@@ -104,7 +104,7 @@ def test_an_elastic_job_of_a_queue_is_scaled(live_training: LiveTraining):
     live_training.until_pods("rollout", 4)
 
 
-def test_an_evicted_job_waits_for_its_queue_and_goes_on(live_training: LiveTraining):
+def test_an_evicted_job_waits_for_its_queue_and_continues(live_training: LiveTraining):
     running(live_training, QUEUE)
     assert live_training.condition("QuotaReserved")[0] == "True"
     live_training.hold_in_queue(suspended=True)
@@ -114,7 +114,7 @@ def test_an_evicted_job_waits_for_its_queue_and_goes_on(live_training: LiveTrain
     job = live_training.job()
     assert job is not None
     assert job["spec"]["suspend"] is True
-    # What it said last is old by the time it is let in again, and that is no stall.
+    # Its last report is old by the time it is admitted again, and that is not a stall.
     live_training.report(versionTime=time.time() - 61, versionSeconds=1.0)
     live_training.hold_in_queue(suspended=False)
     live_training.until_pods("rollout", 2)

@@ -68,8 +68,8 @@ def golden(live_training: LiveTraining, example: Path, uid: str) -> list[dict[st
 def as_made(live_training: LiveTraining, manifest: dict[str, Any]) -> dict[str, Any]:
     """The object as the API server would make it, with all defaults, had it another name."""
     name = manifest["metadata"]["name"]
-    aside = manifest | {"metadata": manifest["metadata"] | {"name": f"{name}-aside"}}
-    made = live_training.plane.api.post(live_training.path(plural_of(manifest), None) + DRY, aside)
+    copy = manifest | {"metadata": manifest["metadata"] | {"name": f"{name}-copy"}}
+    made = live_training.plane.api.post(live_training.path(plural_of(manifest), None) + DRY, copy)
     made["metadata"]["name"] = name
     return dict(made)
 
@@ -92,7 +92,7 @@ def said(manifest: dict[str, Any]) -> dict[str, Any]:
     """All that the object says, but for what the server, KubeRay and the trainer add."""
     about = {key: value for key, value in manifest["metadata"].items() if key not in SERVER_SET}
     for group in manifest.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", []):
-        group.pop("scaleStrategy", None)  # KubeRay writes the job anew, with what is empty
+        group.pop("scaleStrategy", None)  # KubeRay writes the job again, with empty fields
     # The golden hash is that of the placeholder.
     about["annotations"] = {key: value for key, value in about.get("annotations", {}).items() if key != HASH}
     rest = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata", "status")}

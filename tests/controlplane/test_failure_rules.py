@@ -27,7 +27,7 @@ def ended(live_training: LiveTraining) -> dict[str, Any]:
 
 
 def end(live_training: LiveTraining, pod: str, reason: str, exit_code: int) -> None:
-    """A container ends; KubeRay deletes its pod at once, whose last state tells why."""
+    """A container ends; KubeRay deletes its pod immediately, and the pod's last state contains the reason."""
     with live_training.kubelets_away():
         live_training.spoil(pod, reason, exit_code=exit_code)
         live_training.until(lambda: live_training.first.get("fault"), "the fault is recorded")
@@ -169,7 +169,7 @@ def test_a_run_without_new_versions_has_stalled(live_training: LiveTraining):
     last = time.time() - 61
 
     def stalled() -> bool:
-        # At least a minute is given: the driver goes on saying that its latest version is older.
+        # At least a minute is given: the driver keeps reporting that its latest version is older.
         live_training.report(versionTime=last, versionSeconds=1.0)
         return live_training.first.get("outcome") == "Failed"
 
@@ -212,7 +212,7 @@ def test_a_job_deleted_by_somebody_is_a_failed_attempt(live_training: LiveTraini
     live_training.until_job(2)
 
 
-def test_a_lost_rollout_pod_is_told_and_survived(live_training: LiveTraining):
+def test_a_lost_rollout_pod_is_reported_and_survived(live_training: LiveTraining):
     live_training.apply()
     pods = live_training.until_pods("rollout", 2)
     live_training.report()
@@ -240,7 +240,7 @@ def test_a_lost_train_pod_is_no_longer_ready(live_training: LiveTraining):
     assert live_training.condition("Reconciling")[0] == "True"
 
 
-def test_an_earlier_attempts_last_words_are_no_news(live_training: LiveTraining):
+def test_the_last_report_of_an_earlier_attempt_changes_nothing(live_training: LiveTraining):
     live_training.apply()
     live_training.until_job()
     live_training.plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
@@ -255,7 +255,7 @@ def test_an_earlier_attempts_last_words_are_no_news(live_training: LiveTraining)
 
 @pytest.fixture
 def dying_node(control_plane: ControlPlane) -> Iterator[str]:
-    """A node of the test's own."""
+    """A node that only this test uses."""
     name = "dying-0"
     body = {
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -309,7 +309,7 @@ def test_a_pod_that_does_not_end_holds_up_the_next_attempt(live_training: LiveTr
     live_training.until_job(2)
 
 
-def test_a_real_job_fails_is_told_to_fail_and_succeeds(
+def test_a_real_job_fails_is_ordered_to_fail_and_succeeds(
     live_training: LiveTraining, ray_head: RayHead, operator: OperatorProcess
 ):
     live_training.apply(

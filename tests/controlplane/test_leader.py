@@ -84,7 +84,7 @@ def test_only_the_leader_acts(control_plane: ControlPlane, replicas: list[Operat
 
 
 @pytest.mark.quiet
-def test_a_leader_that_ends_well_is_followed_at_once(
+def test_a_leader_that_ends_well_is_followed_immediately(
     control_plane: ControlPlane, replicas: list[OperatorProcess], namespace: str
 ):
     leader, standby = replicas
@@ -123,7 +123,7 @@ def test_a_killed_leader_is_followed_when_its_lease_is_over_and_not_before(
 
 @contextmanager
 def work_goes_on(plane: ControlPlane, namespace: str) -> Iterator[None]:
-    """Whoever leads at the end goes on with what was begun before, begins nothing of it again, and takes what is new."""
+    """The last leader continues the trainings that were started before, starts none of them again, and takes new ones."""
     first = LiveTraining(plane, namespace, "first").apply()
     first.until_job()
     jobs = {job["metadata"]["uid"] for job in first.mine("rayjobs")}

@@ -16,7 +16,7 @@ POOLS = {"head": 1, "rollout": 2, "train": 1}
 
 
 def settle(live_training: LiveTraining) -> None:
-    """It trains on all nodes, and the status says so: from here on only what is reported is news."""
+    """It trains on all nodes, and the status says so: from here on only reports change it."""
     for pool, nodes in POOLS.items():
         live_training.until_pods(pool, nodes)
     live_training.report()
@@ -106,7 +106,7 @@ def test_an_idle_training_is_not_written_to(live_training: LiveTraining, operato
 def test_numbers_are_mirrored_at_most_every_ten_seconds(live_training: LiveTraining):
     live_training.apply()
     settle(live_training)
-    assert live_training.status["progress"]["update"] == 1, "the first are mirrored at once"
+    assert live_training.status["progress"]["update"] == 1, "the first numbers are mirrored immediately"
     mirrored = {1}
     first = time.monotonic()
     update = 1
@@ -138,7 +138,7 @@ def test_a_training_deleted_while_it_is_created_leaves_nothing(live_training: Li
     live_training.until(lambda: not any(live_training.mine(kind) for kind in kinds), "all children are gone")
 
 
-def test_a_training_made_anew_starts_from_the_first_attempt(live_training: LiveTraining):
+def test_a_training_that_is_created_again_starts_from_the_first_attempt(live_training: LiveTraining):
     live_training.apply()
     live_training.until_job()
     before = live_training.body["metadata"]["uid"]

@@ -47,7 +47,7 @@ def test_other_namespaces_are_left_alone(control_plane: ControlPlane, scoped: Op
 
 
 def test_it_needs_no_cluster_role(control_plane: ControlPlane, scoped: OperatorProcess):
-    """Its user may watch in its namespaces alone, and nothing that it asks for is refused."""
+    """Its user may watch in its namespaces alone, and none of its requests is refused."""
     before = scoped.refused_requests()
     live_training = LiveTraining(control_plane, NAMESPACES[0], "permitted").apply()
     live_training.until_job()

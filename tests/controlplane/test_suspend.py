@@ -1,4 +1,4 @@
-"""Suspending: the trainer saves, says so, and nothing is left running; resuming goes on from there."""
+"""Suspending: the trainer saves, says so, and nothing is left running; resuming continues from there."""
 
 from tests.controlplane.live_training import LiveTraining
 from tests.testbed.ray_head import RayHead
@@ -13,7 +13,7 @@ def assert_nothing_runs(live_training: LiveTraining) -> None:
     assert live_training.condition("Reconciling")[0] == "False"
 
 
-def test_a_real_job_saves_stops_and_goes_on_where_it_was(live_training: LiveTraining, ray_head: RayHead):
+def test_a_real_job_saves_stops_and_continues_where_it_was(live_training: LiveTraining, ray_head: RayHead):
     live_training.apply(script=[[{"publish": 2}, "obey"], [{"report": {"update": 2}}, {"succeed": "all done"}]])
     live_training.until_state("Running")
     live_training.until(lambda: live_training.status["progress"]["update"], "it trains")
@@ -87,7 +87,7 @@ def test_a_training_may_be_created_suspended(live_training: LiveTraining):
     live_training.until_job()
 
 
-def test_a_suspension_taken_back_ends_the_attempt_all_the_same(live_training: LiveTraining):
+def test_a_suspension_taken_back_still_ends_the_attempt(live_training: LiveTraining):
     live_training.apply(checkpoint={"graceSeconds": 3})
     live_training.until_job()
     live_training.report()

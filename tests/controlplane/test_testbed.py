@@ -122,7 +122,7 @@ def test_kuberay_makes_a_cluster_whose_head_pod_runs(
 def test_a_job_runs_on_the_rays_of_this_machine(
     control_plane: ControlPlane, namespace: str, ray_head: RayHead, eventually: Eventually, tmp_path: Path
 ):
-    ray_head.command("scripted", f"#!/bin/sh\necho ran $1 > {tmp_path}/said\n")
+    ray_head.command("scripted", f"#!/bin/sh\necho ran $1 > {tmp_path}/arguments\n")
     spec = {"submissionMode": "HTTPMode", "entrypoint": "scripted hi", "rayClusterSpec": {"headGroupSpec": HEAD}}
     control_plane.kubectl("--namespace", namespace, "create", "--filename=-", input=ray_object("RayJob", "hi", spec))
 
@@ -131,7 +131,7 @@ def test_a_job_runs_on_the_rays_of_this_machine(
 
     eventually(ended, "the job has ended")
     assert status(control_plane, "rayjobs", namespace, "hi")["jobStatus"] == "SUCCEEDED"
-    assert (tmp_path / "said").read_text() == "ran hi\n"
+    assert (tmp_path / "arguments").read_text() == "ran hi\n"
 
 
 def test_a_restarted_api_server_still_has_the_data(control_plane: ControlPlane, namespace: str):
@@ -171,7 +171,7 @@ def test_daemons_and_the_deaf_end_with_who_asked_for_them(tmp_path: Path, eventu
         assert not alive(daemon)
 
 
-def test_who_has_not_built_it_is_told_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_missing_build_is_reported_with_the_command_that_builds_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(binaries.NotBuilt, match="run `make testbed`"):
         binaries.find()
@@ -227,7 +227,7 @@ def assert_all_end_with(
 
 def alive(process: psutil.Process) -> bool:
     try:
-        # An ended process stays a zombie until whoever inherited it looks.
+        # An ended process stays a zombie until the process that inherited it waits for it.
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

@@ -38,7 +38,7 @@ def test_a_deleted_child_is_made_again(live_training: LiveTraining, plural: str,
     assert [item["outcome"] for item in live_training.attempts] == ["Running"]
 
 
-def test_a_deleted_pod_is_replaced_and_the_attempt_goes_on(live_training: LiveTraining):
+def test_a_deleted_pod_is_replaced_and_the_attempt_continues(live_training: LiveTraining):
     live_training.apply()
     pods = live_training.until_pods("rollout", 2)
     live_training.report()

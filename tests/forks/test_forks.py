@@ -111,9 +111,9 @@ def test_it_waits_for_its_threads_and_runs_what_was_registered_for_the_end(start
 
 
 def test_a_program_sees_what_it_was_started_with(started, script, tmp_path):
-    (tmp_path / "beside.py").write_text("")
+    (tmp_path / "neighbour.py").write_text("")
     program = script("""
-        import beside, json, os, signal, sys
+        import neighbour, json, os, signal, sys
         os.write(int(sys.argv[2]), b"to a pipe")
         seen = [sys.argv, __name__, os.getcwd(), sys.stdin.read(), sorted(os.environ), os.environ["QWEN35_TEST"]]
         seen += [os.getsid(0) == os.getpid() == os.getpgid(0), sorted(os.listdir("/proc/self/fd"))]

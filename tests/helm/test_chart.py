@@ -28,7 +28,7 @@ def test_the_definition_is_the_one_in_crds(render: Render):
     assert (CHART / "files" / "crd.yaml").read_text() == CRD.read_text()
 
 
-def test_the_definition_outlives_the_release_unless_told_otherwise(render: Render):
+def test_the_definition_outlives_the_release_unless_values_say_otherwise(render: Render):
     (kept,) = of(render(), "CustomResourceDefinition")
     (gone,) = of(render("crds.keep=false"), "CustomResourceDefinition")
     assert kept["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
@@ -75,7 +75,7 @@ def test_bindings_name_the_account_that_the_pod_runs_as(render: Render):
         )
 
 
-def test_the_lease_is_beside_the_operator_and_no_other_may_be_changed(render: Render):
+def test_the_lease_is_in_the_operators_namespace_and_no_other_may_be_changed(render: Render):
     objects = render()
     assert {"--lease-namespace=qwen35-system", "--lease-name=demo-qwen35-operator"} <= set(arguments(objects))
     (role,) = of(objects, "Role")
@@ -88,7 +88,7 @@ def test_the_lease_is_beside_the_operator_and_no_other_may_be_changed(render: Re
 
 
 def test_the_lease_itself_is_the_operators_alone(render: Render):
-    """In the chart, whoever applies it again would take the Lease from the leader, and two would lead."""
+    """If the chart contained the Lease, applying the chart again would take it from the leader, and two would lead."""
     assert not of(render(), "Lease")
 
 
@@ -115,7 +115,7 @@ def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
     assert images == [f"ghcr.io/qwen35/operator:{__version__}", "mirror/operator:x"]
 
 
-def test_trainer_images_that_are_given_are_handed_on(render: Render):
+def test_trainer_images_in_the_values_reach_the_operator(render: Render):
     given = [argument for argument in arguments(render('trainerImages.CPU="mine:1"')) if argument.startswith("--image")]
     assert given == ["--image=CPU=mine:1"]
 

@@ -1,4 +1,4 @@
-"""Who may reach whom, by the chart's policy and the trainings' together: the tables of docs/network.md."""
+"""The connections that the policies of the chart and of the trainings allow together: the tables of docs/network.md."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -149,7 +149,7 @@ def test_the_policy_of_one_training_opens_nothing_of_another(policies, demo):
 
 
 def test_a_pod_that_calls_itself_a_trainings_gets_in(policies, demo):
-    """Labels are all that a policy sees: who may create pods in the namespace may reach the training. Said in the docs."""
+    """Labels are all that a policy sees: a user who may create pods in the namespace may reach the training. The documentation states this."""
     impostor = Pod(TEAM, {object_names.TRAINING: "demo"})
     assert may_reach(policies, impostor, pod_of(demo, "head"), 6379)
     assert not may_reach(policies, Pod("elsewhere", {object_names.TRAINING: "demo"}), pod_of(demo, "head"), 6379)

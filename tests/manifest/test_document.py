@@ -38,7 +38,7 @@ def told(text):
     return problem.message, problem.fix
 
 
-def test_broken_yaml_is_told_with_its_line():
+def test_broken_yaml_is_reported_with_its_line():
     assert told("a: 1\n  b: 2\n") == ("line 2, column 4: mapping values are not allowed here.", "The line: b: 2")
 
 
@@ -59,11 +59,11 @@ def test_several_documents_are_listed():
     assert told(text)[0] == "there are 3 documents (1: Qwen35Training a, 2: Secret, 3: list)."
 
 
-def test_an_empty_document_beside_the_only_one_is_no_second_one():
+def test_an_empty_document_does_not_count_as_a_second_one():
     assert parse_document("---\na: 1\n---\n") == ({"a": 1}, [])
 
 
-def test_an_empty_file_is_told():
+def test_an_empty_file_is_reported():
     assert told("# nothing\n")[0] == "the file is empty."
 
 

@@ -57,7 +57,7 @@ def test_a_key_of_several_fields_names_them_all():
     assert "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here." in said
 
 
-def test_the_word_before_tells_two_keys_of_one_name_apart():
+def test_the_word_before_distinguishes_two_keys_of_one_name():
     said = answer(["rollout", "val_kwargs", "n"], TrainingSpec)
     assert said == "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here."
 
@@ -74,10 +74,10 @@ def test_of_a_section_and_its_fields_the_section_is_named(path, ours):
 
 
 @pytest.mark.parametrize("path", [["name"], ["train", "path"], ["colour"]])
-def test_a_word_that_means_nothing_by_itself_is_not_guessed_at(path):
+def test_a_word_that_means_nothing_on_its_own_is_not_guessed_at(path):
     assert answer(path, TrainingSpec) is None
 
 
-def test_similar_names_in_the_same_section_are_said_too(document):
+def test_similar_names_in_the_same_section_are_listed_too(document):
     _, problems = parse_spec(document({"train.optimizer.beta": 0.9})["spec"])
     assert problems[0].fix == "TRL's beta is spec.algorithm.kl.coefficient here. Did you mean beta2 or beta1?"

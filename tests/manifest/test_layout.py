@@ -94,7 +94,7 @@ def test_the_message_has_the_numbers_and_the_fix():
     assert problem.fix == "Use pipeline 2 or 4, or 3 nodes."
 
 
-def test_a_batch_is_told_with_its_ranks():
+def test_a_batch_is_reported_with_its_ranks():
     (problem,) = layout.batch(trained(1, 8, {"promptsPerUpdate": 7, "microBatchSequences": 2}, 5))
     assert problem.message == (
         "promptsPerUpdate 7 × groupSize 5 = 35 does not divide over 8 data-parallel ranks × microBatchSequences 2 = 16."

@@ -43,7 +43,7 @@ def test_a_manifest_loads_with_its_overrides(written):
     assert manifest.metadata.namespace == "rl"
 
 
-def test_wrong_overrides_are_told_beside_what_is_wrong_in_the_file(written):
+def test_wrong_overrides_are_reported_together_with_problems_of_the_file(written):
     path = written({"seed": "3"})
     with pytest.raises(ManifestError) as caught:
         load_manifest(path, ["train.update=5", "rollout.minNodes=9"])
@@ -102,33 +102,33 @@ def told(path):
     return problem.message, problem.fix
 
 
-def test_a_missing_file_is_told_with_near_names(written):
+def test_a_missing_file_is_reported_with_near_names(written):
     path = written()
     assert told(path.with_name("smal.yaml")) == ("the file does not exist.", f"Did you mean {path}?")
 
 
-def test_a_missing_file_is_told_with_what_is_there(written):
+def test_a_missing_file_is_reported_with_what_is_there(written):
     path = written()
     assert told(path.with_name("zzz.yaml")) == ("the file does not exist.", f"In {path.parent}: small.yaml.")
 
 
-def test_a_missing_folder_is_told(tmp_path):
+def test_a_missing_folder_is_reported(tmp_path):
     assert told(tmp_path / "none" / "a.yaml")[1] == f"The folder {tmp_path / 'none'} does not exist either."
 
 
-def test_a_folder_without_manifests_is_told(tmp_path):
+def test_a_folder_without_manifests_is_reported(tmp_path):
     assert told(tmp_path / "a.yaml")[1] == f"There is no .yaml file in {tmp_path}."
 
 
-def test_a_folder_is_no_manifest(tmp_path):
+def test_a_folder_is_not_a_manifest(tmp_path):
     assert told(tmp_path)[0] == "this is a folder, not a manifest."
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path):
+def test_bytes_that_are_not_text_are_reported(tmp_path):
     (tmp_path / "a.yaml").write_bytes(b"kind: \xff\xfe")
     assert told(tmp_path / "a.yaml") == ("not valid UTF-8 (byte 6).", "Save the file as UTF-8 text.")
 
 
-def test_broken_yaml_is_told(tmp_path):
+def test_broken_yaml_is_reported(tmp_path):
     (tmp_path / "a.yaml").write_text("spec: [1\n")
     assert told(tmp_path / "a.yaml")[0].startswith("line 2, column 1: ")

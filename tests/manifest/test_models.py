@@ -42,7 +42,7 @@ def test_a_parsed_spec_cannot_be_changed(document):
         spec.seed = 3
 
 
-def test_an_integer_is_a_fine_number_and_a_text_is_no_integer(document):
+def test_an_integer_is_a_valid_number_and_a_text_is_not_an_integer(document):
     assert (
         TrainingSpec.model_validate(document({"async.stalenessThreshold": 1})["spec"]).async_.stalenessThreshold == 1.0
     )

@@ -43,7 +43,7 @@ def test_later_overrides_win_and_the_document_stays_as_it_was(document):
     assert before == document()
 
 
-# An override that does not fit, and how it is told.
+# An override that does not fit, and how it is reported.
 WRONG = {
     "train.update=5": ("spec.train.update", "this is not a known field.", "Did you mean updates?"),
     "train.updates": ("train.updates", "has no value.", "Write train.updates=VALUE."),
@@ -69,14 +69,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("text", "problem"), WRONG.items(), ids=WRONG)
-def test_an_override_that_does_not_fit_is_told(document, text, problem):
+def test_an_override_that_does_not_fit_is_reported(document, text, problem):
     with pytest.raises(ManifestError) as caught:
         apply_overrides(document(), [text])
     (found,) = caught.value.problems
     assert (found.path, found.message, found.fix) == problem
 
 
-def test_all_overrides_that_do_not_fit_are_told(document):
+def test_all_overrides_that_do_not_fit_are_reported(document):
     with pytest.raises(ManifestError) as caught:
         apply_overrides(document(), ["a=1", "seed=3", "b=2"])
     assert [problem.path for problem in caught.value.problems] == ["spec.a", "spec.b"]

@@ -7,7 +7,7 @@ def told(document, changes):
     return {problem.path: (problem.message, problem.fix) for problem in parse_spec(document(changes)["spec"])[1]}
 
 
-# A wrong value, and how it is told.
+# A wrong value, and how it is reported.
 CASES = {
     "unknown key": ({"train.update": 3}, "spec.train.update", "this is not a known field.", "Did you mean updates?"),
     "unknown key, nothing near": (
@@ -77,18 +77,18 @@ CASES = {
 
 
 @pytest.mark.parametrize(("changes", "path", "message", "fix"), CASES.values(), ids=CASES)
-def test_a_wrong_field_is_told_with_its_value_and_the_fix(document, changes, path, message, fix):
+def test_a_wrong_field_is_reported_with_its_value_and_the_fix(document, changes, path, message, fix):
     found = told(document, changes)
     assert list(found) == [path]
     assert found[path][0] == message
     assert fix is None or found[path][1] == fix
 
 
-def test_a_missing_field_is_told_with_what_it_is(document, removed):
+def test_a_missing_field_is_reported_with_what_it_is(document, removed):
     assert told(document, {"model": removed}) == {"spec.model": ("is required.", "Add it: The model to train.")}
 
 
-def test_all_problems_come_at_once_field_and_cross_field_alike(document):
+def test_all_problems_come_together_field_and_cross_field_alike(document):
     changes = {
         "seed": "3",
         "train.parallelism.tensor": 3,
@@ -114,7 +114,7 @@ def test_a_list_whose_items_are_wrong_is_not_called_empty_too(document):
     assert list(told(document, {"data.train.0.gym.size": "x"})) == ["spec.data.train[0].gym.size"]
 
 
-def test_a_spec_that_is_no_mapping_is_one_problem():
+def test_a_spec_that_is_not_a_mapping_is_one_problem():
     spec, problems = parse_spec([])
     assert spec is None
     assert [(problem.path, problem.message) for problem in problems] == [
@@ -153,12 +153,12 @@ def test_another_kind_of_object_gets_one_problem_not_one_per_field():
 
 
 @pytest.mark.parametrize("document", [None, [], "text", 3])
-def test_what_is_no_mapping_is_refused(document):
+def test_a_manifest_that_is_not_a_mapping_is_refused(document):
     with pytest.raises(ManifestError, match="expected a mapping"):
         parse_manifest(document)
 
 
-def test_a_missing_spec_is_told(document):
+def test_a_missing_spec_is_reported(document):
     manifest = document()
     del manifest["spec"]
     with pytest.raises(ManifestError) as caught:

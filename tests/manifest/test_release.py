@@ -1,4 +1,4 @@
-"""Valid manifests that this release cannot run: what is said of them, by the function and by the commands that ask it."""
+"""Valid manifests that this release cannot run: the messages about them, from the function and from the commands that call it."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ BEYOND = {
         ["spec.train.parallelism.expertTensor"],
     ),
     "GAE": ({"algorithm.advantage": "GAE"}, ["spec.algorithm.advantage"]),
-    "all at once": (
+    "all together": (
         {"rollout.engine": "VLLM", "train.engine": "Megatron", "algorithm.advantage": "GAE"},
         ["spec.rollout.engine", "spec.train.engine", "spec.algorithm.advantage"],
     ),
@@ -45,7 +45,7 @@ def test_every_field_that_is_in_the_way_is_named_with_its_fix(beyond):
     assert all(problem.message and problem.fix for problem in problems)
 
 
-def test_what_no_field_asks_for_can_be_run(document):
+def test_a_manifest_without_such_fields_can_be_run(document):
     """The default engines are those that run."""
     manifest = document()
     del manifest["spec"]["rollout"]["engine"]
@@ -75,7 +75,7 @@ def test_a_command_says_so_with_exit_code_3(command, written):
     assert "Set it to Torch." in said
 
 
-def test_a_command_that_prints_something_prints_it_all_the_same(written):
+def test_a_command_that_prints_something_still_prints_it(written):
     assert "kind: RayJob" in invoke("render", written({"rollout.engine": "VLLM"})).stdout
 
 

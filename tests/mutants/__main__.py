@@ -7,7 +7,7 @@
     python -m tests.mutants --json                print one JSON object in place of the table
 
 A mutant is killed by a test that fails with it and passes without it: each test that fails is run again in the untouched copy.
-Ends with 1 unless every mutant is killed. `--folders` may start what these folders start; do not run it beside `make test`.
+Ends with 1 unless every mutant is killed. `--folders` may start what these folders start; do not run it together with `make test`.
 """
 
 import argparse

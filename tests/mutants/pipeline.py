@@ -32,7 +32,7 @@ PIPELINE = (
         killer="tests/pipeline/test_buffer.py::test_discard_keeps_a_late_group_until_its_last_legal_batch",
     ),
     mutant(
-        name="A sequence that goes on with tokens on a replica with older weights keeps its younger birth.",
+        name="A sequence that continues with tokens on a replica with older weights keeps its younger birth.",
         file="trainer/qwen35_trainer/pipeline/placement.py",
         old="born = replica.version if born_before is None else min(born_before, replica.version)",
         new="born = replica.version if born_before is None else born_before",

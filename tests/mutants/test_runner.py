@@ -48,7 +48,7 @@ def test_a_file_that_is_not_in_the_copy_does_not_apply(tmp_path):
 
 
 class Scripted:
-    """A tree whose runs of pytest end as told, with the mutant and without."""
+    """A tree whose runs of pytest end as given, with the mutant and without."""
 
     def __init__(self, mutated: Ran, sound: Ran) -> None:
         self.mutated, self.sound = mutated, sound
@@ -65,7 +65,7 @@ class Scripted:
 
 
 def ran(code: int, *failed: str, missing: tuple[str, ...] = ()) -> Ran:
-    return Ran(code, failed, missing, "what pytest said", 0.5)
+    return Ran(code, failed, missing, "the output of pytest", 0.5)
 
 
 PASSED, FAILED = ran(0), ran(1, f"{WRONG.killer}[2-1]")
@@ -80,7 +80,7 @@ PASSED, FAILED = ran(0), ran(1, f"{WRONG.killer}[2-1]")
         (ran(5), PASSED, WRONG.killer, "no such test", WRONG.killer),
         (ran(4, missing=(WRONG.killer,)), PASSED, WRONG.killer, "no such test", WRONG.killer),
         (FAILED, FAILED, WRONG.killer, "broken", f"{WRONG.killer}[2-1] fails without the mutant too"),
-        (ran(2), PASSED, "tests/counting", "broken", "pytest ended with 2: what pytest said"),
+        (ran(2), PASSED, "tests/counting", "broken", "pytest ended with 2: the output of pytest"),
     ],
 )
 def test_a_mutant_is_killed_by_a_test_that_fails_with_it_and_passes_without_it(mutated, sound, target, outcome, test):

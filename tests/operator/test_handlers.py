@@ -1,4 +1,4 @@
-"""kopf itself, against a server that has one kind: what it tells of trainings, and what becomes of it when it ends."""
+"""kopf itself, against a server that has one kind: which trainings it reports, and what happens when it ends."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ class Trained(Server):
         self.installed = True
         self.away = False
         self.forbidden: set[str] = set()
-        """Of "list", "watch", and "kopf", which is everything that kopf asks for."""
+        """Of "list", "watch", and "kopf", which is everything that kopf requests."""
         self.listed: list[dict] = []
         self.events: asyncio.Queue[dict | None] = asyncio.Queue()
         self.lists = self.looks = self.refusals = 0
@@ -121,7 +121,7 @@ async def server() -> AsyncIterator[Trained]:
 
 
 class Seen:
-    """What the operator knows of trainings, and whom it was told of."""
+    """The trainings that the operator knows, and those it was notified of."""
 
     def __init__(self) -> None:
         self.trainings = Trainings()
@@ -201,7 +201,9 @@ async def test_without_the_definition_it_says_so_once_and_begins_when_it_is_ther
 
 
 @pytest.mark.parametrize("verb", ["list", "watch"])
-async def test_what_it_may_not_do_is_said_until_it_may(server, monkeypatch, tmp_path, caplog, verb) -> None:
+async def test_a_missing_permission_is_reported_until_it_is_granted(
+    server, monkeypatch, tmp_path, caplog, verb
+) -> None:
     server.forbidden = {verb}
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
@@ -223,7 +225,7 @@ async def test_a_permission_of_one_namespace_that_is_missing_is_named(server, mo
         assert "in namespace team" in seen.trainings.problem.fix
 
 
-async def test_when_kopf_ends_it_begins_anew(server, monkeypatch, tmp_path, caplog) -> None:
+async def test_when_kopf_ends_it_is_started_again(server, monkeypatch, tmp_path, caplog) -> None:
     server.forbidden = {"kopf"}
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
@@ -232,7 +234,7 @@ async def test_when_kopf_ends_it_begins_anew(server, monkeypatch, tmp_path, capl
         await until(lambda: seen.version == "5", "the listed one")
 
 
-async def test_a_permission_that_is_taken_away_is_said(server, monkeypatch, tmp_path) -> None:
+async def test_a_permission_that_is_taken_away_is_reported(server, monkeypatch, tmp_path) -> None:
     server.listed = [body(5)]
     async with following(server, monkeypatch, tmp_path) as seen:
         await until(lambda: seen.version == "5", "the listed one")

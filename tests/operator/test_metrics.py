@@ -27,7 +27,9 @@ def test_every_metric_is_there_under_its_name() -> None:
     metrics.count(dict)
     shown = {line.split(" ")[2] for line in generate_latest(metrics.registry).decode().splitlines() if "# HELP" in line}
     ours = {name for name in shown if name.startswith("qwen35_")}
-    assert {name for name in ours if not name.endswith("_created")} == NAMES  # beside when each began to count
+    assert {
+        name for name in ours if not name.endswith("_created")
+    } == NAMES  # apart from the times at which each began to count
     assert "process_resident_memory_bytes" in shown
 
 

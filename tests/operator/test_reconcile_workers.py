@@ -1,4 +1,4 @@
-"""Workers: whatever becomes of a reconcile, its key comes back when it must, and what is in hand is ended."""
+"""Workers: after any end of a reconcile its key comes back when it must, and reconciles under way are finished."""
 
 import asyncio
 import io
@@ -78,7 +78,7 @@ def shop() -> Shop:
     return Shop()
 
 
-async def test_news_of_a_training_is_worked_off(shop) -> None:
+async def test_a_changed_training_is_reconciled(shop) -> None:
     key = shop.training()
     async with shop.open():
         shop.work.add(key)
@@ -138,7 +138,7 @@ async def test_what_a_reconcile_logs_names_its_training(shop) -> None:
     assert (line["namespace"], line["training"], line["level"]) == ("team", "demo", "WARNING")
 
 
-async def test_waits_begin_anew_with_every_write_that_was_carried_out(shop, caplog) -> None:
+async def test_waits_begin_again_with_every_write_that_was_carried_out(shop, caplog) -> None:
     """What fails after progress has not failed before: only what gets nowhere waits longer and longer."""
     key = shop.training()
     shop.api.refuse("POST", "configmaps", *[Unavailable(503, "later")] * 2)
@@ -150,7 +150,7 @@ async def test_waits_begin_anew_with_every_write_that_was_carried_out(shop, capl
     assert waits == ["0.1 s", "0.2 s", "0.1 s"]
 
 
-async def test_a_training_is_in_one_hand_at_a_time(shop) -> None:
+async def test_a_training_is_reconciled_by_one_worker_at_a_time(shop) -> None:
     key, inside, most = shop.training(), 0, 0
 
     async def before(verb: str, path: str) -> None:
@@ -186,7 +186,7 @@ async def test_several_trainings_are_worked_at_together(shop) -> None:
         await until(lambda: shop.started() and shop.started("other"), "both")
 
 
-def test_what_is_in_hand_is_ended_before_the_work_stops(shop) -> None:
+def test_reconciles_under_way_are_finished_before_the_work_stops(shop) -> None:
     key, go = shop.training(), asyncio.Event()
 
     async def scenario() -> None:
@@ -237,7 +237,7 @@ def test_what_does_not_end_is_left_after_the_grace_and_comes_again_with_the_next
     virtual.run(scenario())
 
 
-async def test_news_that_a_standby_gathers_is_each_counted_once_and_does_not_count_as_late(shop) -> None:
+async def test_changes_that_a_standby_gathers_are_each_counted_once_and_do_not_count_as_late(shop) -> None:
     key = shop.training()
     for _ in range(5):
         shop.work.add(key)

@@ -219,7 +219,7 @@ def test_a_second_beginning_is_damage():
 
 @given(number=st.integers(1, len(RUN) - 2))
 def test_a_line_that_was_taken_out_is_never_mistaken_for_a_whole_journal_when_its_numbers_are_missed(number):
-    """A group left untrained on a line of which nothing remains is the one exception: no number tells of it."""
+    """A group left untrained on a line of which nothing remains is the one exception: no number shows it."""
     data = journal(*RUN[:number], *RUN[number + 1 :])
     if isinstance(RUN[number], GroupLeft) and RUN[number].reason is not LeaveReason.DISCARDED:
         assert recover(data, 4).pending != recover(journal(*RUN), 4).pending

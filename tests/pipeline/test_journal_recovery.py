@@ -122,7 +122,7 @@ def moves(world, chance):
 
 
 def live(world, chance, steps):
-    """So many random steps, or until it ends."""
+    """Take `steps` random steps, or until it ends."""
     world.join(3)
     for _ in range(steps):
         if world.ended:
@@ -155,7 +155,7 @@ def cuts(data):
 
 def crashes(run):
     """Every byte at which a file may end, and every batch at which the weights may then be, as long as that differs:
-    where to go on from, and the records that led there.
+    where to continue from, and the records that led there.
     """
     for file in run.files:
         for cut in range(file.data.index(b"\n") + 1):

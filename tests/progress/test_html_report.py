@@ -26,7 +26,7 @@ def summary_of(records: list[RunRecord], bound: int | None = 4) -> Summary:
     return summarise(records, max_version_lag=bound, peak_rss_mib=100.0)
 
 
-def test_the_report_replaces_the_old_one_and_leaves_nothing_aside(tmp_path: Path, run: list[RunRecord]) -> None:
+def test_the_report_replaces_the_old_one_and_leaves_no_other_file(tmp_path: Path, run: list[RunRecord]) -> None:
     (tmp_path / "report.html").write_text("old")
     path = write_report(tmp_path, run, MANIFEST, summary_of(run))
     assert path == tmp_path / "report.html"
@@ -196,7 +196,7 @@ def test_an_empty_run_has_a_report(tmp_path: Path, browser: Any) -> None:
     assert page.locator("h1").inner_text() == tmp_path.name
 
 
-def test_rewards_that_are_no_shares_get_an_axis_of_their_own() -> None:
+def test_rewards_that_are_not_shares_get_a_separate_axis() -> None:
     held_out = EvaluationRecord(update=1, version=1, time=1.0, samples=4, accuracy=0.5, reward_mean=-1.0)
     found = {chart.name: chart for chart in charts([make_update(1, reward_mean=-3.0)], [held_out], {0: 1}, None)}
     assert list(found)[:3] == ["reward", "staleness", "accuracy"]

@@ -95,7 +95,7 @@ async def test_a_coroutine_that_fails_is_an_error_and_no_timeout(build, complete
     assert (scored.errors, scored.timeouts) == ({name: error}, frozenset())
 
 
-def test_all_functions_that_cannot_be_loaded_are_reported_at_once(build, tmp_path: Path) -> None:
+def test_all_functions_that_cannot_be_loaded_are_reported_together(build, tmp_path: Path) -> None:
     with pytest.raises(RewardSetupError) as raised:
         build(
             function("two"),

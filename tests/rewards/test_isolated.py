@@ -64,7 +64,7 @@ def wait_until_ended(process: psutil.Process) -> None:
 
 
 def kill_child(process_id: int) -> None:
-    """Returns when the last of its threads is gone. Whoever started it still has to reap it."""
+    """Returns when the last of its threads is gone. The process that started it still has to reap it."""
     os.kill(process_id, signal.SIGKILL)
     os.waitid(os.P_PID, process_id, os.WEXITED | os.WNOWAIT)
 
@@ -143,7 +143,7 @@ async def test_a_worker_killed_between_calls_is_replaced(isolated) -> None:
         ("absent", "KeyError", "'absent'"),
     ],
 )
-async def test_a_result_that_is_no_number_is_an_error(isolated, value: str, kind: str, message: str) -> None:
+async def test_a_result_that_is_not_a_number_is_an_error(isolated, value: str, kind: str, message: str) -> None:
     with pytest.raises(RewardError, match=message) as raised:
         await isolated("returns").call(value)
     assert raised.value.kind == kind

@@ -38,7 +38,7 @@ def test_only_what_is_extracted_counts() -> None:
     assert grade("42", "42") == 0.0
 
 
-def test_an_answer_that_is_no_expression_is_an_error_of_the_data() -> None:
+def test_an_answer_that_is_not_an_expression_is_an_error_of_the_data() -> None:
     with pytest.raises(RewardError, match="the answer '' is not a mathematical expression"):
         grader(None)("42", "")
 

@@ -166,7 +166,7 @@ def test_more_samples_than_slots_start_once_each(make_model) -> None:
 
 
 @pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
-def test_a_greedy_sequence_goes_on_in_another_engine_as_if_it_had_stayed(make_model, tokens, experts) -> None:
+def test_a_greedy_sequence_continues_in_another_engine_as_if_it_had_stayed(make_model, tokens, experts) -> None:
     prompt = tuple(tokens(7).tolist())
     request = SequenceRequest((3, 1), prompt, 20, GREEDY)
     stays, source, target = (engine_of(make_model(experts=experts), end_token=NEVER) for _ in range(3))
@@ -190,7 +190,7 @@ def test_a_greedy_sequence_goes_on_in_another_engine_as_if_it_had_stayed(make_mo
     assert run(source).keys() == {(4, 0)}  # nothing of it is left behind
 
 
-def test_after_a_hand_over_to_other_weights_each_token_has_the_log_probability_of_its_own(make_model, tokens) -> None:
+def test_after_a_move_to_other_weights_each_token_has_the_log_probability_of_its_own(make_model, tokens) -> None:
     prompt = tuple(tokens(9).tolist())
     source, target = (engine_of(make_model(), end_token=NEVER) for _ in range(2))
     source.load(make_model(seed=1).state_dict(), version=1)
@@ -251,7 +251,7 @@ def test_progress_gives_every_new_token_once_wherever_its_slot_moves(make_model)
         assert_same(reported, finished[name].tokens[: len(reported)])
 
 
-def test_tokens_that_a_sequence_came_with_are_no_progress(make_model) -> None:
+def test_tokens_that_a_sequence_came_with_do_not_count_as_progress(make_model) -> None:
     source, target = engine_of(make_model(), end_token=NEVER), engine_of(make_model(), end_token=NEVER)
     source.submit(samples_of(0, (3, 4), 1, 12))
     for _ in range(5):
@@ -422,10 +422,10 @@ class History:
 @settings(max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_model, data: st.DataObject) -> None:
-    """On two engines: sequences are submitted, dropped, and handed from either to the other."""
+    """On two engines: sequences are submitted, dropped, and moved from either to the other."""
     history = History([engine_of(make_model(), slots=data.draw(st.integers(1, 6))) for _ in range(2)])
     weights = make_model(seed=1).state_dict()
-    moves = st.sampled_from(["submit", "step", "step", "step", "drop", "hand over", "hand over", "load", "progress"])
+    moves = st.sampled_from(["submit", "step", "step", "step", "drop", "move", "move", "load", "progress"])
     for group, move in enumerate(data.draw(st.lists(moves, max_size=30))):
         here, there = data.draw(st.permutations(history.engines))
         known = sorted(history.requests)
@@ -436,7 +436,7 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
                 history.submit(here, samples_of(group, prompt, samples, limit))
             case "drop" if known:
                 history.drop(here, data.draw(st.sampled_from(known)))
-            case "hand over" if known:
+            case "move" if known:
                 names = data.draw(st.lists(st.sampled_from(known), unique=True, max_size=4))
                 history.hand_over(here, there, names)
             case "load":

@@ -171,7 +171,7 @@ class Command:
         return running
 
     def run(self, file: Path, *arguments: object, output: Path | None = None) -> Ended:
-        """`qwen35 run FILE …` to its end; the output is a folder beside the manifest unless given."""
+        """`qwen35 run FILE …` to its end; the output is a folder next to the manifest unless given."""
         return self.start("run", file, *arguments, output=output or file.parent / "out").end()
 
 

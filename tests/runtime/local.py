@@ -45,7 +45,7 @@ class _Signals(Signals):
     """Leaves this process, which is that of the tests, running when the connection is closed."""
 
     def _lose_parent(self) -> None:
-        """The test that closed the connection goes on."""
+        """The test that closed the connection continues."""
 
 
 class _Command(threading.Thread):
@@ -79,7 +79,7 @@ class _Command(threading.Thread):
 
     def wait(self, seconds: float) -> int:
         self.join(seconds)
-        assert self._code is not None, f"the run goes on after {seconds:g} s"
+        assert self._code is not None, f"the run still runs after {seconds:g} s"
         return self._code
 
 
@@ -105,7 +105,7 @@ class LocalRunning(Running):
         actor.lose()
 
     def let_pass(self, seconds: float) -> None:
-        """Once nothing is under way but calls that wait or hang, so many seconds pass for the driver."""
+        """Once nothing is under way but calls that wait or hang, this number of seconds passes for the driver."""
         self.wait_until(lambda: self.threads.let_pass(seconds), "rest")
 
     def processes(self, title: str = "") -> list[psutil.Process]:
@@ -138,7 +138,7 @@ class Local:
         return running
 
     def run(self, file: Path, *arguments: object, output: Path | None = None) -> Ended:
-        """`qwen35 run FILE …` to its end; the output is a folder beside the manifest unless given."""
+        """`qwen35 run FILE …` to its end; the output is a folder next to the manifest unless given."""
         return self.start("run", file, *arguments, output=output or file.parent / "out").end()
 
     def end(self) -> None:

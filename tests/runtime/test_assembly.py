@@ -56,7 +56,7 @@ def test_masking_leaves_out_the_old_tokens_alone():
     assert (age.histogram, age.masked) == ({0: 1, 1: 1}, 1)
 
 
-def test_a_sample_without_a_score_trains_nothing_and_is_no_zero():
+def test_a_sample_without_a_score_trains_nothing_and_does_not_count_as_zero():
     batch, age = assemble(
         [group(0, sequence(0, 0), sequence(0), rewards=(None, 0.5))], version=0, max_lag=0, mask_old=False, updates=1
     )

@@ -79,7 +79,7 @@ async def test_a_process_that_was_killed_for_memory_is_named_with_the_largest_on
     )
 
 
-async def test_a_kill_for_memory_that_says_nothing_more_is_told_all_the_same():
+async def test_a_kill_for_memory_without_details_is_still_reported():
     with pytest.raises(calls.ActorOutOfMemory, match=r"because its machine ran out of memory\. Lower train"):
         await answer(killed("killed"), of="train-0", act="training a batch", seconds=60)  # type: ignore[arg-type]
 

@@ -17,7 +17,7 @@ def summary(*held_out: dict[str, object], **update: object) -> Summary:
     return summarise([*records[:1], trained, *records[1:]], max_version_lag=3, peak_rss_mib=None)
 
 
-def test_a_run_of_one_reward_tells_its_accuracy_in_percent():
+def test_a_run_of_one_reward_prints_its_accuracy_in_percent():
     told = summary(
         {"accuracy": 0.016, "reward_mean": 0.016, "score_by_reward": {"digit": 0.016}},
         {"accuracy": 1.0, "reward_mean": 1.0, "score_by_reward": {"digit": 1.0}},
@@ -44,7 +44,7 @@ def test_graded_rewards_tell_the_reward_and_its_parts():
     ]
 
 
-def test_failed_rewards_are_told_by_name_with_the_first_exception_on_one_line():
+def test_failed_rewards_are_listed_by_name_with_the_first_exception_on_one_line():
     told = summary(
         reward_errors=14,
         errors_by_reward={"judge": 12, "digit": 1},

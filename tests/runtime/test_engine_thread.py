@@ -77,7 +77,7 @@ def reporting(monkeypatch) -> None:
     monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.0)
 
 
-def test_every_sequence_comes_out_once_and_its_start_is_told(driven):
+def test_every_sequence_comes_out_once_and_its_start_is_reported(driven):
     groups = [requests(group) for group in range(9)]
     for first in (0, 3, 6):
         several = [request for group in groups[first : first + 3] for request in group]
@@ -103,8 +103,8 @@ def test_unfinished_sequences_report_their_tokens_now_and_then(driven, reporting
         assert reported.log_probs.tolist() == completed.tokens.log_probs[:-1].tolist()
 
 
-def test_what_a_taken_sequence_has_reported_is_no_news_any_more(driven, reporting):
-    """It goes on with all its tokens: reported once more when it comes back, they would count twice."""
+def test_what_a_taken_sequence_has_reported_is_not_reported_again(driven, reporting):
+    """It continues with all its tokens: reported once more when it comes back, they would count twice."""
 
     def step_and_take(engine: RolloutEngine) -> None:
         engine.submit(requests(0, tokens=30))
@@ -122,7 +122,7 @@ def test_draining_empties_the_outbox(driven):
     assert driven.thread.drain() == Collected()
 
 
-def test_a_call_that_fails_tells_its_caller_and_the_engine_goes_on(driven):
+def test_a_call_that_fails_raises_at_its_caller_and_the_engine_continues(driven):
     error = driven.do(lambda engine: engine.submit(requests(0, tokens=400)))
     assert isinstance(error, ValueError)
     assert "prompt 3 + response 400 tokens exceed the engine's 40" in str(error)
@@ -146,7 +146,7 @@ def test_new_weights_come_in_between_two_tokens_of_a_running_sequence(driven):
     assert driven.finished[0].tokens.versions.tolist() == [0] * 6 + [7] * 24
 
 
-def test_a_taken_sequence_never_comes_out_and_its_tokens_are_handed_over(driven):
+def test_a_taken_sequence_never_comes_out_and_its_tokens_move_with_it(driven):
     taken: dict[tuple[int, int], GeneratedTokens] = {}
 
     def take_midway(engine: RolloutEngine) -> None:

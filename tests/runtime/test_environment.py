@@ -30,7 +30,7 @@ import json, os, sys
 from pathlib import Path
 
 had, added = sorted(os.environ), []
-beside = Path(__file__).with_name("worker.json")
+record = Path(__file__).with_name("worker.json")
 
 def note(event, arguments):
     if event == "os.putenv" and os.fsdecode(arguments[0]) not in os.environ:
@@ -39,7 +39,7 @@ def note(event, arguments):
 sys.addaudithook(note)
 
 def loss(inputs):
-    beside.write_text(json.dumps({"had": had, "added": added}))
+    record.write_text(json.dumps({"had": had, "added": added}))
     return -inputs.advantages * inputs.log_probs
 """
 OF_TORCHS_COMPILER = "TORCHINDUCTOR_CACHE_DIR"

@@ -1,7 +1,7 @@
 """Each call that the driver, and the command, make to another process: what happens when that process dies of it, or hangs.
 
-A rollout replica that is lost is replaced, and the run goes on; so is one that does not take a publication. A train worker or
-driver that is lost, or hangs, ends the run by name, and the run can go on: every prompt is trained exactly once all the same.
+A rollout replica that is lost is replaced, and the run continues; so is one that does not take a publication. A train worker or
+driver that is lost, or hangs, ends the run by name, and the run can continue: every prompt is still trained exactly once.
 """
 
 import itertools
@@ -26,7 +26,7 @@ CHANGES = {
     "checkpoint": {"everyUpdates": 1},
     "publication": {"timeoutSeconds": PUBLISH_SECONDS},
     "data.shuffle": False,
-    "async.stalenessThreshold": 0.5,  # the second batch is handed out in two parts
+    "async.stalenessThreshold": 0.5,  # the second batch is dispatched in two parts
 }
 TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2}
 ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
@@ -96,7 +96,7 @@ def _losing(local, file: Path, fault: Fault) -> Ended:
     updates = itertools.count(1)
 
     def hold(kind: str, method: str, _: object) -> None:
-        """The last update waits for a fault of `follow`: all news of a run may fit into one answer."""
+        """The last update waits for a fault of `follow`: all events of a run may fit into one answer."""
         if (kind, method) == ("TrainWorker", "train") and next(updates) == UPDATES and fault.method == "follow":
             assert fault.fired.wait(PATIENCE)
 
@@ -114,7 +114,9 @@ def _hanging(local, file: Path, fault: Fault, seconds: float) -> Ended:
 
 
 @pytest.mark.parametrize(("method", "at", "after"), _each("TrainWorker", TRAIN))
-def test_a_train_worker_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, method, at, after):
+def test_a_train_worker_that_is_lost_ends_the_run_by_name_and_it_can_continue(
+    local, write, tmp_path, method, at, after
+):
     file = write(tmp_path, CHANGES)
     ended = _losing(local, file, Fault.lose("TrainWorker", method, at, after))
     who = "train-0" if method == "listen" else "the train pool"
@@ -134,7 +136,7 @@ def test_a_train_worker_that_hangs_ends_the_run_with_its_name(local, write, tmp_
 
 
 @pytest.mark.parametrize(("method", "at", "after"), _each("Driver", {"run": 1}))
-def test_a_driver_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, method, at, after):
+def test_a_driver_that_is_lost_ends_the_run_by_name_and_it_can_continue(local, write, tmp_path, method, at, after):
     file = write(tmp_path, CHANGES)
     ended = _losing(local, file, Fault.lose("Driver", method, at, after))
     assert ended.err.startswith("the driver was lost: ")
@@ -143,7 +145,7 @@ def test_a_driver_that_is_lost_ends_the_run_by_name_and_it_can_go_on(local, writ
 
 
 @pytest.mark.parametrize("after", [None, REPEATED["Driver", "follow"]])
-def test_a_driver_that_hangs_ends_the_run_by_name_and_it_can_go_on(local, write, tmp_path, monkeypatch, after):
+def test_a_driver_that_hangs_ends_the_run_by_name_and_it_can_continue(local, write, tmp_path, monkeypatch, after):
     file = write(tmp_path, CHANGES)
     with monkeypatch.context() as patch:
         patch.setattr(run_command, "DRIVER_ANSWER_SECONDS", 5.0)

@@ -1,4 +1,4 @@
-"""Models that leave a run while it goes on or at its end: which, where, how many are kept, and what one that fails costs."""
+"""Models that leave a run while it trains or at its end: which, where, how many are kept, and what one that fails costs."""
 
 import asyncio
 import signal
@@ -108,7 +108,7 @@ def test_an_export_that_fails_says_why_and_how_to_try_again_and_the_run_has_succ
     assert f"Not exported: {problem}\nTry again with: qwen35 export {last} --output DIR" in ended.out
 
 
-def test_a_run_that_is_told_to_stop_does_not_wait_for_an_export(local, write, tmp_path, exporter):
+def test_a_run_that_is_ordered_to_stop_does_not_wait_for_an_export(local, write, tmp_path, exporter):
     left = '"$(dirname $OUTPUT)/.$(basename $OUTPUT).x.partial" $TMPDIR/qwen35-export-y'
     exporter(f"mkdir {left}; touch {tmp_path / 'begun'}; exec sleep 3600")
     running = local.start("run", write(tmp_path, EVERY), output=tmp_path / "out")

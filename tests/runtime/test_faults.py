@@ -89,7 +89,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_data_that_cannot_be_used_are_refused_all_at_once_and_write_nothing(local, write, tmp_path):
+def test_data_that_cannot_be_used_are_refused_together_and_write_nothing(local, write, tmp_path):
     sources = [{"name": name, "files": {"paths": [f"{name}.jsonl"]}} for name in ("broken", "empty")]
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "broken.jsonl").write_text("not JSON\n")
@@ -158,7 +158,7 @@ def test_a_full_disk_loses_the_new_checkpoint_and_keeps_the_one_before(local, wr
     assert saved
     lost = re.search(rf"checkpoint {storage}/update-(\d{{6}}) was not saved: ", ended.err)
     assert lost is not None, ended.err
-    assert int(lost[1]) > saved[-1].update  # the next one, or a later one: updates train beside a save
+    assert int(lost[1]) > saved[-1].update  # the next one, or a later one: updates train during a save
     assert "No space left on device" in ended.err
     assert "earlier checkpoints are untouched. Free space, then continue with --resume auto; or" in ended.err
     assert len(ended.err.splitlines()) == 2
@@ -295,7 +295,7 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
 
 @pytest.fixture(scope="module")
 def finished(local, write, tmp_path_factory):
-    """A run of two updates. It was told to resume, and there was nothing: it started from scratch."""
+    """A run of two updates. It was started with --resume, and there was nothing: it started from scratch."""
     file = write(tmp_path_factory.mktemp("finished"), {"train.updates": 2})
     return local.run(file, "--resume", "auto")
 

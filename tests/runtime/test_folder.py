@@ -40,7 +40,7 @@ def test_a_run_keeps_its_identity_when_it_is_resumed(folder, manifest):
     assert folder.identity == before
 
 
-def test_a_file_is_no_folder(folder, manifest):
+def test_a_file_is_not_a_folder(folder, manifest):
     folder.root.write_text("mine")
     with pytest.raises(FolderRefused, match="out is a file; name a folder"):
         folder.check(manifest, resume=False)
@@ -90,7 +90,7 @@ def test_a_folder_in_which_nothing_was_trained_is_used_by_the_corrected_manifest
     assert folder.metrics.exists()
     folder.claim(corrected)
     assert load_manifest(folder.manifest) == corrected
-    assert folder.identity != identity, "metric services would go on with the run that failed"
+    assert folder.identity != identity, "metric services would continue the run that failed"
     assert sorted(path.name for path in folder.root.iterdir()) == ["logs", "run.id", "run.yaml"]
     assert (folder.logs / "driver.log").read_text() == "why it failed"
 
@@ -150,7 +150,7 @@ def test_a_run_that_was_killed_holds_its_folder_no_longer(folder, manifest):
     ],
     ids=["longer and with another rate", "with another model and other data"],
 )
-def test_a_run_may_go_on_otherwise_unless_its_weights_would_mean_something_else(
+def test_a_run_may_continue_with_changes_unless_its_weights_would_mean_something_else(
     folder, manifest, write, tmp_path, changes, refused
 ):
     folder.claim(manifest)
@@ -211,13 +211,13 @@ def test_a_claim_that_fails_leaves_nothing(manifest, tmp_path):
 
 
 class Killed(BaseException):
-    """Nothing of the process goes on after this."""
+    """Nothing of the process continues after this."""
 
 
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("file", ["run.yaml", "run.id"])
 def test_a_claim_that_is_killed_leaves_a_folder_for_the_next_run(folder, manifest, monkeypatch, file, after):
-    """Killed beside each file that it renames into its place."""
+    """Killed at each file that it renames into its place."""
     replace = Path.replace
 
     def then_killed(path: Path, target: Path) -> Path:

@@ -29,7 +29,7 @@ NAME = (0, 0)
 
 
 class Pool:
-    """Remembers what the replicas are told. A hand-over waits until the test answers it."""
+    """Remembers the orders to the replicas. A move waits until the test answers it."""
 
     def __init__(self) -> None:
         self.submitted: list[tuple[int, SequenceRequest]] = []
@@ -193,7 +193,7 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
     assert room.sent(POOL) == [[]]
 
 
-async def test_what_a_replica_brings_is_told_once_and_the_group_is_scored(room):
+async def test_what_a_replica_delivers_is_reported_once_and_the_group_is_scored(room):
     async with room.open():
         room.begin()
         room.collect(POOL, Collected(started={(0, 0): 3, (0, 1): 4}))
@@ -215,7 +215,7 @@ async def test_what_a_replica_brings_is_told_once_and_the_group_is_scored(room):
     assert (group.group, group.prompt, group.rewards) == (0, room.prompts[2], (1.0, 2.0))
 
 
-async def test_news_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room):
+async def test_events_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room):
     async with room.open():
         room.begin()
         room.collect(OTHER, Collected(started={NAME: 0}))
@@ -227,7 +227,7 @@ async def test_news_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room)
     assert room.events == [on.SequenceFinished((0, 1), 1)]
 
 
-async def test_a_sequence_is_handed_over_with_its_tokens_and_its_news_come_from_the_target(room):
+async def test_a_sequence_moves_with_its_tokens_and_its_events_come_from_the_target(room):
     async with room.open():
         room.begin()
         room.report(POOL, NAME, tokens=tokens(5))
@@ -244,7 +244,7 @@ async def test_a_sequence_is_handed_over_with_its_tokens_and_its_news_come_from_
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 5)]
 
 
-async def test_a_sequence_whose_source_is_lost_on_the_way_goes_on_from_what_it_had_reported(room):
+async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it_had_reported(room):
     async with room.open():
         room.begin()
         room.report(POOL, NAME, (0, 1), tokens=tokens(5, 6))
@@ -275,7 +275,7 @@ async def test_a_sequence_whose_target_is_lost_on_the_way_goes_where_the_coordin
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
-async def test_a_sequence_told_to_move_to_a_replica_that_is_lost_already_follows_the_next_order(room):
+async def test_a_sequence_ordered_to_a_replica_that_is_lost_already_follows_the_next_order(room):
     """The order was given before the coordinator heard of the loss."""
     async with room.open():
         room.begin()
@@ -301,7 +301,7 @@ async def test_a_sequence_that_finishes_before_it_is_taken_stays_finished(room):
     assert room.sent(LANE) == []
 
 
-async def test_a_sequence_whose_end_is_told_after_the_answer_stays_finished_too(room):
+async def test_a_sequence_whose_end_is_reported_after_the_answer_stays_finished_too(room):
     async with room.open():
         room.begin()
         room.move()
@@ -312,13 +312,13 @@ async def test_a_sequence_whose_end_is_told_after_the_answer_stays_finished_too(
     assert room.sent(LANE) == []
 
 
-async def test_a_sequence_whose_end_is_lost_with_its_source_goes_on_at_the_target(room):
+async def test_a_sequence_whose_end_is_lost_with_its_source_continues_at_the_target(room):
     async with room.open():
         room.begin()
         room.report(POOL, NAME, tokens=tokens(5, 6))
         room.move()
         await settled()
-        await room.answer({})  # it has finished, and that is never told
+        await room.answer({})  # it has finished, and that is never reported
         room.lose(POOL)
         await settled()
         assert room.sent(LANE) == [[5, 6]]
@@ -327,7 +327,7 @@ async def test_a_sequence_whose_end_is_lost_with_its_source_goes_on_at_the_targe
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
-async def test_a_group_that_leaves_while_its_sequence_is_handed_over_takes_it_along(room):
+async def test_a_group_that_leaves_while_its_sequence_moves_takes_it_along(room):
     async with room.open():
         room.begin()
         room.move()
@@ -385,7 +385,7 @@ async def test_a_lane_replica_that_is_lost_gives_back_all_tokens_since_the_first
     assert room.sent(POOL) == [[], [5, 6, 7]]
 
 
-async def test_rewards_that_do_not_differ_are_no_signal(room):
+async def test_rewards_that_do_not_differ_give_no_signal(room):
     async with room.open():
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
@@ -416,7 +416,7 @@ async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
     assert (group.rewards, room.generation.failures.total()) == ((None, 1.0), 1)
 
 
-async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told_of(room):
+async def test_a_group_that_is_discarded_while_it_is_scored_is_not_reported(room):
     async with room.open():
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5))
@@ -425,7 +425,7 @@ async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told_of(room)
     assert room.of(on.GroupScored) == []
 
 
-async def test_an_evaluation_is_scored_when_asked_for_and_its_groups_are_no_others(room):
+async def test_an_evaluation_is_scored_when_requested_and_its_groups_do_not_train(room):
     async with room.open():
         first, second = room.generation.evaluation()
         room.start(POOL, (first, 0), (second, 0))

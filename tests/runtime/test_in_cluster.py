@@ -30,7 +30,7 @@ def in_pods(write, tmp_path_factory):
 
 
 def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_pods):
-    """There is a worker for each device, and a node here has one: whoever came into another pool would be in the way."""
+    """There is a worker for each device, and a node here has one: a worker of another pool would take its place."""
     _, said = in_pods
     assert said["outcome"] == "Succeeded", said["message"]
     assert said["left"].get("CPU", 0) == 0

@@ -1,4 +1,4 @@
-"""What is flushed is on disk, whole and in order; what cannot be written is said, and nothing follows it."""
+"""What is flushed is on disk, whole and in order; what cannot be written raises, and nothing follows it."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def journal(tmp_path):
 
 @pytest.fixture
 def disk_full_at():
-    """disk_full_at(100): no file of this process grows beyond so many bytes. None: there is space again."""
+    """disk_full_at(100): no file of this process grows beyond this number of bytes. None: there is space again."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -106,7 +106,7 @@ async def test_a_new_beginning_replaces_the_old_journal(journal):
     assert names(journal.path.parent) == ["journal"]
 
 
-async def test_compaction_keeps_the_meaning_and_records_go_on_after_it(journal):
+async def test_compaction_keeps_the_meaning_and_records_continue_after_it(journal):
     for record in RECORDS[:4]:
         journal.add(record)
     await journal.compact(2)
@@ -136,7 +136,7 @@ async def test_whatever_runs_at_the_same_time_the_records_come_in_order(acts, tm
     assert recover(journal.path.read_bytes(), 0) == recover(text(JournalBase(SchedulingSnapshot()), *added), 0)
 
 
-async def test_a_full_disk_is_said_and_nothing_follows_the_torn_line(journal, disk_full_at):
+async def test_a_full_disk_raises_and_nothing_follows_the_torn_line(journal, disk_full_at):
     journal.add(RECORDS[0])
     await journal.flush()
     whole = journal.path.read_bytes()
@@ -180,7 +180,7 @@ async def test_a_full_device_leaves_the_earlier_journal_whole(journal):
     assert names(journal.path.parent) == ["journal"]
 
 
-async def test_a_folder_that_is_missing_is_said(tmp_path):
+async def test_a_folder_that_is_missing_raises(tmp_path):
     with pytest.raises(JournalNotWritten, match=r"nowhere/journal was not written: No such file or directory"):
         await JournalFile(tmp_path / "nowhere" / "journal").begin(START)
 
@@ -222,7 +222,7 @@ asyncio.run(main())
 """
 
 
-async def test_a_crash_between_writing_aside_and_renaming_leaves_the_earlier_journal(tmp_path):
+async def test_a_crash_between_writing_and_renaming_leaves_the_earlier_journal(tmp_path):
     path = tmp_path / "journal"
     died = await asyncio.to_thread(
         subprocess.run, [sys.executable, "-c", CRASH, str(path)], timeout=PATIENCE, check=False

@@ -97,7 +97,7 @@ def test_four_workers_train_together_while_the_usual_ports_are_taken(wide):
     assert {span.lane for span in wide.of(SpanRecord) if span.kind == "generate"} == {"rollout-0", "rollout-1"}
 
 
-def test_updates_that_fill_no_whole_version_are_published_all_the_same(wide):
+def test_updates_that_fill_no_whole_version_are_still_published(wide):
     """3 batches of 2 updates, 2 batches a version: the third is a version cut short."""
     updates = wide.of(UpdateRecord)
     assert [record.update for record in updates] == [1, 2, 3, 4, 5, 6]
@@ -167,7 +167,7 @@ def test_an_evaluation_is_of_the_weights_whose_update_it_names(turns):
     ]
 
 
-def test_a_reward_that_raises_counts_and_the_run_goes_on(turns):
+def test_a_reward_that_raises_counts_and_the_run_continues(turns):
     """Each prompt whose answer is 3 raises for all samples of its group."""
     assert turns.summary["rewardErrors"] > 0
     assert sum(record.reward_errors for record in turns.of(UpdateRecord)) % 4 == 0

@@ -45,7 +45,7 @@ def test_what_is_read_arrives(tmp_path):
     assert (done.stdout, done.stderr) == (b"to nobody\n" * 4, b"to nobody\n" * 2)
 
 
-def test_output_that_was_closed_from_the_start_is_no_error(tmp_path):
+def test_output_that_was_closed_from_the_start_is_not_an_error(tmp_path):
     command = [sys.executable, "-c", PRINTING]
     done = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], cwd=tmp_path, timeout=PATIENCE, check=False)
     assert done.returncode == 0

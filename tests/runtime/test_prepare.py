@@ -42,7 +42,7 @@ def test_data_that_fill_no_batch_are_refused_with_three_ways_out(prepared, remov
         prepared({"train.updates": removed}, prompts=3)
 
 
-def test_no_validation_source_is_no_error(prepared):
+def test_no_validation_source_is_not_an_error(prepared):
     assert prepared()[1].validation == []
 
 
@@ -72,7 +72,7 @@ def test_supervised_rows_become_examples_and_no_prompts(prepared, removed):
     assert (len(data.prompts), len(data.validation)) == (0, 0)
 
 
-def test_what_was_prepared_is_held_by_whoever_took_it_alone():
+def test_what_was_prepared_is_held_only_by_its_last_user():
     """A tokenizer takes hundreds of megabytes for as long as a run lasts."""
 
     class Large:

@@ -19,7 +19,7 @@ PROCESSES = ("TrainWorker", "RolloutWorker", "Driver", "qwen35_trainer.cli expor
 
 
 class Memory:
-    """The greatest memory of each process of a run and of all together, in bytes. Memory that processes share, the object store
+    """The maximum memory of each process of a run and of all together, in bytes. Memory that processes share, the object store
     above all, counts once in the sum and not at all in a single process.
     """
 

@@ -18,7 +18,7 @@ UPDATE = UpdateRecord(
 
 @pytest.fixture
 def folder(write, tmp_path):
-    """The folder of a run that goes on."""
+    """The folder of a run that still runs."""
     root = tmp_path / "run"
     root.mkdir()
     (root / "run.yaml").write_text(dump_manifest(load_manifest(write(tmp_path))))
@@ -36,7 +36,7 @@ def told(*arguments: object) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_a_run_that_goes_on_has_a_report_and_so_has_one_that_is_over(folder, tmp_path):
+def test_a_run_has_a_report_while_it_runs_and_when_it_is_over(folder, tmp_path):
     assert told(folder) == (0, f"Report: {folder / 'report.html'} (so far, 1 update)\n")
     assert "Not finished" in (folder / "report.html").read_text()
     (folder / "summary.json").write_text('{"peakRssMiB": 512.5}')

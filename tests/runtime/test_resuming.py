@@ -40,7 +40,7 @@ class Run:
         return find_start(wanted, folder, manifest, self.file.parent, in_cluster=self.in_cluster)
 
     def start(self, resume: str | Path | None = None) -> "Run":
-        """Begin an attempt. It goes on until `end`, or is killed."""
+        """Begin an attempt. It runs until `end`, or is killed."""
         return self.go_on(self.find(resume), resume)
 
     def go_on(self, start: RunStart, resume: str | Path | None = None) -> "Run":
@@ -111,7 +111,7 @@ def test_a_run_continues_its_own_checkpoints(run, shared):
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
-def test_one_run_after_another_is_kept_out_and_told_what_to_do(run, shared, resume):
+def test_one_run_after_another_is_kept_out_and_gets_advice(run, shared, resume):
     run("a").start().save(20, 40).end()
     with pytest.raises(FolderRefused) as refused:
         run("b").find(resume)
@@ -123,7 +123,7 @@ def test_one_run_after_another_is_kept_out_and_told_what_to_do(run, shared, resu
     assert not (run("b").output).exists()
 
 
-def test_seeds_that_share_a_folder_are_told_apart(run, shared):
+def test_seeds_that_share_a_folder_are_distinguished(run, shared):
     run("a").start().save(20).end()
     with pytest.raises(
         FolderRefused, match=r"with another manifest:\n  spec.seed: 0 there, 1 here\nName another folder"
@@ -213,7 +213,7 @@ def test_an_output_folder_in_which_a_killed_run_saved_nothing_is_used_again(run)
     run("a", checkpoint={}).start().save(20)
 
 
-def test_a_copy_of_the_output_folder_takes_over_and_the_original_is_told(run, tmp_path):
+def test_a_copy_of_the_output_folder_takes_over_and_the_original_is_refused(run, tmp_path):
     """Two folders with one run.id: the newer attempt saves."""
     original = run("a").start().save(20)
     copy = run("b")
@@ -349,7 +349,7 @@ def test_a_record_that_cannot_be_read_is_named_with_what_to_do(run, shared):
             run("a").find("auto")
 
 
-def test_a_disk_that_cannot_be_read_now_is_no_reason_to_delete_anything(run, shared, monkeypatch):
+def test_a_disk_that_cannot_be_read_now_deletes_nothing(run, shared, monkeypatch):
     """The operator tries again: such an error passes."""
     run("a").start().save(20).end()
     (shared / "owner.json").unlink()
@@ -358,7 +358,7 @@ def test_a_disk_that_cannot_be_read_now_is_no_reason_to_delete_anything(run, sha
         run("a").find("auto")
 
 
-def test_auto_does_not_start_anew_where_the_run_has_saved_elsewhere(run, shared, tmp_path):
+def test_auto_does_not_start_from_scratch_where_the_run_has_saved_elsewhere(run, shared, tmp_path):
     first = run("a").start().save(20).end()
     record = CheckpointRecord(update=20, version=20, time=1.0, path=str(shared / "update-000020"), seconds=1.0)
     with Recorder(RunFolder(first.output).metrics, []) as recorder:

@@ -1,6 +1,6 @@
 """Replicas come, load, are lost and replaced. They are stand-ins for the remote actors, with the calls that the pool makes.
 
-All that happens here waits for time alone, so the clock is virtual: deadlines pass at once, and no other load on the machine
+All that happens here waits for time alone, so the clock is virtual: deadlines pass immediately, and no other load on the machine
 makes a replica late.
 """
 
@@ -34,7 +34,7 @@ REQUEST = SequenceRequest((0, 0), (3,), 8)
 
 
 class Call:
-    """`actor.method.remote(…)`: under way at once, answered unless the actor dies before."""
+    """`actor.method.remote(…)`: under way immediately, answered unless the actor dies before."""
 
     def __init__(self, actor: "Actor", act: Callable[..., Coroutine[Any, Any, object]]) -> None:
         self._actor, self._act = actor, act
@@ -100,7 +100,7 @@ class Actor:
 
 
 class Crew:
-    """Who hears of the replicas."""
+    """The listener that gets the events of replicas."""
 
     def __init__(self) -> None:
         self.events: list[on.Event] = []
@@ -121,7 +121,7 @@ class Crew:
 
     @property
     def leaving(self) -> dict[int, bool]:
-        """What each replica was told last."""
+        """The last order to each replica."""
         return {event.replica: event.leaving for event in self.of(on.ReplicaLeaving)}
 
 
@@ -162,7 +162,7 @@ class Cluster:
             pass
 
     async def joined(self, count: int) -> None:
-        """Until so many replicas have joined, counted from the start."""
+        """Until this number of replicas has joined, counted from the start."""
         await until(lambda: len(self.crew.of(on.ReplicaJoined)) >= count)
 
 
@@ -221,7 +221,7 @@ async def test_replicas_whose_actors_started_before_are_not_started_again():
     assert cluster.names == {0: "rollout-0", 1: "rollout-1", 2: "rollout-0"}
 
 
-async def test_news_reach_the_crew_with_the_replica_that_sent_them():
+async def test_events_reach_the_crew_with_the_replica_that_sent_them():
     cluster = Cluster(target=2)
     async with cluster.running():
         await cluster.joined(2)
@@ -230,7 +230,7 @@ async def test_news_reach_the_crew_with_the_replica_that_sent_them():
     assert cluster.crew.news[0] == (1, FINISHED)
 
 
-async def test_every_replica_tells_when_it_has_loaded_a_publication():
+async def test_every_replica_reports_when_it_has_loaded_a_publication():
     cluster = Cluster(target=2)
     async with cluster.running():
         await cluster.joined(2)
@@ -256,7 +256,7 @@ async def test_a_publication_that_comes_while_a_replica_loads_is_loaded_before_i
     assert cluster.crew.events == [on.ReplicaJoined(0, 5, 2)]
 
 
-async def test_a_lost_replica_is_told_of_once_and_another_comes_in_its_place_with_the_newest_weights():
+async def test_a_lost_replica_is_reported_once_and_another_comes_in_its_place_with_the_newest_weights():
     cluster = Cluster(target=2)
     async with cluster.running():
         await cluster.joined(2)
@@ -288,7 +288,7 @@ async def test_a_replica_whose_engine_failed_is_ended_and_replaced():
     assert cluster.crew.losses == [0]
 
 
-async def test_a_replica_lost_before_it_joined_is_replaced_and_nobody_is_told():
+async def test_a_replica_lost_before_it_joined_is_replaced_without_a_report():
     cluster = Cluster()
     cluster.prepare = lambda actor: actor.loading.clear()
     async with cluster.running():
@@ -329,7 +329,7 @@ async def test_one_loss_after_the_other_ends_the_run_with_the_last_reason():
     )
 
 
-async def test_a_node_that_takes_many_replicas_with_it_at_once_does_not_end_the_run():
+async def test_a_node_that_takes_many_replicas_with_it_does_not_end_the_run():
     cluster = Cluster(target=MAX_LOSSES_IN_A_ROW + 1)
     async with cluster.running():
         await cluster.joined(MAX_LOSSES_IN_A_ROW + 1)
@@ -368,7 +368,7 @@ async def test_a_replica_with_a_call_that_hangs_is_ended_and_replaced(method):
     assert cluster.crew.of(on.ReplicaJoined)[-1].version == (1 if method == "load" else 0)
 
 
-async def test_what_a_lost_replica_is_told_goes_nowhere():
+async def test_an_order_to_a_lost_replica_has_no_effect():
     """The coordinator may not have heard of it yet."""
     cluster = Cluster(target=2)
     async with cluster.running():
@@ -383,7 +383,7 @@ async def test_what_a_lost_replica_is_told_goes_nowhere():
     assert (cluster.actors[0].submitted, cluster.actors[1].submitted) == ([], [(0, 0)])
 
 
-async def test_the_pool_grows_at_once_and_does_not_shrink_by_itself():
+async def test_the_pool_grows_immediately_and_shrinks_only_when_ordered():
     cluster = Cluster(target=1)
     cluster.pool.resize(2)  # before it began
     async with cluster.running():
@@ -435,7 +435,7 @@ async def test_those_that_had_to_stay_leave_once_another_has_come():
         assert cluster.crew.leaving == {0: True, 1: False}
 
 
-async def test_those_that_leave_go_on_when_the_last_that_stayed_is_lost():
+async def test_replicas_that_leave_continue_when_the_last_that_stayed_is_lost():
     cluster = Cluster(target=2)
     async with cluster.running():
         await cluster.joined(2)

@@ -143,7 +143,7 @@ def test_a_run_that_resumes_nothing_begins_at_the_beginning(job):
     assert start_of(job) == SchedulingSnapshot()
 
 
-def test_the_journal_tells_what_happened_since_the_newest_checkpoint(job):
+def test_the_journal_shows_what_happened_since_the_newest_checkpoint(job):
     keep(job, *JOURNAL)
     # Prompt 4 has left for good meanwhile; 7 was given back, and 8 was dispatched.
     assert resumed(job, save(job, SAVED)) == SchedulingSnapshot(batch=2, position=9, pending=(8, 7), group=10)

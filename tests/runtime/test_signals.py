@@ -59,7 +59,7 @@ from tests.patience import PATIENCE
 from .conftest import Running, start_python
 
 SECONDS, LOADED_SECONDS = 10.0, 20.0
-"""What is promised of an end before the first update; the latter beside two processes that take all of two cores."""
+"""What is promised of an end before the first update; the latter next to two processes that take all of two cores."""
 
 
 # limit
@@ -72,7 +72,7 @@ SECONDS, LOADED_SECONDS = 10.0, 20.0
         (True, 0, None), (True, 1, None), (True, 2, END_SECONDS), (True, 3, 0.0), (True, 4, 0.0),
     ],
 )  # fmt: skip
-def test_how_long_a_run_has_after_so_many_signals(begun, signals, seconds):
+def test_how_long_a_run_has_after_a_number_of_signals(begun, signals, seconds):
     assert limit(signals, begun=begun) == seconds
 
 
@@ -120,7 +120,7 @@ def child():
 
 @pytest.fixture
 def never():
-    """An event for work that goes on for as long as the test."""
+    """An event for work that lasts as long as the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -136,7 +136,7 @@ def test_an_error_of_what_is_attended(child):
     assert isinstance(child.end(), ValueError)
 
 
-def test_what_the_work_needs_ends_it_by_failing_though_its_thread_goes_on(child, never):
+def test_what_the_work_needs_ends_it_by_failing_though_its_thread_continues(child, never):
     """Data that are wrong are refused without waiting for Ray."""
     needs: Future[int] = Future()
     child.attend(never.wait, needs)
@@ -144,20 +144,20 @@ def test_what_the_work_needs_ends_it_by_failing_though_its_thread_goes_on(child,
     assert isinstance(child.end(), DataError)
 
 
-def test_what_the_work_needs_lets_it_go_on_by_succeeding(child):
+def test_what_the_work_needs_lets_it_continue_by_succeeding(child):
     needs: Future[int] = Future()
     child.attend(lambda: needs.result() + 1, needs)
     needs.set_result(6)
     assert child.end() == 7
 
 
-def test_a_signal_before_the_run_has_begun_ends_it_though_its_thread_goes_on(child, never):
+def test_a_signal_before_the_run_has_begun_ends_it_though_its_thread_continues(child, never):
     child.attend(never.wait)
     child.signal()
     assert (type(ended := child.end()), str(ended)) == (Interrupted, TOO_EARLY)
 
 
-def test_a_signal_that_came_before_is_found_at_once(child, never):
+def test_a_signal_that_came_before_is_found_immediately(child, never):
     child.signal()
     child.attend(never.wait)
     assert str(child.end()) == TOO_EARLY
@@ -169,15 +169,15 @@ def test_after_a_signal_a_run_cannot_begin(child):
         child.signals.begin()
     child.parent.setblocking(False)
     with pytest.raises(BlockingIOError):
-        child.parent.recv(64)  # the parent was not told that files are written
+        child.parent.recv(64)  # the parent was not notified that files are written
 
 
-def test_the_parent_is_told_before_a_run_begins(child):
+def test_the_parent_is_notified_before_a_run_begins(child):
     child.signals.begin()
     assert child.parent.recv(64) == BEGUN
 
 
-def test_a_first_signal_lets_a_run_that_has_begun_end_by_itself(child, eventually):
+def test_a_first_signal_lets_a_run_that_has_begun_end_on_its_own(child, eventually):
     def work() -> int:
         child.signals.begin()
         child.signal()
@@ -316,7 +316,7 @@ def _started(home: Path, arguments: list[str], *, folder: Path) -> Running:
 
 
 def _end(running: Running) -> tuple[int, str]:
-    """Exit code and what was said to stderr. No process is left when it is over."""
+    """Exit code and output on stderr. No process is left when it is over."""
     code = running.process.wait(PATIENCE)
     assert running.processes() == []
     return code, running.err.read_text()
@@ -354,7 +354,7 @@ def test_a_run_that_does_not_end_is_killed_at_its_limit_and_all_its_processes_wi
 def test_a_second_signal_in_the_start_does_not_wait_for_the_limit(attended):
     running = attended(STUBBORN)
     running.signal(signal.SIGINT)
-    running.signal(signal.SIGTERM)  # another one: of two alike that come at once the kernel delivers one
+    running.signal(signal.SIGTERM)  # another one: of two alike that come together the kernel delivers one
     assert _end(running) == (130, f"{TOO_EARLY}\n")
 
 
@@ -380,7 +380,7 @@ def pipe():
         os.close(end)
 
 
-def test_a_signal_that_is_sent_twice_at_once_is_one_signal(pipe, monkeypatch):
+def test_a_signal_that_is_sent_twice_in_a_row_is_one_signal(pipe, monkeypatch):
     """As `timeout` does: to the process, and to its group."""
     now = 100.0
     monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: now))
@@ -392,7 +392,7 @@ def test_a_signal_that_is_sent_twice_at_once_is_one_signal(pipe, monkeypatch):
         (0.0, [signal.SIGTERM, signal.SIGTERM]),
         (0.2, [signal.SIGTERM]),
         (0.2, [signal.SIGINT]),  # another one
-        (0.3, [signal.SIGTERM, signal.SIGINT]),  # again, since nobody does that at once; the other once more
+        (0.3, [signal.SIGTERM, signal.SIGINT]),  # again, since nobody does that immediately; the other once more
         (0.5, [signal.SIGINT]),
     ):
         now = 100.0 + seconds
@@ -429,7 +429,7 @@ def test_a_run_that_begins_while_a_signal_is_on_its_way_is_not_cut_short(pipe):
     assert parent._deadline is None
 
 
-def test_a_run_that_begins_and_breaks_at_once_was_not_ended_by_the_signal_before(pipe, monkeypatch):
+def test_a_run_that_begins_and_breaks_immediately_was_not_ended_by_the_signal_before(pipe, monkeypatch):
     """It has written files by then, so its end may not say that nothing was written."""
     monkeypatch.setattr(
         signals, "_end_orphans", lambda: None
@@ -467,12 +467,12 @@ def test_a_signal_that_is_blocked_at_the_start_arrives(tmp_path):
 def test_signals_for_the_whole_group_reach_no_process_of_the_run(attended, number):
     body = (
         "run.begin()\nother = subprocess.Popen(['sleep', '1000'])\nsay('ready')\n"
-        "while not run.count:\n    time.sleep(0.01)\nsay('told, and the other', other.poll())"
+        "while not run.count:\n    time.sleep(0.01)\nsay('ended, and the other', other.poll())"
     )
     running = attended(body)
     running.signal(number, group=True)
     assert _end(running) == (0, "")
-    assert running.out.read_text() == "ready\ntold, and the other None\n"
+    assert running.out.read_text() == "ready\nended, and the other None\n"
 
 
 def test_signals_for_every_single_process_count_once(attended):
@@ -548,7 +548,7 @@ def test_a_signal_while_the_command_itself_is_imported_is_held(number):
     assert (done.returncode, done.stderr.endswith(f"{TOO_EARLY}\n")) == (130, True), done.stderr
 
 
-def test_a_signal_is_held_until_there_is_a_run_to_be_told():
+def test_a_signal_is_held_until_there_is_a_run_to_deliver_it_to():
     script = (
         "import os, signal, sys\nfrom qwen35_trainer.runtime import signals\nsignals.END_SECONDS = 0.2\n"
         "caught = signals._catch\n"
@@ -565,7 +565,7 @@ def test_a_signal_is_held_until_there_is_a_run_to_be_told():
 
 @pytest.fixture
 def start(tmp_path):
-    """start(FILE, …) is `qwen35 run FILE …` that has come to its first line. Its folder is beside the manifest."""
+    """start(FILE, …) is `qwen35 run FILE …` that has come to its first line. Its folder is next to the manifest."""
     numbers, started = itertools.count(), []
 
     def run(file: Path, *options: object) -> Running:
@@ -631,7 +631,7 @@ def test_a_signal_during_the_first_imports(start, write, tmp_path):
 
 
 @pytest.mark.quiet
-def test_ctrl_c_while_ray_starts_which_the_operator_is_told(start, write, tmp_path):
+def test_ctrl_c_while_ray_starts_is_reported_to_the_operator(start, write, tmp_path):
     running = start(write(tmp_path), "--link", tmp_path / "link")
     running.wait_until(lambda: running.processes("gcs_server"), "Ray's first process")
     assert _seconds_to_end(running, signal.SIGINT, group=True) < SECONDS
@@ -713,7 +713,7 @@ def test_signals_at_random_moments_of_the_start(start, write, tmp_path, capsys):
         for beside in (0, 2):
             with _busy(beside):
                 start_seconds = _seconds_to_first_update(start, file)
-                print(f"beside {beside} busy loops the first update comes after {start_seconds:.1f} s")
+                print(f"next to {beside} busy loops the first update comes after {start_seconds:.1f} s")
                 for number in range(count // 2):
                     one = _One.draw(choice, number, beside, start_seconds)
                     running = start(file)
@@ -729,10 +729,11 @@ def test_signals_at_random_moments_of_the_start(start, write, tmp_path, capsys):
                     slowest[beside] = max(slowest[beside], seconds)
         print("; ".join(f"{kind}: {done}" for kind, done in sorted(kinds.items())), f"wrong: {len(wrong)}", sep="; ")
         print(
-            *(f"beside {beside} busy loops the slowest end took {slowest[beside]:.1f} s" for beside in (0, 2)), sep="; "
+            *(f"next to {beside} busy loops the slowest end took {slowest[beside]:.1f} s" for beside in (0, 2)),
+            sep="; ",
         )
     assert wrong == []
-    assert min(kinds[kind] for kind in ("SIGINT", "SIGTERM", "beside 0 busy loops", "beside 2 busy loops")) > 0
+    assert min(kinds[kind] for kind in ("SIGINT", "SIGTERM", "next to 0 busy loops", "next to 2 busy loops")) > 0
 
 
 @dataclass(frozen=True)
@@ -755,7 +756,7 @@ class _One:
             self.signal.name,
             "to the group" if self.group else "to the process",
             "twice" if self.twice else "once",
-            f"beside {self.beside} busy loops",
+            f"next to {self.beside} busy loops",
             f"exit code {code}",
         ]
 

@@ -1,4 +1,4 @@
-"""Stopping, and going on: the story of one run in three attempts, and of two that are cut short."""
+"""Stopping, and continuing: the story of one run in three attempts, and of two that are cut short."""
 
 import contextlib
 import re
@@ -61,7 +61,7 @@ def held(engine, *, wait=False):
 
 def loss(inputs):
     if len(saves) == 2:
-        Path(__file__).with_name("beside").touch()
+        Path(__file__).with_name("trained-meanwhile").touch()
     return -inputs.advantages * inputs.log_probs
 
 if Path(__file__).with_name("hold-save").exists():
@@ -128,7 +128,7 @@ def test_a_stopped_run_keeps_its_newest_checkpoints_and_no_half_one(story):
     assert last == "owner.json"
 
 
-def test_update_numbers_go_on_where_they_stopped(story):
+def test_update_numbers_continue_where_they_stopped(story):
     updates = [record.update for record in story.finished.of(UpdateRecord)]
     assert story.finished.code == 0, story.finished.err
     assert updates == list(range(1, PROMPTS // PER_UPDATE + 1))
@@ -149,13 +149,13 @@ def test_prompts_are_generated_again_only_if_they_were_on_their_way_at_the_stop(
     assert after == {text[position]: GROUP for position in set(range(PROMPTS)) - trained}
 
 
-def test_the_bound_holds_after_a_resume_and_versions_go_on(story):
+def test_the_bound_holds_after_a_resume_and_versions_continue(story):
     updates = story.finished.of(UpdateRecord)
     assert [record.version for record in updates] == [record.update - 1 for record in updates]
     assert max(record.lag_max for record in updates) <= 2
 
 
-def test_time_goes_on_where_the_checkpoint_was_saved(story):
+def test_time_continues_where_the_checkpoint_was_saved(story):
     times = [record.time for record in story.finished.of(UpdateRecord)]
     assert all(earlier < later for earlier, later in pairwise(times))
     assert story.finished.summary["outcome"] == "Succeeded"
@@ -219,7 +219,7 @@ def test_a_signal_does_not_wait_for_an_evaluation_that_takes_long(local, write, 
 
 
 @pytest.mark.quiet
-def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_path):
+def test_a_second_signal_ends_immediately_and_leaves_no_process(command, write, tmp_path):
     """The train worker answers nothing, as on a node that hangs: the checkpoint of the first signal never comes."""
     running = command.start("run", write(tmp_path, {"train.updates": 500}, prompts=2100), output=tmp_path / "out")
     running.wait_for("update=1/")
@@ -239,7 +239,7 @@ def test_a_second_signal_ends_at_once_and_leaves_no_process(command, write, tmp_
 
 @pytest.fixture(scope="module")
 def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
-    """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save beside which the
+    """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save during which the
     next batch trains; and to the end on one rank.
     """
     folder = tmp_path_factory.mktemp("crashed")
@@ -254,7 +254,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     (folder / "holding.py").write_text(HOLDING)
     (folder / "hold-save").touch()
     first = command.start("run", file, output=folder / "out")
-    first.wait_until((folder / "beside").exists, "batch that trains beside the second save")
+    first.wait_until((folder / "trained-meanwhile").exists, "batch that trains during the second save")
     first.signal(signal.SIGKILL, group=True)
     first.kill()  # what is in groups of its own
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
@@ -272,17 +272,17 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     )
 
 
-def test_killed_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoint_before_it_and_its_journal(crashed):
+def test_killed_in_the_middle_of_a_save_the_run_continues_from_the_checkpoint_before_it_and_its_journal(crashed):
     assert crashed.finished.code == 0, crashed.finished.err
     [half] = crashed.half
     assert (crashed.saved.progress.update, half[:14]) == (2, ".update-000004")
-    assert b'{"t":4,' in crashed.journal  # the batch beside the save
+    assert b'{"t":4,' in crashed.journal  # the batch that trains during the save
     updates = surviving_updates(crashed.finished.records)
     assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))
     assert max(record.lag_max for record in updates) <= 2
 
 
-def test_a_run_can_go_on_with_another_number_of_ranks(crashed):
+def test_a_run_can_continue_with_another_number_of_ranks(crashed):
     logs = {path.name for path in (crashed.finished.folder / "logs").glob("train-*")}
     assert logs == {"train-0.log", "train-1.log"}
     second = (crashed.finished.folder / "logs" / "train-1.log").read_text()

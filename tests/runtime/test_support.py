@@ -36,7 +36,7 @@ PLACES = {
 }
 
 
-def test_all_that_needs_a_cluster_or_a_later_release_is_listed_at_once(write, tmp_path):
+def test_all_that_needs_a_cluster_or_a_later_release_is_listed_together(write, tmp_path):
     problems = unsupported(load_manifest(write(tmp_path, CLUSTER)))
     assert {problem.path for problem in problems} == PLACES
     assert all(problem.message and problem.fix for problem in problems)

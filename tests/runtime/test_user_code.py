@@ -1,4 +1,4 @@
-"""Losses and advantages of the user's own: found without an import, and trained with."""
+"""Losses and advantages of the user: found without an import, and trained with."""
 
 import sys
 from importlib.machinery import ModuleSpec
@@ -96,7 +96,7 @@ def advantage(inputs):
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("function", "code"), [("own:loss", 0), ("own:lost", 2)])
-def test_a_run_trains_with_functions_beside_its_manifest(local, write, tmp_path, function, code):
+def test_a_run_trains_with_functions_next_to_its_manifest(local, write, tmp_path, function, code):
     (tmp_path / "own.py").write_text(OWN)
     algorithm = {"advantage": "Function", "advantageFunction": "own:advantage", "groupSize": 4}
     ended = local.run(write(tmp_path, {"algorithm": algorithm | {"loss": {"type": "Function", "function": function}}}))

@@ -163,7 +163,7 @@ class Actor:
         return SimpleNamespace(remote=lambda *arguments, **named: self._call(method, arguments, named))
 
     def lose(self, reason: str = "its process ended") -> None:
-        """Returns at once; `end` waits for its threads."""
+        """Returns immediately; `end` waits for its threads."""
         with self._lock:
             self.gone.set()
             calls, self.calls = self.calls, []
@@ -246,7 +246,7 @@ class Actor:
         group = getattr(getattr(self._class, call.method), "__ray_concurrency_group__", None)
         self._lanes[group].submit(self._context.copy().run, run)
 
-    # A class with coroutines: all calls run beside each other on its event loop.
+    # A class with coroutines: all calls run concurrently on its event loop.
 
     def _run_beside(self, call: Call, hangs: bool, act: Callable[[], Any]) -> None:
         async def run() -> None:
@@ -365,13 +365,13 @@ class Threads:
             actor.end()
 
     def let_pass(self, seconds: float) -> bool:
-        """Let so many seconds pass for the driver, provided that it waits: for time alone, or for calls that wait or hang."""
+        """Let this number of seconds passes for the driver, provided that it waits: for time alone, or for calls that wait or hang."""
         (driver,) = [actor for actor in self.actors if actor.kind == "Driver"]
         loop = driver.loop
         assert loop is not None
 
         async def skip() -> bool:
-            for _ in range(50):  # turns of the loop, in which the driver acts on what it has been told
+            for _ in range(50):  # turns of the loop, in which the driver acts on what it has received
                 await asyncio.sleep(0)
                 if loop.threads or not all(call.waits for actor in self.actors for call in list(actor.calls)):
                     return False

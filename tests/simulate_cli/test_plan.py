@@ -76,7 +76,7 @@ def test_a_neighbour_differs_in_one_thing(planned):
         assert changed in ({"rollout.nodes", "train.nodes"}, *({key} for key in own)), each["change"]
 
 
-def test_a_lane_that_is_no_faster_is_not_recommended(planned):
+def test_a_lane_that_is_not_faster_is_not_recommended(planned):
     plan = planned("--lane-speed", 1.0, *NEUTRAL)
     assert plan["plan"]["fields"]["rollout.stragglerLane"] is None
 

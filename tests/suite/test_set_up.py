@@ -13,7 +13,7 @@ PLATFORMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-a
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_package_of_the_small_set_exists_for_the_platform(platform, tmp_path):
-    """Asks the package index for names of files alone: nothing is downloaded. torch needs macOS 14."""
+    """Requests only names of files from the package index: nothing is downloaded. torch needs macOS 14."""
     asked = ["--dry-run", "--no-deps", "--target", tmp_path, "--python-platform", platform]
     command = ["uv", "pip", "install", *asked, "--requirement", ROOT / "requirements" / "laptop.txt"]
     done = subprocess.run(

@@ -68,7 +68,7 @@ def test_its_status_is_read_without_loss(recording: Recording) -> None:
     assert read.model_dump(mode="json", by_alias=True, exclude_unset=True) == status
 
 
-def test_what_operator_and_trainer_told_each_other_is_read(recording: Recording) -> None:
+def test_the_messages_between_operator_and_trainer_are_read(recording: Recording) -> None:
     report = parse_progress(recording.config_map("progress")["progress.json"])
     control = parse_control(recording.config_map("control")["control.json"])
     attempts = recording.training["status"]["attempts"]

@@ -13,7 +13,7 @@ ADAPTERS = {
 }
 
 
-def test_adapters_are_told_from_whole_weights_and_name_what_they_adapt() -> None:
+def test_adapters_are_distinguished_from_whole_weights_and_name_what_they_adapt() -> None:
     assert are_adapters(ADAPTERS)
     assert not are_adapters(BASE)
     assert adapted(ADAPTERS) == ["a.weight"]
@@ -34,5 +34,5 @@ def test_what_does_not_fit_is_named_with_its_shapes(change, shapes) -> None:
     assert found == shapes
 
 
-def test_what_fits_is_no_misfit() -> None:
+def test_what_fits_is_not_a_misfit() -> None:
     assert misfits(BASE, ADAPTERS) == []

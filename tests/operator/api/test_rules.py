@@ -25,7 +25,7 @@ FIXED = {
 }
 ALSO_FIXED = {".checkpoint.storage", ".train.lora"}
 OF_THE_CLUSTER = {"spec.accelerator.profile", "spec.train.parallelism", "spec.checkpoint.storage"}
-"""Fixed here alone: `qwen35 run` may go on from a checkpoint on other devices, and save it elsewhere."""
+"""Fixed here alone: `qwen35 run` may continue from a checkpoint on other devices, and save it elsewhere."""
 WHILE_SUSPENDED = {
     ".accelerator",
     ".rewards",

@@ -81,7 +81,7 @@ def running() -> ExampleTraining:
 
 
 def silent() -> ExampleTraining:
-    """The trainer has said nothing for long."""
+    """The trainer has not reported for long."""
     return example(training(), seconds=900)
 
 
@@ -182,7 +182,7 @@ def changed() -> ExampleTraining:
 
 
 def example(world: World, *, seconds: float = 0, warnings: tuple[WarningEvent, ...] | None = ()) -> ExampleTraining:
-    """The world as the API server tells it, so many seconds later."""
+    """The world as the API server reports it, this number of seconds later."""
     about = {"name": "demo", "namespace": "team", "uid": UID, "generation": world.generation, "resourceVersion": "7"}
     about |= {"creationTimestamp": START.strftime("%Y-%m-%dT%H:%M:%SZ")}
     status = json.loads(world.status.model_dump_json(exclude_none=True))

@@ -120,7 +120,7 @@ async def test_a_training_is_shown_with_its_warnings(console_user) -> None:
     assert second.query["fieldSelector"].split(",")[1:] == ["involvedObject.name=demo", "type=Warning"]
 
 
-async def test_events_that_may_not_be_read_are_no_reason_to_show_nothing(console_user) -> None:
+async def test_events_that_may_not_be_read_do_not_hide_everything_else(console_user) -> None:
     console_user.server.script = [page(at(1)), refuses(403)]
     assert await console_user.status() == 0
     assert "no permission to list events" in console_user.text
@@ -144,7 +144,7 @@ async def test_without_a_name_there_is_a_line_for_each(console_user) -> None:
     assert console_user.server.requests[0].path == PATH
 
 
-async def test_all_namespaces_are_asked_at_once(console_user) -> None:
+async def test_all_namespaces_are_requested_together(console_user) -> None:
     console_user.server.script = [page(at(1))]
     await console_user.status(None, everywhere=True)
     assert console_user.text.split()[:2] == ["NAMESPACE", "NAME"]
@@ -253,7 +253,7 @@ async def test_a_training_is_followed_to_its_success_by_a_line_per_change(consol
     console_user.server.script = [page(at(1), version=2), stream(*events, stays=True)]
     assert await console_user.status(watch=True) == 0
     lines = console_user.text.splitlines()
-    assert [line.split()[1] for line in lines] == ["Running", "Succeeded"], "what is no change is no line"
+    assert [line.split()[1] for line in lines] == ["Running", "Succeeded"], "an update without a change prints no line"
     query = console_user.server.requests[1].query
     assert (query["watch"], query["resourceVersion"], query["fieldSelector"]) == ("true", "2", "metadata.name=demo")
 
@@ -286,7 +286,7 @@ async def test_a_lost_place_is_found_by_a_new_list(console_user) -> None:
     assert versions == [None, "2", None, "8", None, "9"]
 
 
-async def test_a_training_that_was_made_anew_under_its_name_is_another(console_user) -> None:
+async def test_a_training_that_was_created_again_under_its_name_is_another(console_user) -> None:
     other = at(9)
     other["metadata"]["uid"] = "another"
     console_user.server.script = [page(at(1), version=2), refuses(410), page(other, version=9)]

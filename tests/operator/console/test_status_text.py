@@ -41,7 +41,7 @@ def test_what_waits_for_the_queue_does_not_wait_for_nodes():
 
 
 @pytest.mark.parametrize("name", ["running", "suspended", "failed", "succeeded"])
-def test_what_is_as_it_should_be_waits_for_nothing(name):
+def test_a_state_that_is_reached_waits_for_nothing(name):
     assert unmet_conditions(EXAMPLES[name]().view) == []
 
 

@@ -1,4 +1,4 @@
-"""Who may reach whom, computed from the object as a network plugin does."""
+"""The connections that the policy allows, computed from the object as a network plugin does."""
 
 import pytest
 

@@ -54,7 +54,7 @@ def test_a_size_beyond_the_bounds_widens_them(build):
         ("CPU", {"CPU": "4"}),
     ],
 )
-def test_ray_is_told_of_the_devices_by_its_own_names(profile, expected, build):
+def test_devices_have_the_names_that_ray_gives_them(profile, expected, build):
     job = build({"accelerator": {"profile": profile, "devicesPerNode": 4}})
     assert groups(job)["train"]["resources"] == expected
     # KubeRay refuses resources that are given twice, and labels among the start parameters.
@@ -77,7 +77,7 @@ def test_placement_is_left_to_the_queue(build):
     assert spec["rayClusterSpec"]["enableInTreeAutoscaling"] is False
 
 
-def test_an_attempt_has_one_job_id_whoever_submits_it(build):
+def test_an_attempt_has_one_job_id_regardless_of_who_submits_it(build):
     first, again, other = build(attempt=2), build(attempt=2), build(attempt=3)
     assert first["spec"]["jobId"] == again["spec"]["jobId"] == "demo-2-6d0fc0de"
     assert other["spec"]["jobId"] != first["spec"]["jobId"]

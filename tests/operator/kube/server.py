@@ -110,7 +110,7 @@ def stream(*events: Any, last: bytes = b"", cut: bool = False, stays: bool = Fal
         if stays:
             await asyncio.sleep(3600)
         if cut:
-            request.transport.close()  # what was written arrives first; the end that HTTP asks for never does
+            request.transport.close()  # what was written arrives first; the end that HTTP requires never does
         return response
 
     return step

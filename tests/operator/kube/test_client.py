@@ -58,7 +58,7 @@ async def test_a_refusal_has_the_servers_words(server, client, status, kind) -> 
     assert caught.value.details == {"causes": [{"field": "spec"}]}
 
 
-async def test_a_refusal_that_is_no_json_is_quoted(server, client) -> None:
+async def test_a_refusal_that_is_not_json_is_quoted(server, client) -> None:
     server.script = [says("<html>bad gateway</html>", 502), says("[1]", 502)]
     for said in ("bad gateway", "[1]"):
         with pytest.raises(Unavailable, match="502") as caught:
@@ -153,7 +153,7 @@ async def test_nobody_there_is_unavailable(server, client) -> None:
     await absent.close()
 
 
-async def test_an_answer_that_is_no_json_is_unavailable(server, client) -> None:
+async def test_an_answer_that_is_not_json_is_unavailable(server, client) -> None:
     server.script = [says("<html>")]
     with pytest.raises(Unavailable, match="not JSON"):
         await client.post(PODS, {})

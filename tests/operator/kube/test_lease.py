@@ -171,7 +171,7 @@ def test_after_a_silent_death_another_leads_within_duration_and_renew() -> None:
     virtual.run(scenario())
 
 
-def test_who_is_stopped_hands_over_at_once() -> None:
+def test_a_stopped_leader_releases_the_lease_immediately() -> None:
     async def scenario() -> None:
         candidates = Candidates()
         (first,) = candidates.start(candidates.candidate("a", ending=1.0))
@@ -262,7 +262,7 @@ def test_of_two_that_take_an_expired_lease_one_gets_it() -> None:
 
 
 @pytest.mark.parametrize("holder", ["", None])
-def test_a_lease_that_was_released_is_taken_at_once(holder) -> None:
+def test_a_lease_that_was_released_is_taken_immediately(holder) -> None:
     async def scenario() -> None:
         candidates = Candidates()
         candidates.memory.objects[PATH]["spec"]["holderIdentity"] = holder
@@ -357,7 +357,7 @@ def test_who_has_made_the_lease_and_does_not_work_yet_does_not_release_it() -> N
     virtual.run(scenario())
 
 
-def test_a_lease_whose_making_was_not_answered_is_waited_for_all_the_same() -> None:
+def test_a_lease_whose_creation_was_not_answered_is_still_waited_for() -> None:
     async def scenario() -> None:
         candidates = Candidates()
         tasks = candidates.start(
@@ -391,7 +391,7 @@ def test_who_finds_its_lease_with_another_stops() -> None:
     virtual.run(scenario())
 
 
-def test_when_the_work_fails_the_lease_is_released_and_the_error_told() -> None:
+def test_when_the_work_fails_the_lease_is_released_and_the_error_raised() -> None:
     async def broken() -> None:
         await asyncio.sleep(5)
         raise RuntimeError("a bug")

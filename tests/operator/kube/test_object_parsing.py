@@ -122,7 +122,7 @@ def test_a_pod_is_asked_to_go_before_its_grace_is_over() -> None:
     assert pod.deleting == at(0, 10)
 
 
-def test_a_container_that_ended_after_the_pod_was_asked_to_go_is_no_fault() -> None:
+def test_a_container_that_ended_after_its_pods_deletion_was_requested_is_not_a_fault() -> None:
     status = {"phase": "Failed", **ended(exitCode=143, reason="Error", finishedAt="2026-01-01T00:10:05Z")}
     going = {"deletionTimestamp": "2026-01-01T00:10:30Z", "deletionGracePeriodSeconds": 30}
     assert object_parsing.record(POD, raw_objects.pod(status=status, **going)).reason == ""
@@ -166,7 +166,7 @@ def test_a_pod_belongs_to_a_training_an_attempt_and_a_pool() -> None:
     ],
     ids=["pool", "attempt", "no name"],
 )
-def test_a_pod_that_is_not_ours_is_no_record(broken) -> None:
+def test_a_pod_that_is_not_ours_gives_no_record(broken) -> None:
     with pytest.raises((KeyError, ValueError)):
         object_parsing.record(POD, broken)
 

@@ -159,7 +159,7 @@ def test_the_earliest_of_several_delays_counts() -> None:
     assert virtual.run(scenario()) == [2.0]
 
 
-def test_waits_double_up_to_a_minute_and_begin_anew_after_a_success() -> None:
+def test_waits_double_up_to_a_minute_and_begin_again_after_a_success() -> None:
     queue, key = WorkQueue(lambda: 0.0), ("team", "a")
     waits = [queue.add_failed(key) for _ in range(1200)]
     assert waits[:4] == [0.1, 0.2, 0.4, 0.8]

@@ -1,4 +1,4 @@
-"""However late, often or disordered news come, the store ends at what is."""
+"""However late, often or disordered events arrive, the store ends with the present objects."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ def versions(store: Store, key=KEY) -> dict[str, str]:
     return {record.name: record.version for record in store.of(key)}
 
 
-def test_an_older_version_is_no_news() -> None:
+def test_an_older_version_changes_nothing() -> None:
     store = Store()
     assert store.put("demo", one(version=10))
     assert not store.put("demo", one(version=9))
@@ -76,7 +76,7 @@ def test_how_far_one_namespace_has_been_seen_says_nothing_about_another() -> Non
     assert store.put_own("demo", one(version=4))
 
 
-def test_an_answer_that_is_early_is_not_undone_by_news_of_before() -> None:
+def test_an_answer_that_is_early_is_not_undone_by_earlier_events() -> None:
     store = Store()
     assert store.put_own("demo", one(version=9))
     assert not store.put("demo", one(version=7))
@@ -84,7 +84,7 @@ def test_an_answer_that_is_early_is_not_undone_by_news_of_before() -> None:
     assert versions(store) == {"a": "9"}
 
 
-def test_an_object_is_found_under_the_training_that_its_label_names_last_and_both_are_told() -> None:
+def test_an_object_is_found_under_the_training_that_its_label_names_last_and_both_are_reported() -> None:
     store = Store()
     assert store.put("demo", one(version=3)) == {KEY}
     assert store.put("other", one(version=4, training="other")) == {KEY, ("team", "other")}
@@ -105,20 +105,20 @@ def test_a_list_drops_what_it_does_not_name_and_keeps_what_is_newer() -> None:
     assert versions(store, ("team", "later")) == {"created since": "12"}
 
 
-def test_a_list_tells_both_trainings_of_an_object_that_went_from_one_to_the_other() -> None:
+def test_a_list_notifies_both_trainings_of_an_object_that_moved_between_them() -> None:
     store = Store()
     store.put("demo", one(version=3))
     assert store.replace(None, [("other", one(version=4, training="other"))], "10") == {KEY, ("team", "other")}
 
 
-def test_the_end_of_an_object_is_told_to_the_training_that_had_it() -> None:
+def test_the_end_of_an_object_is_reported_to_the_training_that_had_it() -> None:
     store = Store()
     store.put("demo", one(version=3))
     assert store.remove("team", "a", "u1", "9") == {KEY}
     assert store.remove("team", "a", "u1", "9") == set()
 
 
-def test_a_list_with_nothing_new_tells_nobody() -> None:
+def test_a_list_without_changes_notifies_nobody() -> None:
     store = Store()
     store.put("demo", one(version=3))
     assert store.replace(None, [("demo", one(version=3))], "10") == set()

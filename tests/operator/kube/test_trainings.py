@@ -15,7 +15,7 @@ def version(trainings: Trainings) -> int | None:
     return None if found is None else found["spec"]["version"]
 
 
-def test_an_older_body_is_no_news() -> None:
+def test_an_older_body_changes_nothing() -> None:
     trainings = Trainings()
     assert trainings.put(body(10))
     assert not trainings.put(body(9))

@@ -33,12 +33,12 @@ async def server() -> AsyncIterator[Server]:
 
 
 class Seen(Watch):
-    """A watch, and whom it told of news."""
+    """A watch, and the trainings whose events it delivered."""
 
     def __init__(self, kind: ObjectKind, namespace: str | None = None) -> None:
-        self.told: list[TrainingKey] = []
+        self.notified: list[TrainingKey] = []
         self.starts = self.recoveries = 0
-        super().__init__(kind, namespace, Store(), self.told.append, self._count, self._recover)
+        super().__init__(kind, namespace, Store(), self.notified.append, self._count, self._recover)
 
     def _count(self, kind: str) -> None:
         assert kind == self.kind.name
@@ -79,7 +79,7 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
     async with watching(server) as watch:
         await until(idle(server, 3), "two pages and a watch")
         assert watch.names == {"a": "1", "b": "2"}
-        assert watch.told == [KEY]
+        assert watch.notified == [KEY]
     first, second, following = (dict(request.query) for request in server.requests)
     assert first == {"labelSelector": CONFIG_MAP.selector, "limit": str(PAGE_SIZE)}
     assert second == {**first, "continue": "more"}
@@ -89,7 +89,7 @@ async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:
     assert following["allowWatchBookmarks"] == "true"
 
 
-async def test_a_page_whose_token_has_expired_begins_the_list_anew(server) -> None:
+async def test_a_page_whose_token_has_expired_begins_the_list_again(server) -> None:
     server.script = [page(one("a", 1), token="more"), refuses(410), page(one("b", 9), version=9)]
     async with watching(server) as watch:
         await until(idle(server, 4), "a new list")
@@ -113,40 +113,40 @@ async def test_events_change_the_store_and_tell_whom_it_concerns(server) -> None
     ]
     server.script = [page(one("a", 10), version=10), stream(*events, stays=True)]
     async with watching(server) as watch:
-        await until(lambda: len(watch.told) == 5, "all news")
+        await until(lambda: len(watch.notified) == 5, "all events")
         assert watch.names == {"b": "13"}
-        assert watch.told == [KEY, KEY, ("team", "other"), KEY, KEY]
+        assert watch.notified == [KEY, KEY, ("team", "other"), KEY, KEY]
 
 
-async def test_a_label_that_is_moved_tells_both_trainings(server) -> None:
+async def test_a_label_that_is_moved_notifies_both_trainings(server) -> None:
     moved = event("MODIFIED", one("a", 11, training="other"))
     server.script = [page(one("a", 10), version=10), stream(moved, stays=True)]
     async with watching(server) as watch:
-        await until(lambda: len(watch.told) == 3, "all news")
+        await until(lambda: len(watch.notified) == 3, "all events")
         assert watch.names == {}
-        assert set(watch.told[1:]) == {KEY, ("team", "other")}
+        assert set(watch.notified[1:]) == {KEY, ("team", "other")}
 
 
-async def test_the_end_of_an_object_is_told_to_the_training_that_had_it(server) -> None:
+async def test_the_end_of_an_object_is_reported_to_the_training_that_had_it(server) -> None:
     """Its label was moved while the watch was cut, and the move was not seen."""
     server.script = [
         page(one("a", 10), version=10),
         stream(event("DELETED", one("a", 12, training="other")), stays=True),
     ]
     async with watching(server) as watch:
-        await until(lambda: len(watch.told) == 2, "all news")
-        assert watch.told == [KEY, KEY]
+        await until(lambda: len(watch.notified) == 2, "all events")
+        assert watch.notified == [KEY, KEY]
 
 
-async def test_news_of_before_tell_nobody(server) -> None:
+async def test_earlier_events_notify_nobody(server) -> None:
     events = [event("ADDED", one("a", 10)), event("MODIFIED", one("a", 9)), event("ADDED", one("b", 11))]
     server.script = [page(one("a", 10), version=10), stream(*events, stays=True)]
     async with watching(server) as watch:
         await until(lambda: "b" in watch.names, "the last event")
-        assert watch.told == [KEY, KEY]
+        assert watch.notified == [KEY, KEY]
 
 
-async def test_after_the_end_of_a_stream_it_goes_on_from_the_last_bookmark(server) -> None:
+async def test_after_the_end_of_a_stream_it_continues_from_the_last_bookmark(server) -> None:
     server.script = [page(version=10), stream(event("ADDED", one("a", 11)), bookmark(40)), stream(stays=True)]
     async with watching(server) as watch:
         await until(idle(server, 3), "a second watch")
@@ -169,7 +169,7 @@ async def test_after_a_cut_what_was_seen_is_not_asked_for_again(server) -> None:
     server.script = [page(version=10), stream(*gone, cut=True), stream(stays=True)]
     async with watching(server) as watch:
         await until(idle(server, 3), "a second watch")
-        assert watch.told == [KEY, KEY]
+        assert watch.notified == [KEY, KEY]
         assert watch.synced.is_set()
     assert server.requests[2].query["resourceVersion"] == "12"
 
@@ -193,7 +193,7 @@ LOST = {
 
 
 @pytest.mark.parametrize("lost", LOST.values(), ids=LOST)
-async def test_when_the_place_is_lost_a_list_tells_what_was_missed(server, lost) -> None:
+async def test_when_the_place_is_lost_a_list_delivers_what_was_missed(server, lost) -> None:
     server.script = [page(one("a", 5), one("b", 6), version=10), lost, page(one("b", 6), one("c", 30), version=40)]
     async with watching(server) as watch:
         await until(idle(server, 4), "a watch after the second list")
@@ -289,7 +289,7 @@ async def test_a_foreign_object_with_our_label_is_passed_over(server, caplog) ->
     async with watching(server, POD) as watch:
         await until(lambda: watch.names, "our pod")
         assert watch.names == {"p": "13"}
-        assert watch.told == [KEY]
+        assert watch.notified == [KEY]
     assert "Pod team/listed is ignored" in caplog.text
     assert "Pod team/strange is ignored" in caplog.text
 
@@ -302,7 +302,7 @@ async def test_of_some_kinds_only_metadata_are_read(server) -> None:
     assert [request.headers["Accept"] for request in server.requests] == [METADATA_LIST, METADATA]
 
 
-async def test_a_stream_that_always_ends_at_once_is_asked_for_with_pauses(server, monkeypatch) -> None:
+async def test_a_stream_that_always_ends_immediately_is_asked_for_with_pauses(server, monkeypatch) -> None:
     monkeypatch.setattr(module, "FIRST_BACKOFF_SECONDS", 0.4)
     ends = 50
     server.script = [page(version=1), *(stream() for _ in range(ends))]

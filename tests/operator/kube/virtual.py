@@ -1,4 +1,4 @@
-"""Virtual time: a loop whose clock jumps to the next timer as soon as nothing else is to be done."""
+"""Virtual time: a loop whose clock jumps to the next timer as soon as nothing else is ready to run."""
 
 import asyncio
 import selectors

@@ -1,4 +1,4 @@
-"""How an attempt's end is told, and what follows from it."""
+"""How the end of an attempt is recognized, and what follows from it."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_a_job_that_ends_well_without_the_trainers_word_has_failed(world):
     assert "reported no final state" in world.status.attempts[-1].message
 
 
-def test_an_earlier_attempts_success_is_no_news(world):
+def test_the_success_of_an_earlier_attempt_changes_nothing(world):
     world.finish_job(ok=False)
     world.settle()
     world.wait(20)
@@ -86,7 +86,7 @@ def test_input_that_the_trainer_refuses_is_not_tried_again(world):
     assert "train.jsonl: no such file" in world.condition("Failed").message
 
 
-def test_a_job_that_somebody_deletes_is_started_anew(world):
+def test_a_job_that_somebody_deletes_is_started_again(world):
     world.jobs.clear()
     world.reconcile()
     assert world.status.attempts[-1].reason == "JobDeleted"
@@ -96,7 +96,7 @@ def test_a_job_that_somebody_deletes_is_started_anew(world):
     assert sorted(world.jobs) == ["demo-2"]
 
 
-def test_an_interrupted_trainer_is_started_anew_from_its_checkpoint(world):
+def test_an_interrupted_trainer_is_started_again_from_its_checkpoint(world):
     world.report("Stopped", checkpoint=CheckpointReport(uri="/c/update-000003", update=3, time=1.0))
     world.reconcile()
     assert world.status.attempts[-1].reason == "Interrupted"

@@ -85,7 +85,7 @@ def delete(world: World, step) -> None:
 
 
 def life(world: World, step) -> None:
-    """All of it in one, as tests/controlplane/scenarios.py tells it to a real API server."""
+    """All of it in one, as tests/controlplane/scenarios.py plays it on a real API server."""
     scale(world, step)
     order_a_stop(world, step)
     world.edit(suspend=False)

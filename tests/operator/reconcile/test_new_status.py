@@ -53,7 +53,7 @@ def test_a_failed_one_is_failed_and_a_succeeded_one_current(world):
     assert kstatus(other.status, 1) == "Current"
 
 
-def test_a_spec_that_cannot_run_says_every_reason_at_once(world):
+def test_a_spec_that_cannot_run_says_every_reason_immediately(world):
     world.edit(rollout={"minNodes": 3}, train={"parallelism": {"tensor": 3}})
     world.reconcile()
     accepted = world.condition("Accepted")
@@ -87,7 +87,7 @@ def test_what_this_release_cannot_run_is_not_accepted_and_gets_no_job(world, cha
     assert kstatus(world.status, world.generation) == "Failed"
 
 
-def test_a_corrected_spec_goes_on(world):
+def test_a_corrected_spec_continues(world):
     world.edit(rollout={"minNodes": 3})
     world.reconcile()
     world.edit(rollout={"minNodes": 1})
@@ -194,7 +194,7 @@ def test_a_state_that_changes_does_not_wait_for_the_ten_seconds(world):
     assert world.status.progress.update == 9
 
 
-def test_a_heartbeat_is_no_write(world):
+def test_a_heartbeat_is_not_a_write(world):
     world.until_running()
     world.wait(60)
     world.report(update=5)
@@ -207,7 +207,7 @@ def test_a_heartbeat_is_no_write(world):
     assert world.writes == before
 
 
-def test_a_report_that_cannot_be_read_is_told_and_the_last_numbers_stay(world):
+def test_a_report_that_cannot_be_read_is_reported_and_the_last_numbers_stay(world):
     world.until_running()
     world.report(update=5, version=5)
     world.wait(10)

@@ -1,4 +1,4 @@
-"""What is taken for the training's own, and when the API server is asked directly."""
+"""Which objects count as the training's, and when the API server is read directly."""
 
 import json
 from datetime import UTC, datetime
@@ -148,7 +148,7 @@ async def test_a_pod_older_than_the_training_belongs_to_no_attempt(setup) -> Non
     assert {pod.name: pod.attempt for pod in (await setup.observe()).pods} == {"new": 1, "old": 0}
 
 
-async def test_what_cannot_be_watched_is_told(setup) -> None:
+async def test_a_kind_that_cannot_be_watched_is_reported(setup) -> None:
     problem = Problem("pods", "the operator may not watch it", "grant it")
     setup.cluster.watches[0].problem = problem
     assert (await setup.observe()).unavailable == (problem,)
@@ -159,7 +159,7 @@ OVER += [{"jobStatus": "FAILED"}, {"jobStatus": "STOPPED"}, {"jobDeploymentStatu
 
 
 @pytest.mark.parametrize("status", OVER, ids=str)
-async def test_the_last_word_of_a_job_that_is_over_is_read_anew(setup, status) -> None:
+async def test_the_last_report_of_a_job_that_is_over_is_read_live(setup, status) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job(status=status))
     setup.put(CONFIG_MAP, report("Running"))
     setup.api.place(PROGRESS, report("Succeeded"))
@@ -169,14 +169,14 @@ async def test_the_last_word_of_a_job_that_is_over_is_read_anew(setup, status) -
 
 
 @pytest.mark.parametrize("text", [None, "", "{"])
-async def test_it_is_read_anew_also_when_there_was_none_or_none_to_be_read(setup, text) -> None:
+async def test_it_is_read_live_also_when_there_was_none_or_none_to_be_read(setup, text) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
     setup.put(CONFIG_MAP, raw_objects.config_map(data=None if text is None else {"progress.json": text}))
     setup.api.place(PROGRESS, report("Succeeded"))
     assert (await setup.observe()).report.progress.state == "Succeeded"
 
 
-async def test_it_is_read_anew_while_it_is_of_an_earlier_attempt(setup) -> None:
+async def test_it_is_read_live_while_it_is_of_an_earlier_attempt(setup) -> None:
     setup.put(
         RAY_JOB,
         raw_objects.ray_job("demo-1", status=OVER[1]),
@@ -188,7 +188,7 @@ async def test_it_is_read_anew_while_it_is_of_an_earlier_attempt(setup) -> None:
 
 
 @pytest.mark.parametrize("status", [None, {"jobStatus": "RUNNING"}, {"jobDeploymentStatus": "Initializing"}], ids=str)
-async def test_nothing_is_read_anew_while_the_job_runs(setup, status) -> None:
+async def test_nothing_is_read_live_while_the_job_runs(setup, status) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job(status=status))
     setup.put(CONFIG_MAP, report("Running"))
     await setup.observe()
@@ -196,7 +196,7 @@ async def test_nothing_is_read_anew_while_the_job_runs(setup, status) -> None:
 
 
 @pytest.mark.parametrize("state", ["Succeeded", "Failed", "Stopped"])
-async def test_nothing_is_read_anew_when_the_last_word_is_known(setup, state) -> None:
+async def test_nothing_is_read_live_when_the_last_report_is_known(setup, state) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job(status=OVER[0]))
     setup.put(CONFIG_MAP, report(state))
     assert (await setup.observe()).report.progress.state == state
@@ -242,10 +242,10 @@ def test_a_training_is_read_once_in_a_generation() -> None:
     assert changed.spec.rollout.nodes == 3
 
 
-def test_a_training_is_read_again_when_what_it_hands_on_has_changed() -> None:
+def test_a_training_is_read_again_when_copied_labels_or_annotations_have_changed() -> None:
     parser = TrainingParser()
     first, _ = parser.parse(body())
-    assert parser.parse(body(annotations={"note": "nobody hands it on"}))[0] is first
+    assert parser.parse(body(annotations={"note": "it is copied nowhere"}))[0] is first
     moved, _ = parser.parse(body(labels={"kueue.x-k8s.io/queue-name": "others"}))
     assert moved.labels == {"kueue.x-k8s.io/queue-name": "others"}
     topology, _ = parser.parse(body(annotations={"huawei.com/schedule": "near"}))

@@ -1,4 +1,4 @@
-"""One reconcile against an API server in memory: what is written, how often, and what becomes of what is refused."""
+"""One reconcile against an API server in memory: what is written, how often, and what happens to refused writes."""
 
 from copy import deepcopy
 
@@ -34,7 +34,7 @@ class ReconcilerSetup:
         self.watched()
 
     def watched(self) -> None:
-        """The watch of trainings tells what is."""
+        """The watch of trainings delivers the present object."""
         self.trainings.put(self.api.objects[PATH])
 
     async def reconcile(self) -> float | None:
@@ -95,7 +95,7 @@ async def test_the_next_reconcile_sees_the_status_that_the_last_one_wrote(setup)
     assert setup.trainings.get(KEY)["status"] == setup.status
 
 
-async def test_a_refusal_is_told_in_the_status_and_then_raised(setup) -> None:
+async def test_a_refusal_is_reported_in_the_status_and_then_raised(setup) -> None:
     setup.api.refuse("POST", "rayjobs", Forbidden(403, "cannot create"))
     with pytest.raises(Refusal, match="may not create rayjobs"):
         await setup.reconcile()
@@ -245,7 +245,7 @@ async def test_a_training_that_is_being_deleted_is_left_alone(setup) -> None:
     assert setup.api.requests == []
 
 
-async def test_a_spec_that_cannot_be_run_is_told_and_nothing_created() -> None:
+async def test_a_spec_that_cannot_be_run_is_reported_and_nothing_created() -> None:
     setup = ReconcilerSetup(train={"nodes": 0})
     assert await setup.reconcile() is None
     assert setup.api.wrote() == [("PATCH", "status")]

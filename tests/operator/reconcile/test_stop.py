@@ -12,7 +12,7 @@ def world() -> World:
     return world
 
 
-def test_suspending_asks_the_trainer_to_save_and_waits(world):
+def test_suspending_orders_the_trainer_to_save_and_waits(world):
     world.edit(suspend=True)
     world.reconcile()
     assert world.order.reason == "Suspend"
@@ -35,7 +35,7 @@ def test_the_job_goes_once_the_trainer_has_saved(world):
     assert world.status.attempts[-1].outcome == "Suspended"
 
 
-def test_a_trainer_that_cannot_be_read_is_asked_all_the_same(world):
+def test_a_trainer_that_cannot_be_read_still_gets_the_order(world):
     world.unreadable = "progress.json is not a ProgressReport"
     world.edit(suspend=True)
     world.reconcile()
@@ -55,7 +55,7 @@ def test_a_trainer_that_does_not_answer_gets_its_grace_and_no_more(world):
     assert "graceSeconds 300 are over" in world.status.attempts[-1].message
 
 
-def test_a_trainer_that_fails_while_stopping_is_suspended_all_the_same(world):
+def test_a_trainer_that_fails_while_stopping_is_still_suspended(world):
     world.edit(suspend=True)
     world.reconcile()
     world.report("Failed", reason="StorageFailed", message="disk full")
@@ -64,7 +64,7 @@ def test_a_trainer_that_fails_while_stopping_is_suspended_all_the_same(world):
     assert "disk full" in world.status.attempts[-1].message
 
 
-def test_an_attempt_that_has_not_begun_is_deleted_at_once():
+def test_an_attempt_that_has_not_begun_is_deleted_immediately():
     world = World()
     world.settle(2)
     world.edit(suspend=True)

@@ -1,4 +1,4 @@
-"""Each action does what it says to the object that it means, nothing to any other, and what is refused is said in words."""
+"""Each write changes the object that it names and no other, and a refused write gives a message."""
 
 import pytest
 
@@ -64,7 +64,7 @@ def setup() -> WriterSetup:
     return WriterSetup()
 
 
-async def test_what_is_created_is_in_the_store_at_once(setup) -> None:
+async def test_what_is_created_is_in_the_store_immediately(setup) -> None:
     assert await setup.write(Create(config())) is None
     assert setup.api.objects[PATH]["data"] == {"training.yaml": "x"}
     assert setup.stored()["demo-config"].uid == setup.api.objects[PATH]["metadata"]["uid"]
@@ -291,7 +291,7 @@ async def test_a_scaling_that_is_not_permitted_says_so(setup) -> None:
 JOB = RAY_JOB.path("team", "demo-1")
 
 
-async def test_what_is_deleted_is_out_of_the_store_at_once(setup) -> None:
+async def test_what_is_deleted_is_out_of_the_store_immediately(setup) -> None:
     await setup.write(Create(ray_job()))
     uid = setup.stored(RAY_JOB)["demo-1"].uid
     assert await setup.write(Delete("RayJob", "demo-1", uid)) is None

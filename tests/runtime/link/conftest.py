@@ -22,16 +22,16 @@ COLLECTION = "/api/v1/namespaces/team/configmaps"
 
 @dataclass
 class ApiServer:
-    """Speaks as much of the API as the link uses, and misbehaves as told."""
+    """Speaks as much of the API as the link uses, and misbehaves as the test configures."""
 
     token: str = "first"
     control: str | None = None
     """The key's value; None is a ConfigMap that does not exist."""
     version: int = 1
     broken: int = 0
-    """So many of the next calls are answered 500."""
+    """The number of next calls that are answered with 500."""
     gone: int = 0
-    """So many of the next watches are told that their version is too old."""
+    """The number of next watches that get the answer that their version is too old."""
     patches: list[dict[str, Any]] = field(default_factory=list)
     """Of `-progress`."""
     histories: list[dict[str, Any]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class ApiServer:
     async def until(self, condition: Callable[["ApiServer"], object]) -> None:
         """Wait until the server has come so far."""
         async with asyncio.timeout(PATIENCE):
-            while not condition(self):  # noqa: ASYNC110  # what changes is told by nobody
+            while not condition(self):  # noqa: ASYNC110  # nothing announces the change
                 await asyncio.sleep(0.02)
 
     def cut(self) -> None:

@@ -77,7 +77,7 @@ async def test_a_server_of_another_authority_gets_no_token(pod, report, tmp_path
     assert pod.server.calls == []
 
 
-async def test_a_server_that_is_not_there_is_told_apart_from_a_bug(pod, report):
+async def test_an_absent_server_is_distinguished_from_a_bug(pod, report):
     pod.url = "https://127.0.0.1:9"
     link = pod.link()
     with pytest.raises(LinkDown, match="Cannot connect"):

@@ -33,7 +33,7 @@ def test_anything_else_is_a_folder_and_the_first_attempt(tmp_path):
     assert attempt == 1
 
 
-def test_outside_of_a_pod_all_that_is_missing_is_named_at_once(tmp_path):
+def test_outside_of_a_pod_all_that_is_missing_is_named_together(tmp_path):
     with pytest.raises(LinkRefused) as caught:
         open_link("cluster", {"QWEN35_TRAINING": "demo", "QWEN35_ATTEMPT": "one"}, tmp_path)
     said = str(caught.value)

@@ -1,4 +1,4 @@
-"""Reporting beside a run: what is told when, what an outage costs, and how the end is told."""
+"""Reporting during a run: what is reported when, what an outage costs, and how the end is reported."""
 
 import asyncio
 import time
@@ -179,7 +179,7 @@ def test_a_signal_before_the_driver_starts_is_a_failure(told):
     assert told.conclude(Interrupted("ended by a signal")).reason == "Interrupted"
 
 
-def test_an_end_that_says_nothing_is_no_success(told):
+def test_an_end_without_a_report_is_not_a_success(told):
     last = told.conclude()
     assert (last.state, last.reason) == ("Failed", "NoFinalState")
 
@@ -232,7 +232,7 @@ async def test_the_final_state_is_tried_until_it_is_delivered(pod):
     assert pod.server.broken == 0
 
 
-def test_without_a_link_nothing_is_told_and_nothing_asked():
+def test_without_a_link_nothing_is_reported_and_nothing_read():
     with reporting(None) as reporter:
         reporter.write(update(1))
     assert reporter.control is None
@@ -283,7 +283,7 @@ def test_the_history_is_left_at_an_evaluation_and_before_the_last_word(told, man
     assert yaml.safe_load(history.manifest)["metadata"]["name"] == "tiny-grpo"
 
 
-def test_a_history_goes_on_from_what_led_to_the_checkpoint(told, manifest, tmp_path):
+def test_a_history_continues_from_what_led_to_the_checkpoint(told, manifest, tmp_path):
     metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "update-000002"
     metrics.write_text("".join(f"{to_line(update(number))}\n" for number in (1, 2, 3)))
     folder.mkdir()

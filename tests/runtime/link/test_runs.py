@@ -1,4 +1,4 @@
-"""Whole runs with a folder as their operator: what it is told, and what it asks."""
+"""Whole runs with a folder in place of the operator: what they report to it, and which orders they follow."""
 
 import json
 import os
@@ -30,7 +30,7 @@ SLOW = """
 import time
 
 def score(prompt, response, answer, metadata):
-    time.sleep(0.05)  # long enough to be interrupted, and for a save beside three updates
+    time.sleep(0.05)  # long enough to be interrupted, and for a save during three updates
     return float(response[:1] == answer)
 """
 LIVE = LiveSettings(checkpointEveryUpdates=3, checkpointKeep=2, evaluationEveryUpdates=0)
@@ -86,7 +86,7 @@ def suspended(local, write, tmp_path_factory) -> SimpleNamespace:
     )  # fmt: skip
 
 
-def test_progress_appears_while_the_run_goes_on(suspended):
+def test_progress_appears_while_the_run_continues(suspended):
     during = suspended.during
     assert (during.state, during.attempt, during.updates) == ("Running", 1, UPDATES)
 
@@ -153,7 +153,7 @@ def test_a_run_that_reaches_its_end_says_so(local, write, tmp_path):
     assert (last.state, last.update, last.updates, last.checkpoint.update) == ("Succeeded", 3, 3, 3)
 
 
-def test_a_failure_is_told_with_its_errors_class(local, write, tmp_path):
+def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
     file = write(tmp_path, reward="def score(prompt, response, answer, metadata):\n    raise ValueError('ill')\n")
     ended = local.run(file, "--set", "rewards[0].onError=Fail", "--link", tmp_path / "link")
     last = _told(tmp_path / "link")
@@ -172,7 +172,7 @@ def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(lo
     assert (last.state, last.stopAcknowledged, last.checkpoint) == ("Stopped", STOP.id, None)
 
 
-def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_can_go_on(local, write, tmp_path):
+def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_can_continue(local, write, tmp_path):
     """The stop order arrives while the driver is waiting for a worker."""
     link, file = tmp_path / "link", write(tmp_path)
     running = local.start(
@@ -206,7 +206,7 @@ def test_a_signal_without_an_order_is_a_stop_that_nobody_ordered(command, write,
     ("arguments", "reason"),
     [(["--set", "train.nodes=3"], "ManifestError"), (["--resume", "nowhere"], "CheckpointUnusable")],
 )
-def test_a_refusal_is_told_with_all_that_is_wrong(write, tmp_path, arguments, reason):
+def test_a_refusal_is_reported_with_all_problems(write, tmp_path, arguments, reason):
     file = write(tmp_path)
     command = ["run", str(file), "--output", str(tmp_path / "out"), "--link", str(tmp_path / "link"), *arguments]
     result = CliRunner().invoke(app, command)

@@ -76,7 +76,7 @@ def test_counters_never_go_back_and_every_report_can_be_read(history):
 
 
 @given(history=records)
-def test_an_attempt_runs_until_it_is_said_to_have_ended(history):
+def test_an_attempt_runs_until_its_end_is_reported(history):
     standing = Standing(1)
     for record in history:
         standing = standing.after(record)
@@ -114,7 +114,7 @@ def test_a_model_is_reported_where_it_was_written_and_not_when_that_failed():
     assert (report.uri, report.update, report.time) == ("file:///run/exports/update-000020", 20, 5010.0)
 
 
-def test_totals_go_on_from_what_the_checkpoint_contains():
+def test_totals_continue_from_what_the_checkpoint_contains():
     standing = Standing(2).resumed(
         TrainingClock(100.0, 50.0), [update(1), update(2)], checkpoint_report(Path("/run/update-000002"), 2, time=90.0)
     )
@@ -140,7 +140,7 @@ def test_the_latest_update_speaks_for_itself():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_reward_that_is_no_number_is_left_out(value):
+def test_a_reward_that_is_not_a_number_is_left_out(value):
     assert Standing(1).after(update(1, reward_mean=value)).progress(0.0).reward is None
 
 
@@ -154,7 +154,7 @@ def test_idle_is_each_replicas_own_between_two_updates():
     assert (second.pods, second.idle) == (("pod-b",), 1.0)
 
 
-def test_an_end_is_told_within_the_contracts_lengths():
+def test_an_end_is_reported_within_the_contracts_lengths():
     report = Standing(1, end=AttemptEnd("Failed", "E" * 999, "m" * 9999)).progress(0.0)
     assert (report.state, len(report.reason or ""), len(report.message)) == ("Failed", 128, 4096)
 

@@ -1,4 +1,4 @@
-"""Keys and values of labels, wherever a pod template may have them; tests/controlplane asks the API server the same."""
+"""Keys and values of labels, wherever a pod template may have them; tests/controlplane compares them with the API server."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_a_toleration_names_its_taint_or_all(refused):
     assert refused({"spec": {"tolerations": [both]}}) == ["spec.tolerations[0].value"]
 
 
-def test_every_one_of_them_is_told(refused):
+def test_every_one_of_them_is_reported(refused):
     change = {
         "metadata": {"labels": {"a": "b c"}},
         "spec": {

@@ -115,7 +115,7 @@ def test_tolerations_are_replaced_as_a_whole():
     assert merge(TEMPLATE, {"spec": {"tolerations": [{"key": "spot"}]}})["spec"]["tolerations"] == [{"key": "spot"}]
 
 
-def test_ports_are_told_apart_by_protocol_and_tcp_is_the_default():
+def test_ports_are_distinguished_by_protocol_and_tcp_is_the_default():
     dns = {"name": "dns", "ports": [{"containerPort": 53}, {"containerPort": 53, "protocol": "UDP"}]}
     once = merge(TEMPLATE, {"spec": {"containers": [dns]}})
     named = {"name": "dns", "ports": [{"containerPort": 53, "protocol": "TCP", "name": "tcp"}]}

@@ -1,4 +1,4 @@
-"""The fence around spec.pods: what is refused, told all at once; what is not refused leaves the fenced parts alone."""
+"""Reserved fields of spec.pods: what is refused, all of it in one answer; what is not refused leaves the reserved fields alone."""
 
 from typing import Any
 
@@ -151,7 +151,7 @@ def test_a_sidecar_of_the_head_keeps_off_rays_ports(number, refused):
     assert refused({}, pods_head={"spec": {"containers": [sidecar]}}) == []
 
 
-def test_all_problems_are_told_at_once(refused):
+def test_all_problems_are_reported_together(refused):
     change = {"metadata": {"labels": {"ray.io/group": "x"}}, "spec": {"hostNetwork": True, "restartPolicy": "Always"}}
     environment = [{"name": "RAY_ADDRESS", "value": "x"}]
     found = refused(change, pods_env=environment, pods_head=ray(image="x"))
