@@ -42,10 +42,10 @@ def test_the_list_of_commands_says_of_each_what_it_does_in_a_whole_sentence():
 
 @pytest.mark.processes
 def test_a_shell_completes_commands():
-    asked = {"_QWEN35_COMPLETE": "complete_bash", "COMP_WORDS": "qwen35 va", "COMP_CWORD": "1"}
+    completion = {"_QWEN35_COMPLETE": "complete_bash", "COMP_WORDS": "qwen35 va", "COMP_CWORD": "1"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; sys.argv = ['qwen35']; from qwen35_trainer.cli import main; main()"],
-        env=os.environ | asked,
+        env=os.environ | completion,
         capture_output=True,
         text=True,
         timeout=PATIENCE,

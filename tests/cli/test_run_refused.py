@@ -178,8 +178,8 @@ def test_a_damaged_checkpoint_is_never_resumed_from(run, tmp_path, damage, argum
     (checkpoint / "contents.json").write_text(f'{{"progress.json": {len(progress)}, "state/0": 8}}')
     if damage != "missing":
         (checkpoint / "state" / "0").write_bytes(b"four" if damage == "truncated" else b"all eight"[:8])
-    given = [str(checkpoint) if argument == "DIR" else argument for argument in arguments]
-    refused = run(*given, "--set", f"checkpoint.storage.path={tmp_path / 'saved'}")
+    resolved = [str(checkpoint) if argument == "DIR" else argument for argument in arguments]
+    refused = run(*resolved, "--set", f"checkpoint.storage.path={tmp_path / 'saved'}")
     assert refused.code == 2
     assert f"checkpoint {checkpoint} cannot be read: " in refused.text
     assert "Delete that folder to resume from the one before it, or name another with --resume DIR" in refused.text
@@ -278,11 +278,11 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_the_manifest_names_has_to_be_there(run, with_spec, mistake):
-    sections, said = MISTAKES[mistake]
+    sections, message = MISTAKES[mistake]
     with_spec(sections)
     refused = run()
     assert refused.code == 2
-    assert [text for text in said if text not in refused.text] == []
+    assert [text for text in message if text not in refused.text] == []
 
 
 @pytest.mark.parametrize("place", ["file/sub", "/proc/qwen35", ""])

@@ -110,7 +110,9 @@ class TestOneTraining:
         self, training: PodTraining, cluster: Cluster
     ) -> None:
         with _the_next_attempt(training, counted=False, reasons=EVICTED), _drained(cluster, training):
-            training.until(lambda: "Unschedulable" in training.told("Degraded").get("message", ""), "it waits")
+            training.until(
+                lambda: "Unschedulable" in training.whole_condition("Degraded").get("message", ""), "it waits"
+            )
             assert training.condition("Degraded") == ("True", "PodFault")
             assert training.condition("ClusterReady")[0] == "False"
 

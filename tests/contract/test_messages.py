@@ -77,7 +77,7 @@ def test_any_text_that_is_not_a_message_is_refused(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("", "Invalid JSON"),
         ("[]", "text: "),
@@ -88,11 +88,11 @@ def test_any_text_that_is_not_a_message_is_refused(text):
         ('{"attempt": 1, "live": {"checkpointKeep": 1}}', "live.checkpointEveryUpdates: "),
     ],
 )
-def test_a_refusal_names_key_and_place(text, said):
+def test_a_refusal_names_key_and_place(text, expected):
     with pytest.raises(ContractError) as caught:
         parse_control(text)
     assert str(caught.value).startswith("control.json is not a Control: ")
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 def test_a_message_of_absurd_length_is_not_even_parsed():

@@ -137,6 +137,6 @@ def sweep(control_plane: ControlPlane, endings: dict[str, Any], shared: Shared) 
     """Runs scenarios with operators that can be disturbed, see proxy.py."""
     shared.end()
     with operators(control_plane) as serving:
-        told = Sweep(control_plane, serving, endings)
-        told.calm([LIFE, *SCENARIOS] if SOAK else [LIFE])
-        yield told
+        recording = Sweep(control_plane, serving, endings)
+        recording.calm([LIFE, *SCENARIOS] if SOAK else [LIFE])
+        yield recording

@@ -58,11 +58,11 @@ class WatchedWorkers(ReconcileWorkers):
         queue, soon = self._queue, time.monotonic() + SOON
         if len(queue) or queue._processing or queue._failures or any(due < soon for due in list(queue._due.values())):
             return False
-        known = self._reconciler._trainings.get(key)
-        if known is None or version is None:
-            return known is None and version is None
+        body = self._reconciler._trainings.get(key)
+        if body is None or version is None:
+            return body is None and version is None
         # What the operator has not looked at yet, because it has just begun, is not at rest either.
-        return int(known["metadata"]["resourceVersion"]) >= version and self.looked > 0
+        return int(body["metadata"]["resourceVersion"]) >= version and self.looked > 0
 
 
 class RestartingOperator:

@@ -119,17 +119,17 @@ def load() -> dict[str, list[Document]]:
 
 def reached(manifest: Document) -> set[str]:
     """What the manifest reaches, a word for each."""
-    found = {f"field {path}" for path in _fields(manifest["spec"], crd.schema()["properties"]["spec"], "spec")}
+    features = {f"field {path}" for path in _fields(manifest["spec"], crd.schema()["properties"]["spec"], "spec")}
     for pool in POOLS:
         template = manifest["spec"].get("pods", {}).get(pool)
-        found |= {
+        features |= {
             f"fragment {n}" for n, item in enumerate(FRAGMENTS) if template is not None and _within(item, template)
         }
-    found |= {f"label {name}" for name in manifest["metadata"].get("labels", {})}
-    found |= {f"mode {manifest['spec'].get('mode', 'FullyAsync')}"}
-    found |= {f"profile {manifest['spec'].get('accelerator', {}).get('profile')}"}
-    found |= set(_judged(manifest))
-    return found
+    features |= {f"label {name}" for name in manifest["metadata"].get("labels", {})}
+    features |= {f"mode {manifest['spec'].get('mode', 'FullyAsync')}"}
+    features |= {f"profile {manifest['spec'].get('accelerator', {}).get('profile')}"}
+    features |= set(_judged(manifest))
+    return features
 
 
 def everything() -> set[str]:
@@ -153,9 +153,9 @@ def _judged(manifest: Document) -> Iterator[str]:
         return
     metadata = manifest["metadata"]
     training = TrainingResource(metadata["name"], "team", "0" * 36, 1, spec, metadata.get("labels", {}))
-    told = acceptance.refusals(training, OperatorSettings())
-    yield from (f"problem {_kind(item.message)}" for item in told)
-    if not told:
+    refusals = acceptance.refusals(training, OperatorSettings())
+    yield from (f"problem {_kind(item.message)}" for item in refusals)
+    if not refusals:
         yield "accepted"
 
 
@@ -193,11 +193,11 @@ def _within(part: Any, whole: Any) -> bool:
 
 def choose(draws: list[Document]) -> list[Document]:
     """Of equally useful draws the shorter one: always the one that reaches most of what is not reached yet."""
-    left = sorted(((reached(item), item) for item in draws), key=lambda pair: len(json.dumps(pair[1])))
-    missing = set().union(*(words for words, _ in left))
+    remaining = sorted(((reached(item), item) for item in draws), key=lambda pair: len(json.dumps(pair[1])))
+    missing = set().union(*(words for words, _ in remaining))
     chosen = []
     while missing:
-        words, best = max(left, key=lambda pair: len(pair[0] & missing))
+        words, best = max(remaining, key=lambda pair: len(pair[0] & missing))
         missing -= words
         chosen.append(best)
     return chosen

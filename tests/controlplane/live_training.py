@@ -56,10 +56,10 @@ class LiveTraining:
         spec = deepcopy(SPEC)
         for name, value in sections.items():
             spec[name] = spec.get(name, {}) | value if isinstance(value, dict) else value
-        told = {} if script is None else {ANNOTATION: json.dumps(script)}
-        about = {"name": self.name, "labels": labels or {}, "annotations": told}
+        annotations = {} if script is None else {ANNOTATION: json.dumps(script)}
+        metadata = {"name": self.name, "labels": labels or {}, "annotations": annotations}
         manifest = {"apiVersion": GROUP.removeprefix("/apis/"), "kind": "Qwen35Training"}
-        self.plane.api.post(self.path("qwen35trainings", None), manifest | {"metadata": about, "spec": spec})
+        self.plane.api.post(self.path("qwen35trainings", None), manifest | {"metadata": metadata, "spec": spec})
         return self
 
     def edit(self, **sections: Any) -> None:
@@ -75,8 +75,8 @@ class LiveTraining:
 
     def report(self, state: str = "Running", *, attempt: int = 1, **fields: Any) -> None:
         """Written once `-progress` exists. Every report says everything."""
-        known = {"attempt": attempt, "state": state, "time": time.time(), "update": 1, "version": 1}
-        self.write(json.dumps(known | fields))
+        defaults = {"attempt": attempt, "state": state, "time": time.time(), "update": 1, "version": 1}
+        self.write(json.dumps(defaults | fields))
 
     def write(self, text: str) -> None:
         self.until(lambda: self.find("configmaps", f"{self.name}-progress"), "-progress exists")
@@ -159,10 +159,10 @@ class LiveTraining:
 
     def condition(self, kind: str) -> tuple[str, str]:
         """Status and reason."""
-        found = self.told(kind)
-        return found.get("status", ""), found.get("reason", "")
+        condition = self.whole_condition(kind)
+        return condition.get("status", ""), condition.get("reason", "")
 
-    def told(self, kind: str) -> dict[str, Any]:
+    def whole_condition(self, kind: str) -> dict[str, Any]:
         return next((item for item in self.status.get("conditions", []) if item["type"] == kind), {})
 
     def job(self, attempt: int = 1) -> dict[str, Any] | None:
@@ -192,10 +192,10 @@ class LiveTraining:
 
     def events(self) -> list[tuple[str, str]]:
         """Reason and text of each, oldest first."""
-        found = self.plane.api.get(self.path("events", None))["items"]
-        mine = [match for match in found if match["involvedObject"].get("name") == self.name]
-        mine.sort(key=lambda item: item["metadata"]["creationTimestamp"])
-        return [(item["reason"], item.get("message", "")) for item in mine]
+        events = self.plane.api.get(self.path("events", None))["items"]
+        own = [match for match in events if match["involvedObject"].get("name") == self.name]
+        own.sort(key=lambda item: item["metadata"]["creationTimestamp"])
+        return [(item["reason"], item.get("message", "")) for item in own]
 
     def announced(self, reason: str) -> bool:
         return any(item == reason for item, _ in self.events())
@@ -232,11 +232,11 @@ class LiveTraining:
         return self.pods(pool)
 
     def _now(self) -> str:
-        found = self.find("qwen35trainings", self.name)
+        body = self.find("qwen35trainings", self.name)
         jobs = {
             item["metadata"]["name"]: item.get("status", {}).get("jobDeploymentStatus") for item in self.mine("rayjobs")
         }
-        return json.dumps({"status": None if found is None else found.get("status"), "jobs": jobs}, indent=1)
+        return json.dumps({"status": None if body is None else body.get("status"), "jobs": jobs}, indent=1)
 
     # Objects.
 

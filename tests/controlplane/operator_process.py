@@ -86,10 +86,10 @@ class OperatorProcess:
     def rests(self) -> bool:
         """Whether it leads, has looked at something and has nothing to do."""
         try:
-            found = self.metrics()
+            metrics = self.metrics()
         except OSError:
             return False  # it starts, or has just been killed
-        return found["qwen35_leading"] == 1 and found["qwen35_queue_length"] == 0 and _looks(found) > 0
+        return metrics["qwen35_leading"] == 1 and metrics["qwen35_queue_length"] == 0 and _looks(metrics) > 0
 
     def looks(self) -> int:
         """How often it has looked at something."""
@@ -157,13 +157,13 @@ def grant(
     """A role of this name and its binding, overwritten if they exist."""
     kind = "ClusterRole" if namespace is None else "Role"
     where = {} if namespace is None else {"namespace": namespace}
-    about = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": name, **where}}
+    header = {"apiVersion": f"{RBAC}/v1", "metadata": {"name": name, **where}}
     subject = {"apiGroup": RBAC, "kind": "User", "name": user or name}
     binding = {"roleRef": {"apiGroup": RBAC, "kind": kind, "name": name}, "subjects": [subject]}
     plane.kubectl(
         "apply",
         "--filename=-",
         input=yaml.safe_dump_all(
-            [about | {"kind": kind, "rules": list(granted)}, about | {"kind": f"{kind}Binding"} | binding]
+            [header | {"kind": kind, "rules": list(granted)}, header | {"kind": f"{kind}Binding"} | binding]
         ),
     )

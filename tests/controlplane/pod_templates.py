@@ -126,7 +126,9 @@ def mad_templates() -> SearchStrategy[Document]:
 def _containers(values: SearchStrategy[Any]) -> SearchStrategy[Any]:
     named = st.fixed_dictionaries({"name": st.sampled_from(["ray", "log", "autoscaler", "shm"])})
     return st.lists(
-        st.builds(lambda one, rest: rest | one, named, st.dictionaries(st.sampled_from(WORDS), values, max_size=3)),
+        st.builds(
+            lambda required, rest: rest | required, named, st.dictionaries(st.sampled_from(WORDS), values, max_size=3)
+        ),
         min_size=1,
         max_size=2,
     )

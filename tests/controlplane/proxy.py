@@ -42,7 +42,7 @@ UNCOUNTED: Final = ("events", "leases")
 REPLAYED: Final = 8
 """Events that come again."""
 PASSED_ON: Final = ("authorization", "accept", "content-type", "user-agent")
-LONGEST_LINE: Final = 2**21
+MAX_LINE_BYTES: Final = 2**21
 
 
 @dataclass
@@ -61,7 +61,7 @@ class Line:
     log: list[str] = field(default_factory=list)
     """All requested writes, with their results."""
     dead: bool = False
-    asked: int = 0
+    requests: int = 0
     suffered: int = 0
     """Deaths, failed writes, cut watches and repeated events."""
     on_death: Callable[[], object] = lambda: None
@@ -82,7 +82,7 @@ class Line:
         replay: bool = False,
     ) -> None:
         """Count writes from zero from here on, and let this happen."""
-        self.writes = self.asked = 0
+        self.writes = self.requests = 0
         self.kill_at, self.kill_always = kill_at, kill_always
         self.fault, self.cut_seconds, self.replay = fault, cut_seconds, replay
 
@@ -105,7 +105,7 @@ class Line:
 
 
 class Proxy:
-    """Lines by namespace; made when first asked for."""
+    """Lines by namespace; made at the first request for one."""
 
     def __init__(self, server: str, session: aiohttp.ClientSession) -> None:
         self._loop = asyncio.get_running_loop()
@@ -118,14 +118,14 @@ class Proxy:
         return self._lines.setdefault(namespace, Line(self._loop))
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        found = NAMESPACE.match(request.path)
-        line = self.line(found[1] if found else "")
+        match = NAMESPACE.match(request.path)
+        line = self.line(match[1] if match else "")
         if line.dead:
             return _broken(request)
         assert request.transport is not None
         line._open.add(request.transport)
         try:
-            if request.method not in WRITES or found is None or found[2] in UNCOUNTED:
+            if request.method not in WRITES or match is None or match[2] in UNCOUNTED:
                 return await self._pass(request, line)
             return await self._write(request, line)
         except aiohttp.ClientError as problem:
@@ -134,8 +134,8 @@ class Proxy:
             line._open.discard(request.transport)
 
     async def _write(self, request: web.Request, line: Line) -> web.StreamResponse:
-        line.asked += 1
-        fault = line.fault if line.asked % 2 else None
+        line.requests += 1
+        fault = line.fault if line.requests % 2 else None
         line.log.append(f"{request.method} {request.path} {fault or ''}")
         line.suffered += fault is not None
         if fault in ("conflict", "busy", "error"):
@@ -179,7 +179,7 @@ async def serving(server: str, ca: Path) -> AsyncIterator[Proxy]:
     """A proxy for the API server at this address, on a free port."""
     connector = aiohttp.TCPConnector(ssl=ssl.create_default_context(cafile=str(ca)), limit=0)
     no_limit = aiohttp.ClientTimeout(total=None)
-    async with aiohttp.ClientSession(connector=connector, timeout=no_limit, read_bufsize=LONGEST_LINE) as session:
+    async with aiohttp.ClientSession(connector=connector, timeout=no_limit, read_bufsize=MAX_LINE_BYTES) as session:
         proxy = Proxy(server, session)
         # Without these, a client that goes away would leave its watch open behind it.
         runner = web.ServerRunner(

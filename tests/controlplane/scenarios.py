@@ -18,8 +18,8 @@ def suspend(run: ScenarioRun) -> None:
     run.edit(suspend=True)
     run.until(lambda: run.order, "the trainer is asked to stop")
     saved = {"uri": "/checkpoints/update-000007", "update": 7, "time": time.time()}
-    asked = (run.order or {})["id"]
-    run.report("Stopped", attempt=attempt, stopAcknowledged=asked, update=7, checkpoint=saved)
+    order_id = (run.order or {})["id"]
+    run.report("Stopped", attempt=attempt, stopAcknowledged=order_id, update=7, checkpoint=saved)
     run.until_state("Suspended")
     run.until(lambda: not any(run.mine(kind) for kind in ("rayjobs", "rayclusters", "pods")), "nothing runs")
 

@@ -82,7 +82,7 @@ class Trainer:
     training: str
     attempt: int
     skew: float = 0.0
-    said: dict[str, Any] = field(default_factory=dict)
+    reported: dict[str, Any] = field(default_factory=dict)
 
     def do(self, step: Any) -> None:
         name, value = (step, None) if isinstance(step, str) else next(iter(step.items()))
@@ -92,7 +92,7 @@ class Trainer:
     def do_publish(self, versions: int) -> None:
         for _ in range(versions):
             time.sleep(PAUSE)
-            update = self.said.get("update", 0) + 1
+            update = self.reported.get("update", 0) + 1
             self.report("Running", update=update, version=update, versionTime=self.now(), phase="training")
 
     def do_report(self, fields: dict[str, Any]) -> None:
@@ -142,12 +142,12 @@ class Trainer:
         return time.time() + self.skew
 
     def save(self) -> None:
-        update = self.said.get("update", 0)
-        self.said["checkpoint"] = {"uri": f"/checkpoints/update-{update:06}", "update": update, "time": self.now()}
+        update = self.reported.get("update", 0)
+        self.reported["checkpoint"] = {"uri": f"/checkpoints/update-{update:06}", "update": update, "time": self.now()}
 
     def report(self, state: str, **fields: Any) -> None:
-        self.said |= fields
-        self.write(json.dumps({"attempt": self.attempt, "state": state, "time": self.now()} | self.said))
+        self.reported |= fields
+        self.write(json.dumps({"attempt": self.attempt, "state": state, "time": self.now()} | self.reported))
 
     def write(self, text: str) -> None:
         self.client.request("PATCH", f"{self.maps}/{self.training}-progress", {"data": {"progress.json": text}})
@@ -156,17 +156,17 @@ class Trainer:
         """The id of the order to stop, once there is one."""
         while True:
             control = self.client.request("GET", f"{self.maps}/{self.training}-control")
-            asked = json.loads(control["data"]["control.json"])
-            if asked["attempt"] == self.attempt and asked.get("stop"):
-                return str(asked["stop"]["id"])
+            control_message = json.loads(control["data"]["control.json"])
+            if control_message["attempt"] == self.attempt and control_message.get("stop"):
+                return str(control_message["stop"]["id"])
             time.sleep(PAUSE)
 
 
 def main(server: str, ca: str, token: str) -> None:
     job = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["job_submission_id"]
     name, attempt, uid = job.rsplit("-", 2)
-    found = Client(server, ca, token).request("GET", TRAININGS)["items"]
-    training = next(match["metadata"] for match in found if match["metadata"]["uid"].startswith(uid))
+    trainings = Client(server, ca, token).request("GET", TRAININGS)["items"]
+    training = next(match["metadata"] for match in trainings if match["metadata"]["uid"].startswith(uid))
     namespace = f"/api/v1/namespaces/{training['namespace']}"
     account = f"{namespace}/serviceaccounts/{name}-trainer/token"
     request = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
@@ -174,7 +174,7 @@ def main(server: str, ca: str, token: str) -> None:
     trainer = Trainer(Client(server, ca, own), f"{namespace}/configmaps", name, int(attempt))
 
     def interrupted(*_: object) -> NoReturn:
-        if trainer.said:
+        if trainer.reported:
             trainer.save()
             trainer.report("Stopped", reason="Interrupted", message="a SIGTERM came")
         sys.exit(143)

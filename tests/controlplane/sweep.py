@@ -85,8 +85,8 @@ class ScenarioRun(LiveTraining):
     def at_rest(self) -> bool:
         """Whether the operator knows the training as it is now, and has nothing more to do for it."""
         assert self.line is not None
-        found = self.find("qwen35trainings", self.name)
-        return self.line.rests(self.name, None if found is None else int(found["metadata"]["resourceVersion"]))
+        body = self.find("qwen35trainings", self.name)
+        return self.line.rests(self.name, None if body is None else int(body["metadata"]["resourceVersion"]))
 
     def resting(self) -> Picture | None:
         """The picture, when the operator rests both before and after it was taken."""
@@ -213,15 +213,15 @@ class Sweep:
                     where = f"{scenario.name}, act {number}, {name}"
                     try:
                         act(run)
-                        found = run.settled(calm)
-                        if found == calm:
+                        picture = run.settled(calm)
+                        if picture == calm:
                             where += ", after a touch"
                             run.touch()
                             run.until(run.at_rest, "the operator rests")
-                            found = run.picture()
+                            picture = run.picture()
                     except AssertionError as problem:
                         raise AssertionError(f"{where}: {problem}\n{_log(line)}") from None
-                    assert found == calm, f"{where}:\n{_difference(calm, found)}\n{_log(line)}"
+                    assert picture == calm, f"{where}:\n{_difference(calm, picture)}\n{_log(line)}"
                 return RunResult(line.suffered, line.writes)
         except BaseException:
             failed.set()
@@ -260,23 +260,23 @@ def _log(line: Line) -> str:
     return "\n".join(line.log)
 
 
-def _plain(found: Any) -> Any:
+def _plain(node: Any) -> Any:
     """Without what is made up."""
-    if isinstance(found, dict):
-        return {key: _plain(value) for key, value in found.items() if key not in MADE_UP}
-    if isinstance(found, list):
-        return [_plain(value) for value in found]
-    if isinstance(found, str):
-        if found.startswith("{"):
-            said = json.loads(found)
-            said["leaving"] = len(said.get("leaving", ()))
-            return _plain(said)
-        return re.sub(r"\b[a-z-]+-[0-9a-f]{6}\b|\b[0-9a-f]{8}\b", "…", found)
-    return found
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items() if key not in MADE_UP}
+    if isinstance(node, list):
+        return [_plain(value) for value in node]
+    if isinstance(node, str):
+        if node.startswith("{"):
+            parsed = json.loads(node)
+            parsed["leaving"] = len(parsed.get("leaving", ()))
+            return _plain(parsed)
+        return re.sub(r"\b[a-z-]+-[0-9a-f]{6}\b|\b[0-9a-f]{8}\b", "…", node)
+    return node
 
 
-def _difference(wanted: Any, found: Any, path: str = "") -> str:
-    if isinstance(wanted, dict) and isinstance(found, dict):
-        parts = [_difference(wanted.get(key), found.get(key), f"{path}.{key}") for key in wanted | found]
+def _difference(wanted: Any, actual: Any, path: str = "") -> str:
+    if isinstance(wanted, dict) and isinstance(actual, dict):
+        parts = [_difference(wanted.get(key), actual.get(key), f"{path}.{key}") for key in wanted | actual]
         return "\n".join(part for part in parts if part)
-    return "" if wanted == found else f"{path}: wanted {wanted}, found {found}"
+    return "" if wanted == actual else f"{path}: wanted {wanted}, found {actual}"

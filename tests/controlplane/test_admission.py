@@ -208,7 +208,7 @@ def assert_no_arithmetic_is_left(stored: dict[str, Any]) -> None:
         assert all(UNTYPED in problem.path for problem in problems if problem.path), problems
         return
     left = {check.__name__: list(check(spec)) for check, _ in CHECKS}
-    unlisted = {name: found for name, found in left.items() if found and name not in KNOWN}
+    unlisted = {name: messages for name, messages in left.items() if messages and name not in KNOWN}
     assert not unlisted
     assert all(item.path.endswith(".characters") for item in left["random_model"])
 
@@ -334,7 +334,7 @@ def test_every_rule_of_the_definition_refuses_what_the_models_refuse(control_pla
         assert (refusal is None) == (failed <= KNOWN.keys() and repeated), (name, refusal)
         refusals += [refusal or ""]
         assert refusal_of(control_plane, namespace, spec_of(right)) is None, name
-    unused = [rule.message for rule in creation_rules() if not any(told(rule, said) for said in refusals)]
+    unused = [rule.message for rule in creation_rules() if not any(told(rule, refusal) for refusal in refusals)]
     assert not unused
 
 
@@ -383,14 +383,16 @@ def test_labels_that_no_pod_may_have_are_those_that_are_refused(
     for text in texts:
         change = template(text)
         pod = {"metadata": {"labels": {}} | change.get("metadata", {}), "spec": change.get("spec", {})}
-        found = list(label_syntax.problems(pod, "spec.pods.train"))
+        problems = list(label_syntax.problems(pod, "spec.pods.train"))
         body = {
             "metadata": pod["metadata"] | {"name": "probe"},
             "spec": pod["spec"] | {"containers": [{"name": "ray", "image": "none"}]},
         }
         # A key that no node can have is admitted there, and spreads nothing.
         stricter = place == "spec.topologySpreadConstraints[0].topologyKey"
-        assert bool(found) == refused(control_plane, collection("Pod", namespace), body) or (found and stricter), text
+        assert bool(problems) == refused(control_plane, collection("Pod", namespace), body) or (
+            problems and stricter
+        ), text
 
 
 def refused(plane: ControlPlane, path: str, body: dict[str, Any]) -> bool:

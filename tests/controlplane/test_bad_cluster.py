@@ -79,7 +79,7 @@ def test_kuberay_may_come_later(live_training: LiveTraining, operator_rights: Pa
             live_training.apply()
             live_training.until_condition("Ready", "False", "Unavailable")
             assert live_training.condition("Accepted")[0] == "Unknown"
-            assert "KubeRay" in live_training.told("Ready")["message"]
+            assert "KubeRay" in live_training.whole_condition("Ready")["message"]
             assert live_training.mine("configmaps") == []
             define(live_training, file)
             live_training.plane.start_kuberay()
@@ -103,7 +103,7 @@ def test_an_old_kuberay_is_recognized_by_the_field_that_it_lacks(
         with alive(live_training.plane, operator_rights):
             live_training.apply()
             live_training.until_condition("Accepted", "False", "KubeRayTooOld")
-            assert "labels" in live_training.told("Accepted")["message"]
+            assert "labels" in live_training.whole_condition("Accepted")["message"]
             assert live_training.mine("rayjobs") == []
             define(live_training, file)
             live_training.until_condition("Accepted", "True", "Accepted")
@@ -168,7 +168,7 @@ def test_what_it_may_not_watch_is_named(live_training: LiveTraining, resource: s
     with alive(live_training.plane, kubeconfig):
         live_training.apply()
         live_training.until_condition("Ready", "False", "Unavailable")
-        assert resource in live_training.told("Ready")["message"]
+        assert resource in live_training.whole_condition("Ready")["message"]
         assert live_training.mine("rayjobs") == []
         allow_all(live_training.plane, kubeconfig)
         live_training.until_job()
@@ -179,10 +179,10 @@ def test_it_is_not_ready_while_it_may_not_list_trainings(live_training: LiveTrai
     kubeconfig = operator_process.user(live_training.plane, operator_process.rules(without="qwen35trainings"))
     with alive(live_training.plane, kubeconfig) as operator:
         live_training.until(lambda: "may not watch" in operator.readiness()[1], "the probe says why")
-        status, said = operator.readiness()
+        status, message = operator.readiness()
         assert status == 503
         # Next to it is what it has not listed yet.
-        (line,) = (line for line in said.splitlines() if "may not watch" in line)
+        (line,) = (line for line in message.splitlines() if "may not watch" in line)
         assert "Grant get, list and watch on qwen35trainings.rl.qwen35.io in all namespaces" in line
         assert line in operator.log
         allow_all(live_training.plane, kubeconfig)
@@ -197,7 +197,7 @@ def test_what_it_may_not_create_is_named(live_training: LiveTraining, resource: 
     with alive(live_training.plane, kubeconfig):
         live_training.apply()
         live_training.until_condition("Ready", "False", "Forbidden")
-        message = live_training.told("Ready")["message"]
+        message = live_training.whole_condition("Ready")["message"]
         assert "create" in message
         assert resource in message
         assert live_training.namespace in message

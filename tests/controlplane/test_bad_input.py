@@ -63,7 +63,7 @@ def test_a_foreign_object_is_never_adopted(live_training: LiveTraining, plural: 
     before = spec_of(live_training.get(plural, name))
     live_training.apply()
     live_training.until_condition("Accepted", "False", "NameTaken")
-    assert name in live_training.told("Accepted")["message"]
+    assert name in live_training.whole_condition("Accepted")["message"]
     assert live_training.condition("Stalled") == ("True", "NameTaken")
     assert spec_of(live_training.get(plural, name)) == before
 
@@ -99,27 +99,27 @@ def test_a_job_that_is_labelled_as_anothers_by_hand_counts_as_deleted_and_is_wai
     )
     live_training.until_condition("Reconciling", "True", "Cleaning")
     assert [(attempt["outcome"], attempt["reason"]) for attempt in live_training.attempts] == [("Failed", "JobDeleted")]
-    assert live_training.cluster()["metadata"]["name"] in live_training.told("Reconciling")["message"]
+    assert live_training.cluster()["metadata"]["name"] in live_training.whole_condition("Reconciling")["message"]
     live_training.plane.api.request("DELETE", live_training.path("rayjobs", "demo-1"))
     live_training.until_job(attempt=2)
 
 
 def spec_of(manifest: dict[str, Any]) -> str:
     """All of it, but for what its own controller writes."""
-    about = {
+    metadata = {
         key: value for key, value in manifest["metadata"].items() if key not in ("resourceVersion", "managedFields")
     }
     status_free = {key: value for key, value in manifest.items() if key != "status"}
     if manifest.get("kind") != "RayJob":
-        about["resourceVersion"] = manifest["metadata"]["resourceVersion"]
-    return json.dumps(status_free | {"metadata": about}, sort_keys=True)
+        metadata["resourceVersion"] = manifest["metadata"]["resourceVersion"]
+    return json.dumps(status_free | {"metadata": metadata}, sort_keys=True)
 
 
 def test_all_problems_of_a_spec_are_reported_together(live_training: LiveTraining):
     wrong = {"spec": {"hostNetwork": True, "containers": [{"name": "ray", "image": "mine"}]}}
     live_training.apply(pods={"head": wrong})
     live_training.until_condition("Accepted", "False", "Invalid")
-    message = live_training.told("Accepted")["message"]
+    message = live_training.whole_condition("Accepted")["message"]
     assert "spec.pods.head.spec.hostNetwork" in message
     assert "image" in message
     assert live_training.mine("rayjobs") == []
@@ -166,7 +166,7 @@ def test_a_clock_that_is_off_is_reported_and_corrected(live_training: LiveTraini
     clock = time.time() + skew
     live_training.report(time=clock, versionTime=clock, versionSeconds=10.0)
     live_training.until_condition("Degraded", "True", "ClockSkew")
-    seconds = re.findall(r"(\d+) s\b", live_training.told("Degraded")["message"])
+    seconds = re.findall(r"(\d+) s\b", live_training.whole_condition("Degraded")["message"])
     # The report may have been on its way for a while.
     assert [int(item) for item in seconds] == [pytest.approx(abs(skew), abs=60)]
     assert live_training.attempts[0]["outcome"] == "Running"
@@ -193,7 +193,7 @@ def test_a_used_up_quota_is_reported(live_training: LiveTraining):
     live_training.apply()
     live_training.until_condition("Ready", "False", "QuotaExceeded")
     assert live_training.condition("Accepted")[0] == "True"
-    assert "none" in live_training.told("Ready")["message"]
+    assert "none" in live_training.whole_condition("Ready")["message"]
     live_training.plane.api.request("DELETE", counted)
     live_training.until_job()
     live_training.until(lambda: live_training.condition("Ready")[1] != "QuotaExceeded", "it continues")

@@ -161,24 +161,24 @@ def test_a_running_training_takes_live_changes_and_names_the_way_for_others(
 ):
     training = create(control_plane, namespace, suspend=False)
     for path, (_, refusal) in CHANGES.items():
-        said = change(control_plane, training, path)
+        answer = change(control_plane, training, path)
         if refusal is LIVE:
-            assert said is None, path
+            assert answer is None, path
         else:
-            assert said is not None, path
-            assert refusal in said, (path, said)
-            assert path.split(".")[0] in said
+            assert answer is not None, path
+            assert refusal in answer, (path, answer)
+            assert path.split(".")[0] in answer
 
 
 def test_a_suspended_training_takes_all_but_what_its_checkpoints_depend_on(control_plane: ControlPlane, namespace: str):
     training = create(control_plane, namespace, suspend=True)
     for path, (_, refusal) in CHANGES.items():
-        said = change(control_plane, training, path, value=False if path == "suspend" else None)
+        answer = change(control_plane, training, path, value=False if path == "suspend" else None)
         if refusal is FIXED:
-            assert said is not None, path
-            assert FIXED in said, (path, said)
+            assert answer is not None, path
+            assert FIXED in answer, (path, answer)
         else:
-            assert said is None, path
+            assert answer is None, path
 
 
 @pytest.mark.parametrize("before", [False, True])

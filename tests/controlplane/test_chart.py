@@ -57,8 +57,12 @@ def operator(release: Release) -> Iterator[OperatorProcess]:
     """An operator with the token of the chart's account: what the chart does not grant, it has not."""
     plane = release.plane
     account = f"/api/v1/namespaces/{release.namespace}/serviceaccounts/{release.operator}"
-    asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
-    token = plane.api.post(f"{account}/token", asked)["status"]["token"]
+    token_request = {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenRequest",
+        "spec": {"expirationSeconds": 3600},
+    }
+    token = plane.api.post(f"{account}/token", token_request)["status"]["token"]
     cluster = {"server": plane.server, "certificate-authority": str(plane.ca)}
     kubeconfig = write_kubeconfig(plane.folder / "chart.kubeconfig", cluster, {"token": token})
     with operator_process.running(

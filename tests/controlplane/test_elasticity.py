@@ -34,9 +34,9 @@ def test_kubectl_scale_adds_nodes(live_training: LiveTraining):
 def test_the_idlest_replicas_go_first(live_training: LiveTraining):
     pods = running(live_training, nodes=3, maxNodes=3)
     idle = dict(zip(pods, (0.1, 0.9, 0.5), strict=True))
-    told = "idle shares are reported"
-    live_training.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()], phase=told)
-    live_training.until(lambda: told in live_training.told("Ready")["message"], "the report is seen")
+    message = "idle shares are reported"
+    live_training.report(replicas=[{"pods": [pod], "idle": share} for pod, share in idle.items()], phase=message)
+    live_training.until(lambda: message in live_training.whole_condition("Ready")["message"], "the report is seen")
     live_training.kubectl("scale", "q35/demo", "--replicas=1")
     assert live_training.until_pods("rollout", 1) == [pods[0]]
     assert live_training.replicas() == 1

@@ -31,8 +31,8 @@ def test_an_example_gives_exactly_the_golden_children(
     wanted = [
         as_made(live_training, item) for item in golden(live_training, example, live_training.body["metadata"]["uid"])
     ]
-    found = [item for kind in CHILDREN for item in live_training.mine(kind)]
-    assert by_name(found) == by_name(wanted)
+    children = [item for kind in CHILDREN for item in live_training.mine(kind)]
+    assert by_name(children) == by_name(wanted)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda file: file.stem)
@@ -90,10 +90,10 @@ def kind_of(manifest: dict[str, Any]) -> str:
 
 def said(manifest: dict[str, Any]) -> dict[str, Any]:
     """All that the object says, but for what the server, KubeRay and the trainer add."""
-    about = {key: value for key, value in manifest["metadata"].items() if key not in SERVER_SET}
+    metadata = {key: value for key, value in manifest["metadata"].items() if key not in SERVER_SET}
     for group in manifest.get("spec", {}).get("rayClusterSpec", {}).get("workerGroupSpecs", []):
         group.pop("scaleStrategy", None)  # KubeRay writes the job again, with empty fields
     # The golden hash is that of the placeholder.
-    about["annotations"] = {key: value for key, value in about.get("annotations", {}).items() if key != HASH}
+    metadata["annotations"] = {key: value for key, value in metadata.get("annotations", {}).items() if key != HASH}
     rest = {key: value for key, value in manifest.items() if key not in ("apiVersion", "kind", "metadata", "status")}
-    return rest | {"metadata": about}
+    return rest | {"metadata": metadata}

@@ -45,7 +45,8 @@ def test_the_trainers_word_on_bad_input_is_final(live_training: LiveTraining):
     live_training.until_condition("Failed", "True", "FailedByRule")
     assert live_training.condition("Stalled") == ("True", "FailedByRule")
     assert (
-        "data/train.jsonl:3: no field prompt. Add one. (rule not-retryable)" in live_training.told("Failed")["message"]
+        "data/train.jsonl:3: no field prompt. Add one. (rule not-retryable)"
+        in live_training.whole_condition("Failed")["message"]
     )
     assert live_training.restarts == 0
 
@@ -65,7 +66,7 @@ def test_no_restarts_are_left_in_the_end(live_training: LiveTraining):
     live_training.until_job()
     fail(live_training)
     live_training.until_condition("Failed", "True", "RestartsExhausted")
-    assert LOST[1] in live_training.told("Failed")["message"]
+    assert LOST[1] in live_training.whole_condition("Failed")["message"]
     assert live_training.restarts == 0
 
 
@@ -139,7 +140,7 @@ def test_a_rule_of_the_user_decides_first(live_training: LiveTraining, rule: dic
     end(live_training, pods[0], "Error", 139)
     fail(live_training)
     live_training.until_condition("Failed", "True", "FailedByRule")
-    assert "(rule mine)" in live_training.told("Failed")["message"]
+    assert "(rule mine)" in live_training.whole_condition("Failed")["message"]
 
 
 @pytest.mark.soak
@@ -301,7 +302,7 @@ def test_a_pod_that_does_not_end_holds_up_the_next_attempt(live_training: LiveTr
         live_training.until_condition("Reconciling", "True", "Cleaning")
         # Of many leftovers it names some.
         live_training.until(
-            lambda: "pod stuck" in live_training.told("Reconciling").get("message", ""), "the pod is named"
+            lambda: "pod stuck" in live_training.whole_condition("Reconciling").get("message", ""), "the pod is named"
         )
         assert live_training.job(2) is None
     finally:

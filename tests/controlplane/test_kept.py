@@ -21,5 +21,5 @@ def test_they_are_refused_accepted_and_reported():
 def test_none_is_there_for_nothing():
     for manifests_of in kept.load().values():
         words = [kept.reached(manifest) for manifest in manifests_of]
-        for number, mine in enumerate(words):
-            assert mine - set().union(*words[:number]), json.dumps(manifests_of[number])
+        for number, phrase in enumerate(words):
+            assert phrase - set().union(*words[:number]), json.dumps(manifests_of[number])

@@ -49,15 +49,15 @@ def lease(plane: ControlPlane) -> dict[str, Any]:
 
 def until_renewed(plane: ControlPlane) -> float:
     """Waits for a renewal of the Lease. Returns when it had not come yet, a moment before."""
-    asked: list[float] = []
+    request_times: list[float] = []
 
     def version() -> str:
-        asked.append(time.monotonic())
+        request_times.append(time.monotonic())
         return str(lease(plane)["metadata"]["resourceVersion"])
 
     before = version()
     wait(lambda: version() != before, "the leader renews its Lease")
-    return asked[-2]
+    return request_times[-2]
 
 
 def writes(operator: OperatorProcess) -> float:

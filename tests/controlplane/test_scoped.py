@@ -73,5 +73,5 @@ def test_each_line_of_its_log_is_an_object(control_plane: ControlPlane, scoped: 
     live_training.until(lambda: "exceeded quota" in scoped.log, "it is logged, which comes after the condition")
     lines = [json.loads(line) for line in scoped.log.splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    about = [line for line in lines if "exceeded quota" in line["message"]]
-    assert {(line["namespace"], line["training"]) for line in about} == {(NAMESPACES[1], "unlucky")}
+    quota_lines = [line for line in lines if "exceeded quota" in line["message"]]
+    assert {(line["namespace"], line["training"]) for line in quota_lines} == {(NAMESPACES[1], "unlucky")}

@@ -163,8 +163,8 @@ def test_a_history_is_made_again_is_written_by_nobody_else_and_is_not_among_what
     live_training.plane.api.request("DELETE", live_training.path("configmaps", "demo-history"))
 
     def again() -> bool:
-        found = live_training.find("configmaps", "demo-history")
-        return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
+        history = live_training.find("configmaps", "demo-history")
+        return history is not None and history["metadata"]["uid"] != before["metadata"]["uid"]
 
     live_training.until(again, "it is there again")
     text = base64.b64encode(os.urandom(MAX_PACKED_BYTES)).decode()

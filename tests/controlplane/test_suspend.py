@@ -41,7 +41,7 @@ def test_the_trainer_is_given_time_to_answer(live_training: LiveTraining):
     assert order["reason"] == "Suspend"
     live_training.report(stopAcknowledged=order["id"], phase="saving")
     live_training.until(
-        lambda: "is saving" in live_training.told("Reconciling")["message"], "the acknowledgement is seen"
+        lambda: "is saving" in live_training.whole_condition("Reconciling")["message"], "the acknowledgement is seen"
     )
     assert live_training.job() is not None
     saved = {"uri": "/checkpoints/update-1", "update": 1, "time": order["time"]}
@@ -57,7 +57,7 @@ def test_an_answer_to_an_earlier_order_is_none(live_training: LiveTraining):
     live_training.until_state("Running")
     live_training.edit(suspend=True)
     live_training.until_condition("Reconciling", "True", "Stopping")
-    assert "has not answered yet" in live_training.told("Reconciling")["message"]
+    assert "has not answered yet" in live_training.whole_condition("Reconciling")["message"]
 
 
 def test_a_silent_trainer_is_stopped_when_its_grace_is_over(live_training: LiveTraining):

@@ -53,8 +53,8 @@ def ray_object(kind: str, name: str, spec: dict[str, Any]) -> str:
 
 
 def status(plane: ControlPlane, kind: str, namespace: str, name: str) -> dict[str, Any]:
-    found = plane.api.get(f"/apis/ray.io/v1/namespaces/{namespace}/{kind}/{name}")
-    return dict(found.get("status", {}))
+    body = plane.api.get(f"/apis/ray.io/v1/namespaces/{namespace}/{kind}/{name}")
+    return dict(body.get("status", {}))
 
 
 def cluster_state(plane: ControlPlane, namespace: str, name: str) -> str | None:
@@ -178,21 +178,21 @@ def test_a_missing_build_is_reported_with_the_command_that_builds_it(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("go", "told"),
+    ("go", "message"),
     [
         (None, r"needs Go 1\.25 or newer, and there is no `go` in PATH"),
         ("#!/bin/sh\necho go version go1.24.9 linux/amd64", r"needs Go 1\.25 or newer, but .* go1\.24\.9 .*update it"),
     ],
 )
 def test_a_missing_or_old_go_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], go: str | None, told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], go: str | None, message: str
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     if go:
         (tmp_path / "go").write_text(go)
         (tmp_path / "go").chmod(0o755)
-    with pytest.raises(binaries.NotBuilt, match=told):
+    with pytest.raises(binaries.NotBuilt, match=message):
         binaries.build()
     assert not capsys.readouterr().err
 

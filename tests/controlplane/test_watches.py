@@ -29,8 +29,8 @@ def test_a_deleted_child_is_made_again(live_training: LiveTraining, plural: str,
     live_training.plane.api.request("DELETE", live_training.path(plural, name))
 
     def again() -> bool:
-        found = live_training.find(plural, name)
-        return found is not None and found["metadata"]["uid"] != before["metadata"]["uid"]
+        body = live_training.find(plural, name)
+        return body is not None and body["metadata"]["uid"] != before["metadata"]["uid"]
 
     live_training.until(again, f"{plural}/{name} is there again")
     after = live_training.get(plural, name)
@@ -57,8 +57,8 @@ def test_a_deleted_cluster_is_rebuilt_by_kuberay(live_training: LiveTraining):
     live_training.plane.api.request("DELETE", live_training.path("rayclusters", cluster["metadata"]["name"]))
 
     def rebuilt() -> bool:
-        found = live_training.cluster()
-        return found is not None and found["metadata"]["uid"] != cluster["metadata"]["uid"]
+        ray_cluster = live_training.cluster()
+        return ray_cluster is not None and ray_cluster["metadata"]["uid"] != cluster["metadata"]["uid"]
 
     live_training.until(rebuilt, "there is a new cluster")
     live_training.until_condition("ClusterReady", "True", "NodesReady")

@@ -52,8 +52,8 @@ def test_without_namespaces_there_is_one_cluster_role_and_with_them_a_role_in_ea
     assert len(of(everywhere, "ClusterRoleBinding")) == 1
     named = render('watchNamespaces=["a","b"]', "rbac.aggregate=false")
     assert of(named, "ClusterRole") == of(named, "ClusterRoleBinding") == []
-    mine = [role for role in of(named, "Role") if role["metadata"]["namespace"] != NAMESPACE]
-    assert {role["metadata"]["namespace"]: role["rules"] for role in mine} == {"a": rules, "b": rules}
+    elsewhere = [role for role in of(named, "Role") if role["metadata"]["namespace"] != NAMESPACE]
+    assert {role["metadata"]["namespace"]: role["rules"] for role in elsewhere} == {"a": rules, "b": rules}
     assert [argument for argument in arguments(named) if "--namespace" in argument] == [
         "--namespace=a",
         "--namespace=b",
@@ -116,8 +116,10 @@ def test_the_image_is_of_this_version_unless_a_tag_is_given(render: Render):
 
 
 def test_trainer_images_in_the_values_reach_the_operator(render: Render):
-    given = [argument for argument in arguments(render('trainerImages.CPU="mine:1"')) if argument.startswith("--image")]
-    assert given == ["--image=CPU=mine:1"]
+    images = [
+        argument for argument in arguments(render('trainerImages.CPU="mine:1"')) if argument.startswith("--image")
+    ]
+    assert images == ["--image=CPU=mine:1"]
 
 
 def test_several_replicas_are_spread_and_disrupted_one_at_a_time(render: Render):

@@ -95,11 +95,11 @@ def test_who_may_reach_a_training(policies, parties, demo):
 
     drawn = table("from", parties, ports, reached)
     assert drawn in DOCS.read_text(), drawn
-    mine = [who for who in parties if who.endswith("of the training")]
-    assert all(reached(who, port) for who in mine for port in ports)
-    assert {who for who in parties if reached(who, "Ray GCS 6379")} == set(mine)
+    own_pods = [who for who in parties if who.endswith("of the training")]
+    assert all(reached(who, port) for who in own_pods for port in ports)
+    assert {who for who in parties if reached(who, "Ray GCS 6379")} == set(own_pods)
     assert {who for who in parties if reached(who, "dashboard 8265")} == {
-        *mine,
+        *own_pods,
         "this operator",
         "KubeRay's operator (its chart)",
         "KubeRay's operator (its manifests)",
@@ -110,7 +110,7 @@ def test_whom_a_training_may_reach(policies, parties, demo, operator):
     dns = Pod("kube-system", {"k8s-app": "kube-dns"})
     store = Pod("storage", {"app": "minio"})
     other = pod_of(training("other", TEAM), "head")
-    asked: dict[str, tuple[End, int, str]] = {
+    connections: dict[str, tuple[End, int, str]] = {
         "DNS of the cluster, UDP 53": (dns, 53, "UDP"),
         "DNS of the cluster, TCP 53": (dns, 53, "TCP"),
         "the API server, 443 and behind it 6443": (Outside("192.0.2.1"), 6443, "TCP"),
@@ -123,7 +123,7 @@ def test_whom_a_training_may_reach(policies, parties, demo, operator):
         "this operator, metrics": (operator, operator.ports["metrics"], "TCP"),
     }
     sources = {pool: pod_of(demo, pool) for pool in ("head", "rollout", "train")}
-    drawn = table("to", asked, sources, lambda what, pool: may_reach(policies, sources[pool], *asked[what]))
+    drawn = table("to", connections, sources, lambda what, pool: may_reach(policies, sources[pool], *connections[what]))
     assert drawn in DOCS.read_text(), drawn
 
 

@@ -42,7 +42,9 @@ def compared(written):
 
     def build(earlier, now) -> list[str]:
         text = dump_manifest(load_manifest(written(earlier)))
-        return [str(found) for found in differences(parse_value(text)["spec"], load_manifest(written(now)).spec)]
+        return [
+            str(difference) for difference in differences(parse_value(text)["spec"], load_manifest(written(now)).spec)
+        ]
 
     return build
 
@@ -78,15 +80,15 @@ def test_a_field_that_the_earlier_release_did_not_know_counts_once_it_is_set(wri
     earlier = parse_value(dump_manifest(load_manifest(written({}))))["spec"]
     del earlier["data"]["shuffle"], earlier["model"]["precision"]
     assert differences(earlier, now) == []
-    (found,) = differences(earlier, load_manifest(written({"data.shuffle": False})).spec)
-    assert str(found) == "spec.data.shuffle: not set there, false here"
+    (difference,) = differences(earlier, load_manifest(written({"data.shuffle": False})).spec)
+    assert str(difference) == "spec.data.shuffle: not set there, false here"
 
 
 def test_a_field_that_this_release_does_not_know_any_more_counts(written):
     earlier = parse_value(dump_manifest(load_manifest(written({}))))["spec"]
     earlier["data"]["order"] = "Sorted"
-    (found,) = differences(earlier, load_manifest(written({})).spec)
-    assert str(found) == "spec.data.order: Sorted there, not set here"
+    (difference,) = differences(earlier, load_manifest(written({})).spec)
+    assert str(difference) == "spec.data.order: Sorted there, not set here"
 
 
 def test_every_example_agrees_with_itself():

@@ -22,8 +22,8 @@ def test_what_stands_for_trls_name_is_a_field(name):
 @pytest.mark.torch
 def test_trls_names_are_those_of_trl():
     trl = pytest.importorskip("trl")
-    known = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
-    assert TRL.keys() - known == COMMAND_LINE
+    trl_fields = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    assert TRL.keys() - trl_fields == COMMAND_LINE
 
 
 @pytest.mark.parametrize(
@@ -44,22 +44,22 @@ def test_trls_names_are_those_of_trl():
 )
 def test_a_name_of_another_trainer_is_answered_with_ours(document, written, ours):
     _, problems = parse_spec(document({written: 1})["spec"])
-    (problem,) = [one for one in problems if one.path == f"spec.{written}"]
+    (problem,) = [candidate for candidate in problems if candidate.path == f"spec.{written}"]
     assert problem.message == "this is not a known field."
     assert f"is spec.{ours} here." in problem.fix
     assert fields.at(TrainingSpec, segments(ours)) is not None
 
 
 def test_a_key_of_several_fields_names_them_all():
-    said = answer(["n"], TrainingSpec)
-    assert said is not None
-    assert "verl's actor_rollout_ref.rollout.n is spec.algorithm.groupSize here." in said
-    assert "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here." in said
+    answered = answer(["n"], TrainingSpec)
+    assert answered is not None
+    assert "verl's actor_rollout_ref.rollout.n is spec.algorithm.groupSize here." in answered
+    assert "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here." in answered
 
 
 def test_the_word_before_distinguishes_two_keys_of_one_name():
-    said = answer(["rollout", "val_kwargs", "n"], TrainingSpec)
-    assert said == "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here."
+    answered = answer(["rollout", "val_kwargs", "n"], TrainingSpec)
+    assert answered == "verl's actor_rollout_ref.rollout.val_kwargs.n is spec.evaluation.samplesPerPrompt here."
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_the_word_before_distinguishes_two_keys_of_one_name():
     [(["data", "train_files"], "data.train"), (["data", "val_files"], "data.validation"), (["logger"], "tracking")],
 )
 def test_of_a_section_and_its_fields_the_section_is_named(path, ours):
-    said = answer(path, TrainingSpec)
-    assert said is not None
-    assert said.endswith(f" is spec.{ours} here.")
-    assert said.count("here.") == 1
+    answered = answer(path, TrainingSpec)
+    assert answered is not None
+    assert answered.endswith(f" is spec.{ours} here.")
+    assert answered.count("here.") == 1
 
 
 @pytest.mark.parametrize("path", [["name"], ["train", "path"], ["colour"]])

@@ -30,21 +30,21 @@ def trained(nodes, devices, batch=None, group=8, **parallelism):
 
 @given(nodes=NODES, devices=DEVICES, tensor=SIZE, pipeline=SIZE, context=SIZE)
 def test_the_dense_layers_fit_exactly_when_the_division_is_whole(nodes, devices, tensor, pipeline, context):
-    found = list(layout.dense(trained(nodes, devices, tensor=tensor, pipeline=pipeline, context=context)))
-    assert (found == []) == (nodes * devices % (tensor * pipeline * context) == 0)
+    problems = list(layout.dense(trained(nodes, devices, tensor=tensor, pipeline=pipeline, context=context)))
+    assert (problems == []) == (nodes * devices % (tensor * pipeline * context) == 0)
 
 
 @given(nodes=NODES, devices=DEVICES, expert=SIZE, size=SIZE, pipeline=SIZE)
 def test_the_experts_fit_exactly_when_the_division_is_whole(nodes, devices, expert, size, pipeline):
-    found = list(layout.expert(trained(nodes, devices, expert=expert, expertTensor=size, pipeline=pipeline)))
-    assert (found == []) == (expert == 1 or nodes * devices % (expert * size * pipeline) == 0)
+    problems = list(layout.expert(trained(nodes, devices, expert=expert, expertTensor=size, pipeline=pipeline)))
+    assert (problems == []) == (expert == 1 or nodes * devices % (expert * size * pipeline) == 0)
 
 
 @given(nodes=NODES, devices=DEVICES, copies=SIZE, context=SIZE)
 def test_copies_fit_exactly_when_each_has_whole_sequences(nodes, devices, copies, context):
-    found = list(layout.copies(trained(nodes, devices, copies=copies, context=context)))
-    assert (found == []) == (copies == 1 or nodes * devices % (copies * context) == 0)
-    fix = re.match(r"Use (\w+) ((?:\d+(?: or )?)+)", found[0].fix) if found else None
+    problems = list(layout.copies(trained(nodes, devices, copies=copies, context=context)))
+    assert (problems == []) == (copies == 1 or nodes * devices % (copies * context) == 0)
+    fix = re.match(r"Use (\w+) ((?:\d+(?: or )?)+)", problems[0].fix) if problems else None
     for size in re.findall(r"\d+", fix[2]) if fix else ():
         mended = {"copies": copies, "context": context, fix[1]: int(size)}
         assert list(layout.copies(trained(nodes, devices, **mended))) == []
@@ -53,11 +53,11 @@ def test_copies_fit_exactly_when_each_has_whole_sequences(nodes, devices, copies
 @given(nodes=NODES, devices=DEVICES, tensor=SIZE, pipeline=SIZE, context=SIZE)
 def test_each_fix_of_a_layout_mends_it(nodes, devices, tensor, pipeline, context):
     sizes = {"tensor": tensor, "pipeline": pipeline, "context": context}
-    found = list(layout.dense(trained(nodes, devices, **sizes)))
-    assume(found)
-    if more := re.search(r"(\d+) nodes?", found[0].fix):
+    problems = list(layout.dense(trained(nodes, devices, **sizes)))
+    assume(problems)
+    if more := re.search(r"(\d+) nodes?", problems[0].fix):
         assert list(layout.dense(trained(int(more[1]), devices, **sizes))) == []
-    if axis := re.match(r"Use (\w+) ((?:\d+(?: or )?)+)", found[0].fix):
+    if axis := re.match(r"Use (\w+) ((?:\d+(?: or )?)+)", problems[0].fix):
         for size in re.findall(r"\d+", axis[2]):
             assert list(layout.dense(trained(nodes, devices, **{**sizes, axis[1]: int(size)}))) == []
 
@@ -67,22 +67,22 @@ def test_a_batch_fits_exactly_when_every_rank_gets_whole_micro_batches(nodes, de
     assume(nodes * devices % tensor == 0)
     ranks = nodes * devices // tensor
     batch = {"promptsPerUpdate": prompts, "microBatchSequences": micro}
-    found = list(layout.batch(trained(nodes, devices, batch, group, tensor=tensor)))
-    assert (found == []) == (prompts * group % (ranks * micro) == 0)
-    for better in re.findall(r"\d+", found[0].fix) if found else []:
+    problems = list(layout.batch(trained(nodes, devices, batch, group, tensor=tensor)))
+    assert (problems == []) == (prompts * group % (ranks * micro) == 0)
+    for better in re.findall(r"\d+", problems[0].fix) if problems else []:
         mended = {**batch, "promptsPerUpdate": int(better)}
         assert list(layout.batch(trained(nodes, devices, mended, group, tensor=tensor))) == []
 
 
 @given(nodes=NODES, devices=DEVICES, size=st.integers(1, 64))
 def test_replicas_use_up_the_pool_and_share_no_node_by_halves(nodes, devices, size):
-    found = list(
+    problems = list(
         layout.replicas(spec(accelerator={"devicesPerNode": devices}, rollout={"nodes": nodes, "tensorParallel": size}))
     )
     within = size <= devices and devices % size == 0
     across = size > devices and size % devices == 0 and (nodes * devices) % size == 0
-    assert (found == []) == (within or across)
-    for better in re.findall(r"\d+", found[0].fix) if found else []:
+    assert (problems == []) == (within or across)
+    for better in re.findall(r"\d+", problems[0].fix) if problems else []:
         rollout = {"nodes": nodes, "tensorParallel": int(better)}
         assert list(layout.replicas(spec(accelerator={"devicesPerNode": devices}, rollout=rollout))) == []
 

@@ -72,8 +72,8 @@ WRONG = {
 def test_an_override_that_does_not_fit_is_reported(document, text, problem):
     with pytest.raises(ManifestError) as caught:
         apply_overrides(document(), [text])
-    (found,) = caught.value.problems
-    assert (found.path, found.message, found.fix) == problem
+    (reported,) = caught.value.problems
+    assert (reported.path, reported.message, reported.fix) == problem
 
 
 def test_all_overrides_that_do_not_fit_are_reported(document):

@@ -78,10 +78,10 @@ CASES = {
 
 @pytest.mark.parametrize(("changes", "path", "message", "fix"), CASES.values(), ids=CASES)
 def test_a_wrong_field_is_reported_with_its_value_and_the_fix(document, changes, path, message, fix):
-    found = told(document, changes)
-    assert list(found) == [path]
-    assert found[path][0] == message
-    assert fix is None or found[path][1] == fix
+    problems = told(document, changes)
+    assert list(problems) == [path]
+    assert problems[path][0] == message
+    assert fix is None or problems[path][1] == fix
 
 
 def test_a_missing_field_is_reported_with_what_it_is(document, removed):
@@ -106,8 +106,8 @@ def test_all_problems_come_together_field_and_cross_field_alike(document):
 
 
 def test_a_section_that_cannot_be_read_is_not_judged_by_its_defaults(document):
-    found = told(document, {"rollout": {"nodes": "2"}, "mode": "Colocated", "train.nodes": 2})
-    assert list(found) == ["spec.rollout.nodes"]
+    problems = told(document, {"rollout": {"nodes": "2"}, "mode": "Colocated", "train.nodes": 2})
+    assert list(problems) == ["spec.rollout.nodes"]
 
 
 def test_a_list_whose_items_are_wrong_is_not_called_empty_too(document):

@@ -70,9 +70,9 @@ def test_a_command_says_so_with_exit_code_3(command, written):
     file = written({"rollout.engine": "VLLM", "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
     result = invoke(command, file)
     assert result.exit_code == 3, result.output
-    said = result.stdout if command == "validate" else result.stderr
-    assert f"{file}: valid, but this release cannot run it:\n  spec.rollout.engine: this release has no VLLM" in said
-    assert "Set it to Torch." in said
+    output = result.stdout if command == "validate" else result.stderr
+    assert f"{file}: valid, but this release cannot run it:\n  spec.rollout.engine: this release has no VLLM" in output
+    assert "Set it to Torch." in output
 
 
 def test_a_command_that_prints_something_still_prints_it(written):

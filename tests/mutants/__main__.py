@@ -50,9 +50,9 @@ class Judge:
         """Run all of these in the untouched copy, together: one start instead of one for each."""
         named = dict.fromkeys(tests)
         ran = self._tree.pytest([*named])
-        while ran.missing and (left := [test for test in named if not test.endswith(ran.missing)]):
-            named = dict.fromkeys(left)
-            ran = self._tree.pytest(left)
+        while ran.missing and (remaining := [test for test in named if not test.endswith(ran.missing)]):
+            named = dict.fromkeys(remaining)
+            ran = self._tree.pytest(remaining)
         if ran.code in (0, 1):
             self._sound |= {test: not any(_is_of(failed, test) for failed in ran.failed) for test in named}
 
@@ -85,10 +85,10 @@ class Judge:
         return "killed", test
 
     def _passes(self, test: str) -> bool:
-        known = next((sound for one, sound in self._sound.items() if _is_of(test, one)), None)
-        if known is None:
-            known = self._sound[test] = self._tree.pytest([test]).code == 0
-        return known
+        passes = next((sound for target, sound in self._sound.items() if _is_of(test, target)), None)
+        if passes is None:
+            passes = self._sound[test] = self._tree.pytest([test]).code == 0
+        return passes
 
 
 def _is_of(test: str, named: str) -> bool:
@@ -100,20 +100,20 @@ def chosen(words: Sequence[str]) -> list[Mutant]:
     """The mutants of these packages, and those whose sentence contains one of these; all without words."""
     packages = {mutant.package for mutant in MUTANTS}
     parts = [word.lower() for word in words if word not in packages]
-    found = [
+    selected = [
         mutant
         for mutant in MUTANTS
         if not words or mutant.package in words or any(part in mutant.name.lower() for part in parts)
     ]
-    if not found:
+    if not selected:
         sys.exit(f"no mutant is called {', '.join(words)}")
-    return found
+    return selected
 
 
 def main() -> None:
-    about = __doc__ or ""
+    description = __doc__ or ""
     parser = argparse.ArgumentParser(
-        prog="python -m tests.mutants", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tests.mutants", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help="a package, or words of a mutant's sentence; default: all"
@@ -124,33 +124,36 @@ def main() -> None:
         "--skip", action="append", default=[], metavar="FOLDER", help="leave a folder out; may be repeated"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
-    given = parser.parse_args()
-    found = []
-    with copy_of(given.tree) as tree:
-        judge, mutants = Judge(tree), chosen(given.names)
-        if not given.folders:
+    options = parser.parse_args()
+    verdicts = []
+    with copy_of(options.tree) as tree:
+        judge, mutants = Judge(tree), chosen(options.names)
+        if not options.folders:
             judge.try_out(mutant.killer for mutant in mutants)
         for mutant in mutants:
             folders = [
-                folder for folder in mutant.folders if folder not in given.skip and (tree.folder / folder).is_dir()
+                folder for folder in mutant.folders if folder not in options.skip and (tree.folder / folder).is_dir()
             ]
-            found.append(judge.judge(mutant, folders if given.folders else [mutant.killer]))
-            if not given.json:
-                print(_row(found[-1]), flush=True)
-    killed = sum(one.outcome == "killed" for one in found)
-    if given.json:
+            verdicts.append(judge.judge(mutant, folders if options.folders else [mutant.killer]))
+            if not options.json:
+                print(_row(verdicts[-1]), flush=True)
+    killed = sum(verdict.outcome == "killed" for verdict in verdicts)
+    if options.json:
         print(
-            json.dumps({"tree": str(given.tree), "killed": killed, "mutants": [asdict(one) for one in found]}, indent=2)
+            json.dumps(
+                {"tree": str(options.tree), "killed": killed, "mutants": [asdict(verdict) for verdict in verdicts]},
+                indent=2,
+            )
         )
     else:
-        spent = sum(one.core_seconds for one in found)
-        print(f"\n{killed} of {len(found)} mutants killed, in {spent:.0f} core-seconds")
-    sys.exit(0 if killed == len(found) else 1)
+        spent = sum(verdict.core_seconds for verdict in verdicts)
+        print(f"\n{killed} of {len(verdicts)} mutants killed, in {spent:.0f} core-seconds")
+    sys.exit(0 if killed == len(verdicts) else 1)
 
 
-def _row(one: Found) -> str:
-    arrow = "←" if one.outcome == "killed" else "·"
-    return f"{one.outcome:14} {one.seconds:6.1f} s  {one.package:10} {one.name}\n{'':24}{arrow} {one.test}"
+def _row(verdict: Found) -> str:
+    arrow = "←" if verdict.outcome == "killed" else "·"
+    return f"{verdict.outcome:14} {verdict.seconds:6.1f} s  {verdict.package:10} {verdict.name}\n{'':24}{arrow} {verdict.test}"
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ class CopiedTree:
                 command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=LIMIT, check=False
             )
         except subprocess.TimeoutExpired as slow:
-            said = slow.stdout.decode(errors="replace") if isinstance(slow.stdout, bytes) else (slow.stdout or "")
-            return Ran(-1, (), (), f"{said}\nnot within {LIMIT:.0f} s", 0.0)
+            printed = slow.stdout.decode(errors="replace") if isinstance(slow.stdout, bytes) else (slow.stdout or "")
+            return Ran(-1, (), (), f"{printed}\nnot within {LIMIT:.0f} s", 0.0)
         after = os.times()
         spent = after.children_user + after.children_system - before.children_user - before.children_system
         output = done.stdout + done.stderr
-        missing = tuple(one or other for one, other in NOT_FOUND.findall(output))
+        missing = tuple(first or other for first, other in NOT_FOUND.findall(output))
         return Ran(done.returncode, tuple(FAILED.findall(output)), missing, output, spent)
 
     def _write(self, path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ mutant = partial(
     folders=(
         "tests/pipeline",
         "tests/rollout",
+        "tests/upgrade",
         "tests/simulate",
         "tests/simulate_cli",
         "tests/runtime",

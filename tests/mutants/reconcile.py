@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.mutants.mutant import Mutant
 
-mutant = partial(Mutant, folders=("tests/operator/reconcile", "tests/operator", "tests/controlplane"))
+mutant = partial(Mutant, folders=("tests/operator/reconcile", "tests/upgrade", "tests/operator", "tests/controlplane"))
 
 RECONCILE = (
     mutant(

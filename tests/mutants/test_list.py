@@ -28,13 +28,13 @@ SILENT = ("mutants", "forks")
 @cache
 def importers() -> dict[str, set[str]]:
     """By package: the test folders with a file that names it."""
-    found: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    killers: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for path in (ROOT / "tests").glob("*/**/*.py"):
         text, folder = path.read_text(), path.relative_to(ROOT).parts[1]
         for package, product in PACKAGES.items():
             if folder not in SILENT and f"qwen35_{product}.{package}" in text:
-                found[package].add(folder)
-    return found
+                killers[package].add(folder)
+    return killers
 
 
 def test_there_are_ten_for_each_package_and_each_has_a_sentence_of_its_own():
@@ -57,10 +57,10 @@ def test_its_killer_is_a_test_of_a_folder_that_imports_the_package(mutant):
     file, _, test = mutant.killer.partition("::")
     assert file.startswith(tuple(f"{folder}/" for folder in mutant.folders))
     name, bracket, _ = test.partition("[")
-    [found] = [node for node in parsed(ROOT / file).body if getattr(node, "name", None) == name]
-    assert isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef)
+    [definition] = [node for node in parsed(ROOT / file).body if getattr(node, "name", None) == name]
+    assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     assert name.startswith("test_")
-    parametrized = any("parametrize" in ast.unparse(decorator) for decorator in found.decorator_list)
+    parametrized = any("parametrize" in ast.unparse(decorator) for decorator in definition.decorator_list)
     assert parametrized or not bracket
 
 

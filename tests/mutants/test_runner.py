@@ -84,8 +84,8 @@ PASSED, FAILED = ran(0), ran(1, f"{WRONG.killer}[2-1]")
     ],
 )
 def test_a_mutant_is_killed_by_a_test_that_fails_with_it_and_passes_without_it(mutated, sound, target, outcome, test):
-    found = Judge(Scripted(mutated, sound)).judge(WRONG, [target])
-    assert (found.outcome, found.test) == (outcome, test)
+    verdict = Judge(Scripted(mutated, sound)).judge(WRONG, [target])
+    assert (verdict.outcome, verdict.test) == (outcome, test)
 
 
 def test_what_is_tried_out_together_is_not_run_again():
@@ -97,8 +97,8 @@ def test_what_is_tried_out_together_is_not_run_again():
 
 def test_folders_are_run_up_to_the_first_failure():
     tree = Scripted(PASSED, PASSED)
-    found = Judge(tree).judge(WRONG, ["tests/a", "tests/b"])
-    assert (found.outcome, found.core_seconds) == ("survived", 1.0)
+    verdict = Judge(tree).judge(WRONG, ["tests/a", "tests/b"])
+    assert (verdict.outcome, verdict.core_seconds) == ("survived", 1.0)
 
 
 def test_mutants_are_chosen_by_package_or_by_words_of_their_sentence():

@@ -30,7 +30,7 @@ PODS = [yaml.safe_load(block) for block in _blocks("yaml", HOWTO) if "PYTHONPATH
 def _containers(sections: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The containers of Ray, by pool."""
     changed = SMALL | {"spec": SMALL["spec"] | sections}
-    job = next(found for found in objects(parse_manifest(changed)) if found["kind"] == "RayJob")
+    job = next(child for child in objects(parse_manifest(changed)) if child["kind"] == "RayJob")
     cluster = job["spec"]["rayClusterSpec"]
     groups = {"head": cluster["headGroupSpec"]} | {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
     return {pool: group["template"]["spec"]["containers"][0] for pool, group in groups.items()}
@@ -47,7 +47,9 @@ def test_the_folder_of_the_code_is_on_the_path_of_the_head(way, sections):
 
 def test_the_policy_for_a_judge_selects_the_head_of_the_training():
     [policy] = [
-        found for block in _blocks("yaml", HOWTO) if (found := yaml.safe_load(block)).get("kind") == "NetworkPolicy"
+        document
+        for block in _blocks("yaml", HOWTO)
+        if (document := yaml.safe_load(block)).get("kind") == "NetworkPolicy"
     ]
     assert set(policy["spec"]["podSelector"]["matchLabels"]) == {TRAINING, POOL}
     assert policy["spec"]["policyTypes"] == ["Egress"]
@@ -60,7 +62,7 @@ def test_the_functions_can_be_called_as_rewards(code, monkeypatch):
     monkeypatch.setitem(sys.modules, "my_verl_rewards", verl)
     names: dict[str, object] = {"__name__": "my_rewards"}
     exec(code, names)
-    [function] = [found for found in names.values() if inspect.isfunction(found) and found.__module__ == "my_rewards"]
+    [function] = [value for value in names.values() if inspect.isfunction(value) and value.__module__ == "my_rewards"]
     arguments = ("prompt", "response", None, {"data_source": "gsm8k"})
     inspect.signature(function).bind(*arguments)
     if not inspect.iscoroutinefunction(function):

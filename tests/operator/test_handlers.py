@@ -90,8 +90,8 @@ def _kinds(**kinds: str) -> dict:
 
 
 def body(version: int, *, uid: str = "u1", **more) -> dict:
-    about = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version)}
-    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": about, **more}
+    metadata = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version)}
+    return {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "metadata": metadata, **more}
 
 
 @pytest.fixture(autouse=True)
@@ -125,12 +125,12 @@ class Seen:
 
     def __init__(self) -> None:
         self.trainings = Trainings()
-        self.told: list[tuple[str, str]] = []
+        self.notified: list[tuple[str, str]] = []
 
     @property
     def version(self) -> str | None:
-        found = self.trainings.get(KEY)
-        return None if found is None else found["metadata"]["resourceVersion"]
+        stored = self.trainings.get(KEY)
+        return None if stored is None else stored["metadata"]["resourceVersion"]
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def following(server: Trained, monkeypatch, tmp_path: Path, *namespaces: s
     monkeypatch.setenv("KUBECONFIG", str(path))
     seen, client = Seen(), server.client()
     task = asyncio.create_task(
-        module.follow(OperatorSettings(namespaces), str(path), client, seen.trainings, seen.told.append)
+        module.follow(OperatorSettings(namespaces), str(path), client, seen.trainings, seen.notified.append)
     )
     try:
         yield seen
@@ -164,10 +164,10 @@ async def test_what_is_listed_and_what_happens_becomes_bodies_and_work(server, m
         server.events.put_nowait({"type": "MODIFIED", "object": body(11, spec={"suspend": True})})
         await until(lambda: seen.version == "11", "the changed one")
         assert seen.trainings.get(KEY)["spec"] == {"suspend": True}
-        assert seen.told == [KEY, KEY]
+        assert seen.notified == [KEY, KEY]
         server.events.put_nowait({"type": "DELETED", "object": body(12)})
         await until(lambda: seen.version is None, "the end of it")
-        assert seen.told == [KEY, KEY]  # its children go with it: there is nothing to do
+        assert seen.notified == [KEY, KEY]  # its children go with it: there is nothing to do
         server.events.put_nowait({"type": "ADDED", "object": body(13, uid="u2")})
         await until(lambda: seen.version == "13", "another of its name")
 

@@ -15,8 +15,8 @@ from qwen35_operator import logs
 from qwen35_operator.logs import JsonLines
 
 
-def record(message: str, *arguments: object, **about: object) -> logging.LogRecord:
-    return logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": message, "args": arguments, **about})
+def record(message: str, *arguments: object, **fields: object) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "a.b", "levelname": "INFO", "msg": message, "args": arguments, **fields})
 
 
 def test_a_line_says_when_how_bad_who_and_what() -> None:

@@ -49,8 +49,8 @@ def test_watches_that_began_again_are_counted_by_kind() -> None:
 
 
 def test_every_operator_counts_for_itself() -> None:
-    one, other = Metrics(), Metrics()
-    one.restarted("Pod")
+    first, other = Metrics(), Metrics()
+    first.restarted("Pod")
     assert other.registry.get_sample_value("qwen35_watch_restarts_total", {"kind": "Pod"}) is None
 
 

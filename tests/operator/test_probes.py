@@ -25,8 +25,8 @@ async def test_it_is_ready_when_everything_has_been_seen_and_says_what_has_not(p
     unseen = [Problem("pods", "not listed yet.", "Wait."), Problem("rayjobs.ray.io", "there is none.", "Install it.")]
     async with serving(Metrics(), lambda: unseen, **ports):
         assert await get(ports["health_port"], "/healthz") == (200, "ok")
-        said = "pods: not listed yet. Wait.\nrayjobs.ray.io: there is none. Install it."
-        assert await get(ports["health_port"], "/readyz") == (503, said)
+        message = "pods: not listed yet. Wait.\nrayjobs.ray.io: there is none. Install it."
+        assert await get(ports["health_port"], "/readyz") == (503, message)
         before, unseen = unseen, []
         assert await get(ports["health_port"], "/readyz") == (200, "ok")
         unseen = before[1:]

@@ -36,14 +36,14 @@ class Shop:
         cluster = ObjectCache((), self.work.add, lambda kind: None)
         self.reconciler = Reconciler(OperatorSettings(), self.api, cluster, self.trainings, self.work.progressed)
 
-    def training(self, name: str = "demo", **about) -> tuple[str, str]:
+    def training(self, name: str = "demo", **fields) -> tuple[str, str]:
         """One that both the API server and the operator know."""
         metadata = {
             "name": name,
             "namespace": "team",
             "uid": f"{raw_objects.UID[:-1]}{name[-1]}",
             "generation": 1,
-            **about,
+            **fields,
         }
         self.trainings.put(self.api.place(self.path(name), {"metadata": metadata, "spec": SPEC}))
         return "team", name
@@ -108,9 +108,9 @@ async def test_what_failed_is_tried_again_until_it_succeeds(shop, result) -> Non
 
 async def test_a_bug_is_logged_counted_and_holds_up_nobody_else(shop, caplog) -> None:
     key, other = shop.training(), shop.training("other")
-    about = shop.api.objects[shop.path()]["metadata"]
+    metadata = shop.api.objects[shop.path()]["metadata"]
     # A body that no API server sends: without its generation.
-    nonsense = {name: value for name, value in about.items() if name != "generation"}
+    nonsense = {name: value for name, value in metadata.items() if name != "generation"}
     shop.trainings.put({"metadata": {**nonsense, "resourceVersion": "500"}, "spec": SPEC})
     async with shop.open(workers=1):
         shop.work.add(key)

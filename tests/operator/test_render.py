@@ -38,8 +38,8 @@ def changed(tmp_path):
 def test_the_objects_come_in_the_order_in_which_they_are_created(invoke):
     result = invoke(EXAMPLE)
     assert result.exit_code == 0
-    found = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in yaml.safe_load_all(result.stdout)]
-    assert found == [
+    rendered = [(manifest["kind"], manifest["metadata"]["name"]) for manifest in yaml.safe_load_all(result.stdout)]
+    assert rendered == [
         ("ConfigMap", "tiny-grpo-config"),
         ("ServiceAccount", "tiny-grpo-trainer"),
         ("Role", "tiny-grpo-trainer"),

@@ -123,11 +123,11 @@ def test_scores_that_are_not_finite_have_an_empty_chart() -> None:
 
 
 def test_charts_of_what_the_run_does_not_have_are_left_out() -> None:
-    one = make_update(
+    update = make_update(
         1, score_by_reward={"a": 1.0}, reward_by_source={"s": 1.0}, reward_errors=0, kl=None, behaviour_kl=None,
         clip_fraction=None,
     )  # fmt: skip
-    names = {chart.name for chart in charts([one], [], {}, None)}
+    names = {chart.name for chart in charts([update], [], {}, None)}
     assert not names & {"rewards", "sources", "reward-errors", "kl", "clipped"}
     assert {"reward", "truncated", "without-signal", "learning-rate"} <= names
 
@@ -150,9 +150,9 @@ def test_graded_rewards_have_a_held_out_reward_and_no_accuracy() -> None:
 
 
 def test_groups_that_left_untrained_have_a_place_of_their_own() -> None:
-    left: list[RunRecord] = [make_update(1, groups_left={"filtered": 12, "failed": 3}), make_update(2)]
+    records: list[RunRecord] = [make_update(1, groups_left={"filtered": 12, "failed": 3}), make_update(2)]
     assert '<dd id="left">15 <small>3 failed, 12 filtered</small></dd>' in render_report(
-        "x", left, MANIFEST, summary_of(left)
+        "x", records, MANIFEST, summary_of(records)
     )
 
 
@@ -198,10 +198,10 @@ def test_an_empty_run_has_a_report(tmp_path: Path, browser: Any) -> None:
 
 def test_rewards_that_are_not_shares_get_a_separate_axis() -> None:
     held_out = EvaluationRecord(update=1, version=1, time=1.0, samples=4, accuracy=0.5, reward_mean=-1.0)
-    found = {chart.name: chart for chart in charts([make_update(1, reward_mean=-3.0)], [held_out], {0: 1}, None)}
-    assert list(found)[:3] == ["reward", "staleness", "accuracy"]
-    assert found["reward"].figure["layout"]["yaxis"]["range"] == pytest.approx([-3.16, -0.84])
-    assert found["accuracy"].figure["layout"]["yaxis"]["range"] == [0.0, 1.02]
+    by_name = {chart.name: chart for chart in charts([make_update(1, reward_mean=-3.0)], [held_out], {0: 1}, None)}
+    assert list(by_name)[:3] == ["reward", "staleness", "accuracy"]
+    assert by_name["reward"].figure["layout"]["yaxis"]["range"] == pytest.approx([-3.16, -0.84])
+    assert by_name["accuracy"].figure["layout"]["yaxis"]["range"] == [0.0, 1.02]
 
 
 def test_a_diverged_value_is_a_gap() -> None:

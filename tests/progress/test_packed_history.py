@@ -50,14 +50,14 @@ def test_a_short_run_comes_back_whole(run: list[RunRecord]) -> None:
         replace(record, reward_mean=round(record.reward_mean or 0, 6)) if isinstance(record, UpdateRecord) else record
         for record in run
     ]
-    found = unpack(packed(run))
-    assert sorted(found.records, key=repr) == sorted(run, key=repr)
-    assert (found.manifest, found.summary, found.left_out) == (MANIFEST, summary(run), 0)
+    history = unpack(packed(run))
+    assert sorted(history.records, key=repr) == sorted(run, key=repr)
+    assert (history.manifest, history.summary, history.left_out) == (MANIFEST, summary(run), 0)
 
 
 def test_the_report_made_of_it_is_that_of_the_run(run: list[RunRecord]) -> None:
-    found = unpack(packed(run))
-    assert render_report("x", found.records, found.manifest, found.summary) == render_report(
+    history = unpack(packed(run))
+    assert render_report("x", history.records, history.manifest, history.summary) == render_report(
         "x", run, MANIFEST, summary(run)
     )
 
@@ -70,11 +70,11 @@ def test_a_history_of_an_older_trainer_has_a_report(run: list[RunRecord]) -> Non
     for record in document["records"]:
         for name in ("score_by_reward", "errors_by_reward", "first_reward_error", "wall_time", "traceback"):
             record.pop(name, None)
-    found = unpack(gzip.compress(json.dumps(document).encode()))
-    assert (found.summary["version"], found.summary["errorsByReward"], found.summary["updates"]) == ("", {}, 3)
-    assert "3 of" in render_report("x", found.records, found.manifest, found.summary).replace("</small>", "").replace(
-        "<small>", ""
-    )
+    history = unpack(gzip.compress(json.dumps(document).encode()))
+    assert (history.summary["version"], history.summary["errorsByReward"], history.summary["updates"]) == ("", {}, 3)
+    assert "3 of" in render_report("x", history.records, history.manifest, history.summary).replace(
+        "</small>", ""
+    ).replace("<small>", "")
 
 
 def test_responses_go_along(run: list[RunRecord]) -> None:
@@ -86,28 +86,28 @@ def test_responses_go_along(run: list[RunRecord]) -> None:
 def test_the_history_of_an_older_release_lacks_what_it_did_not_know(run: list[RunRecord]) -> None:
     document = json.loads(gzip.decompress(packed(run)))
     del document["summary"]["export"]
-    found = unpack(gzip.compress(json.dumps(document).encode()))
-    assert found.summary == summary(run)
+    history = unpack(gzip.compress(json.dumps(document).encode()))
+    assert history.summary == summary(run)
 
 
 def test_a_long_run_keeps_its_ends_and_its_numbers_within_the_limit() -> None:
     records = long_run(2000)
     data = packed(records, limit=40_000)
-    found = unpack(data)
-    kept = [record.update for record in of(found.records, UpdateRecord)]
+    history = unpack(data)
+    kept = [record.update for record in of(history.records, UpdateRecord)]
     assert len(data) <= 40_000
     assert (kept[0], kept[-1]) == (1, 2000)
-    assert 100 < len(kept) == 2000 - found.left_out
-    assert len(of(found.records, EvaluationRecord)) == 200, "evaluations are rare, and stay longer"
-    assert found.summary == summary(records)
+    assert 100 < len(kept) == 2000 - history.left_out
+    assert len(of(history.records, EvaluationRecord)) == 200, "evaluations are rare, and stay longer"
+    assert history.summary == summary(records)
 
 
 def test_no_more_updates_are_kept_than_a_chart_can_show() -> None:
     records: list[RunRecord] = [make_update(number) for number in range(1, 2 * packed_history.MAX_UPDATES + 2)]
-    found = unpack(packed(records))
-    kept = [record.update for record in of(found.records, UpdateRecord)]
+    history = unpack(packed(records))
+    kept = [record.update for record in of(history.records, UpdateRecord)]
     assert kept == [*range(1, 2 * packed_history.MAX_UPDATES + 2, 4)]
-    assert found.summary["updates"] == len(records)
+    assert history.summary["updates"] == len(records)
 
 
 def test_what_is_kept_of_the_beginning_does_not_change_as_the_run_grows() -> None:
@@ -125,20 +125,20 @@ def test_of_spans_the_latest_stay() -> None:
     spans: list[RunRecord] = [
         SpanRecord(lane="train-0", kind="train", start=float(number), end=number + 0.5) for number in range(3000)
     ]
-    found = of(unpack(packed([*long_run(10), *spans])).records, SpanRecord)
-    assert len(found) == packed_history.MAX_SPANS
-    assert found[-1] == spans[-1]
+    history = of(unpack(packed([*long_run(10), *spans])).records, SpanRecord)
+    assert len(history) == packed_history.MAX_SPANS
+    assert history[-1] == spans[-1]
 
 
 def test_the_updates_that_a_resumed_attempt_repeated_count_once() -> None:
-    found = unpack(packed([make_update(1), make_update(2, loss=7.0), make_update(2, loss=8.0)]))
-    assert [record.loss for record in of(found.records, UpdateRecord)] == [-0.01, 8.0]
+    history = unpack(packed([make_update(1), make_update(2, loss=7.0), make_update(2, loss=8.0)]))
+    assert [record.loss for record in of(history.records, UpdateRecord)] == [-0.01, 8.0]
 
 
 def test_a_loss_that_is_not_a_number_stays_so() -> None:
-    (found,) = unpack(packed([make_update(1, loss=math.nan)])).records
-    assert isinstance(found, UpdateRecord)
-    assert math.isnan(found.loss)
+    (record,) = unpack(packed([make_update(1, loss=math.nan)])).records
+    assert isinstance(record, UpdateRecord)
+    assert math.isnan(record.loss)
 
 
 def test_the_same_run_is_packed_alike() -> None:

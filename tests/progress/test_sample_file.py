@@ -55,19 +55,19 @@ def test_a_resumed_run_cuts_off_a_torn_line_and_repeats_what_was_lost(tmp_path: 
     path.write_text(path.read_text() + '{"kind":"trai')
     again = SampleFile(path)
     again.add(moment(2, "trained", sample("again")))
-    found = read_samples(path)
-    assert (updates(found), updates(found, "held out")) == ([1, 2], [2])
-    assert [each.samples[0].response for each in found] == [((0, "8"),), ((0, "again"),), ((0, "8"),)]
+    samples = read_samples(path)
+    assert (updates(samples), updates(samples, "held out")) == ([1, 2], [2])
+    assert [each.samples[0].response for each in samples] == [((0, "8"),), ((0, "again"),), ((0, "8"),)]
 
 
 @given(last=st.integers(1, 5000), every=st.integers(1, 7))
 def test_of_a_long_run_evenly_spread_moments_and_the_newest_are_kept(last: int, every: int) -> None:
     course = [moment(update) for update in range(1, last + 1, every)]
-    found = updates(retained_moments(course))
-    assert found[0] == 1
-    assert found[-1] == course[-1].update
-    assert len(found) <= MAX_MOMENTS + 1
-    gaps = [later - earlier for earlier, later in pairwise(found)]
+    kept = updates(retained_moments(course))
+    assert kept[0] == 1
+    assert kept[-1] == course[-1].update
+    assert len(kept) <= MAX_MOMENTS + 1
+    gaps = [later - earlier for earlier, later in pairwise(kept)]
     assert max(gaps, default=0) <= 4 * max(every, last // MAX_MOMENTS)
 
 
@@ -78,9 +78,9 @@ def test_the_file_is_bounded_and_so_is_every_text_in_it(tmp_path: Path) -> None:
         file.add(moment(update, "held out"))
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
     assert len(lines) <= MAX_FILE_LINES
-    found = read_samples(tmp_path / "samples.jsonl")
-    assert {len(updates(found, kind)) <= MAX_MOMENTS + 1 for kind in ("trained", "held out")} == {True}
-    assert (found[0].update, found[-1].update) == (1, 3 * MAX_FILE_LINES - 1)
+    samples = read_samples(tmp_path / "samples.jsonl")
+    assert {len(updates(samples, kind)) <= MAX_MOMENTS + 1 for kind in ("trained", "held out")} == {True}
+    assert (samples[0].update, samples[-1].update) == (1, 3 * MAX_FILE_LINES - 1)
 
 
 def test_the_newest_are_the_last_of_each_kind() -> None:

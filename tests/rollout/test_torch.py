@@ -57,9 +57,9 @@ def teacher_forced(model, prompt: tuple[int, ...], response: np.ndarray, tempera
     return (logits / temperature).log_softmax(-1).gather(1, ids[len(prompt) :, None]).squeeze(1).numpy()
 
 
-def assert_same(found: GeneratedTokens, expected: GeneratedTokens) -> None:
+def assert_same(actual: GeneratedTokens, expected: GeneratedTokens) -> None:
     for name in ("ids", "log_probs", "versions"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_array_equal(getattr(actual, name), getattr(expected, name), err_msg=name)
 
 
 def test_tokens_join_in_order_and_are_cut_in_all_their_parts() -> None:
@@ -428,16 +428,16 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
     moves = st.sampled_from(["submit", "step", "step", "step", "drop", "move", "move", "load", "progress"])
     for group, move in enumerate(data.draw(st.lists(moves, max_size=30))):
         here, there = data.draw(st.permutations(history.engines))
-        known = sorted(history.requests)
+        under_way = sorted(history.requests)
         match move:
             case "submit":
                 prompt = data.draw(st.lists(st.integers(3, 20), min_size=1, max_size=5))
                 samples, limit = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 6)))
                 history.submit(here, samples_of(group, prompt, samples, limit))
-            case "drop" if known:
-                history.drop(here, data.draw(st.sampled_from(known)))
-            case "move" if known:
-                names = data.draw(st.lists(st.sampled_from(known), unique=True, max_size=4))
+            case "drop" if under_way:
+                history.drop(here, data.draw(st.sampled_from(under_way)))
+            case "move" if under_way:
+                names = data.draw(st.lists(st.sampled_from(under_way), unique=True, max_size=4))
                 history.hand_over(here, there, names)
             case "load":
                 here.load(weights, here.version + 1)

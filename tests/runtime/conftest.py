@@ -95,9 +95,9 @@ class Running:
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + PATIENCE
         while not condition():
-            said = f"{self.out.read_text()}\n{self.err.read_text()}"
-            assert self.process.poll() is None, f"ended before {what}:\n{said}"
-            assert time.monotonic() < deadline, f"no {what}:\n{said}"
+            output = f"{self.out.read_text()}\n{self.err.read_text()}"
+            assert self.process.poll() is None, f"ended before {what}:\n{output}"
+            assert time.monotonic() < deadline, f"no {what}:\n{output}"
             time.sleep(0.02)
 
     def signal(self, number: int, *, group: bool = False) -> None:
@@ -106,16 +106,16 @@ class Running:
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         """What the command started and still runs, wherever it hangs in the tree; by a part of its title."""
-        found = []
+        processes = []
         for process in psutil.process_iter():
             try:
                 # By folder, not by environment: Ray's workers write their titles over theirs.
                 ours = process.status() != psutil.STATUS_ZOMBIE and process.cwd() == str(self.home)
                 if ours and title in " ".join(process.cmdline()):
-                    found.append(process)
+                    processes.append(process)
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-        return found
+        return processes
 
     def end(self, seconds: float = PATIENCE) -> Ended:
         """Wait until it is over, and see that it left no process behind."""
@@ -124,8 +124,8 @@ class Running:
         records = read_records(metrics) if metrics.is_file() else []
         ended = Ended(code, self.out.read_text(), self.err.read_text(), self.folder, records)
         deadline = time.monotonic() + PATIENCE
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"left behind: {[process.cmdline() for process in left]}"
+        while running := self.processes():
+            assert time.monotonic() < deadline, f"left behind: {[process.cmdline() for process in running]}"
             time.sleep(0.1)
         return ended
 

@@ -18,7 +18,7 @@ def summary(*held_out: dict[str, object], **update: object) -> Summary:
 
 
 def test_a_run_of_one_reward_prints_its_accuracy_in_percent():
-    told = summary(
+    text = summary(
         {"accuracy": 0.016, "reward_mean": 0.016, "score_by_reward": {"digit": 0.016}},
         {"accuracy": 1.0, "reward_mean": 1.0, "score_by_reward": {"digit": 1.0}},
         lag_histogram={0: 5, 1: 4},
@@ -26,7 +26,7 @@ def test_a_run_of_one_reward_prints_its_accuracy_in_percent():
         train_idle=0.11,
         tokens_per_second=4779.0,
     )
-    assert summary_rows(told) == [
+    assert summary_rows(text) == [
         ("held-out accuracy", "1.6% → 100%"),
         ("maximum token lag", "1 version (bound 3)"),
         ("idle", "rollout 81%, trainer 11%"),
@@ -36,8 +36,8 @@ def test_a_run_of_one_reward_prints_its_accuracy_in_percent():
 
 def test_graded_rewards_tell_the_reward_and_its_parts():
     graded = {"accuracy": 0.0, "score_by_reward": {"a": 0.5, "b": 0.25}, "reward_by_source": {"x": 0.0, "y": 1.0}}
-    told = summary(graded | {"reward_mean": 0.1}, graded | {"reward_mean": 0.6})
-    assert summary_rows(told) == [
+    text = summary(graded | {"reward_mean": 0.1}, graded | {"reward_mean": 0.6})
+    assert summary_rows(text) == [
         ("held-out reward", "0.100 → 0.600"),
         ("held-out by reward", "a 0.500, b 0.250"),
         ("held-out by source", "x 0.000, y 1.000"),
@@ -45,13 +45,13 @@ def test_graded_rewards_tell_the_reward_and_its_parts():
 
 
 def test_failed_rewards_are_listed_by_name_with_the_first_exception_on_one_line():
-    told = summary(
+    text = summary(
         reward_errors=14,
         errors_by_reward={"judge": 12, "digit": 1},
         timeouts_by_reward={"judge": 1},
         first_reward_error="reward judge, prompt s/5: ValueError: the judge\n is ill",
     )
-    assert summary_rows(told) == [
+    assert summary_rows(text) == [
         ("reward errors", "digit 1 error; judge 12 errors, 1 time-out"),
         ("first of them", "reward judge, prompt s/5: ValueError: the judge is ill"),
     ]

@@ -89,8 +89,8 @@ def test_every_checkpoint_is_written_and_as_many_are_kept_as_checkpoints(local, 
     exporter('mkdir -p "$OUTPUT"')
     ended = local.run(write(tmp_path, EVERY))
     assert ended.code == 0, ended.err
-    saved = [one.update for one in ended.of(CheckpointRecord)]
-    assert [one.update for one in ended.of(ExportRecord)] == saved
+    saved = [record.update for record in ended.of(CheckpointRecord)]
+    assert [record.update for record in ended.of(ExportRecord)] == saved
     kept = [f"update-{update:06d}" for update in saved[-2:]]
     assert len(saved) > len(kept)
     assert names(ended.folder / "checkpoints" / "exports") == kept
@@ -109,14 +109,14 @@ def test_an_export_that_fails_says_why_and_how_to_try_again_and_the_run_has_succ
 
 
 def test_a_run_that_is_ordered_to_stop_does_not_wait_for_an_export(local, write, tmp_path, exporter):
-    left = '"$(dirname $OUTPUT)/.$(basename $OUTPUT).x.partial" $TMPDIR/qwen35-export-y'
-    exporter(f"mkdir {left}; touch {tmp_path / 'begun'}; exec sleep 3600")
+    partial_folders = '"$(dirname $OUTPUT)/.$(basename $OUTPUT).x.partial" $TMPDIR/qwen35-export-y'
+    exporter(f"mkdir {partial_folders}; touch {tmp_path / 'begun'}; exec sleep 3600")
     running = local.start("run", write(tmp_path, EVERY), output=tmp_path / "out")
     running.wait_until((tmp_path / "begun").exists, "export")
     running.signal(signal.SIGTERM)
     ended = running.end()
     assert ended.code == 0, ended.err
-    assert {one.problem for one in ended.of(ExportRecord)} == {"the run received a request to stop"}
+    assert {record.problem for record in ended.of(ExportRecord)} == {"the run received a request to stop"}
     assert "Not exported: the run received a request to stop" in ended.out
     assert ended.of(CheckpointRecord)
     assert not any((ended.folder / "checkpoints" / "exports").iterdir()), "what the killed one left"

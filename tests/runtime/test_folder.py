@@ -64,10 +64,10 @@ TRAINED = {
 }
 
 
-@pytest.mark.parametrize("left", TRAINED)
-def test_what_an_earlier_run_has_trained_is_continued_or_left_alone(folder, manifest, left):
+@pytest.mark.parametrize("leftover", TRAINED)
+def test_what_an_earlier_run_has_trained_is_continued_or_left_alone(folder, manifest, leftover):
     folder.claim(manifest)
-    TRAINED[left](folder)
+    TRAINED[leftover](folder)
     command = "qwen35 run mine.yaml --resume auto"
     with pytest.raises(
         FolderRefused, match=f"holds an earlier run; name another folder, or continue it with:\n  {command}"

@@ -450,7 +450,7 @@ async def test_a_filtered_group_is_forgotten_whole(room):
         room.report(POOL, NAME, tokens=tokens(5))
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
         await settled()
-        left = do.GroupLeft(0, 2, do.LeaveReason.FILTERED)
-        room.generation.forget(left.group)
+        filtered = do.GroupLeft(0, 2, do.LeaveReason.FILTERED)
+        room.generation.forget(filtered.group)
         room.lose(POOL)
     assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {})]

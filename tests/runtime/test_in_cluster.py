@@ -18,28 +18,28 @@ def in_pods(write, tmp_path_factory):
     folder = tmp_path_factory.mktemp("in-pods")
     file = write(folder, {"rollout.nodes": 2, "train.updates": 6, "checkpoint": {"everyUpdates": 2}})
     command = [str(path) for path in (Path(__file__).with_name("in_pods.py"), file, folder / "out")]
-    said, errors = folder / "said", folder / "errors"
-    with said.open("wb") as out, errors.open("wb") as err:
+    stdout, errors = folder / "said", folder / "errors"
+    with stdout.open("wb") as out, errors.open("wb") as err:
         process = start(command, env=os.environ | ENVIRONMENT, stdout=out, stderr=err, stdin=subprocess.DEVNULL)
     try:
         assert process.wait(PATIENCE) == 0, errors.read_text()
     finally:
         process.kill()
         process.wait()
-    return folder / "out", json.loads(said.read_text().splitlines()[-1])
+    return folder / "out", json.loads(stdout.read_text().splitlines()[-1])
 
 
 def test_each_worker_takes_all_cpus_of_the_one_node_of_its_pool_that_is_free(in_pods):
     """There is a worker for each device, and a node here has one: a worker of another pool would take its place."""
-    _, said = in_pods
-    assert said["outcome"] == "Succeeded", said["message"]
-    assert said["left"].get("CPU", 0) == 0
+    _, messages = in_pods
+    assert messages["outcome"] == "Succeeded", messages["message"]
+    assert messages["left"].get("CPU", 0) == 0
 
 
 @pytest.mark.parametrize("profile", ["NVIDIA", "Ascend"])
 def test_without_a_cluster_each_worker_sees_an_accelerator_of_its_own(in_pods, profile):
-    _, said = in_pods
-    assert sorted(said["visible"][profile]) == ["0", "1"]
+    _, messages = in_pods
+    assert sorted(messages["visible"][profile]) == ["0", "1"]
 
 
 def test_nothing_is_kept_where_pods_share_no_folder(in_pods):

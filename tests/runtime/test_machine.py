@@ -48,10 +48,10 @@ def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
     if changes.get("mode") == "SFT":
         changes = changes | {"rollout": removed, "rewards": removed}
     spec = load_manifest(write(tmp_path, {"accelerator.profile": "NVIDIA"} | changes)).spec
-    found = too_few_devices(spec, here)
-    assert len(found) == (problem is not None)
+    shortage = too_few_devices(spec, here)
+    assert len(shortage) == (problem is not None)
     if problem is not None:
-        assert (problem[0] in found[0].message, problem[1] in found[0].fix) == (True, True), str(found[0])
+        assert (problem[0] in shortage[0].message, problem[1] in shortage[0].fix) == (True, True), str(shortage[0])
 
 
 @pytest.mark.torch

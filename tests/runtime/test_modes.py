@@ -293,10 +293,10 @@ def test_groups_without_signal_are_replaced_by_others(filtered):
 
 
 def test_every_prompt_has_been_trained_or_filtered(filtered):
-    left = filtered.summary["groupsLeft"]
+    left_groups = filtered.summary["groupsLeft"]
     progress = filtered.progress(8)
-    assert left.keys() == {"filtered"}
-    assert (progress["position"], progress["pending"]) == (8 * 4 + left["filtered"], [])
+    assert left_groups.keys() == {"filtered"}
+    assert (progress["position"], progress["pending"]) == (8 * 4 + left_groups["filtered"], [])
 
 
 @pytest.fixture(scope="module")

@@ -53,8 +53,8 @@ def test_a_folder_without_a_slash_in_its_name_is_a_run_too(folder, monkeypatch):
 
 def test_with_the_name_of_a_namespace_a_training_of_the_cluster_is_meant(folder, monkeypatch, tmp_path):
     monkeypatch.chdir(folder.parent)
-    code, said = told("run", "--kubeconfig", tmp_path / "nowhere")
-    assert (code, said.startswith("no kubeconfig: ")) == (REFUSED, True)
+    code, output = told("run", "--kubeconfig", tmp_path / "nowhere")
+    assert (code, output.startswith("no kubeconfig: ")) == (REFUSED, True)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,6 @@ def test_with_the_name_of_a_namespace_a_training_of_the_cluster_is_meant(folder,
 )
 def test_what_cannot_be_drawn_says_why(folder, spoil, why):
     spoil(folder)
-    code, said = told(folder)
+    code, output = told(folder)
     assert code == REFUSED
-    assert why in said
+    assert why in output

@@ -95,8 +95,8 @@ def run(write, tmp_path, shared):
         return begun[-1]
 
     yield build
-    for one in begun:
-        one.end()
+    for attempt in begun:
+        attempt.end()
 
 
 def saved(folder: Path) -> list[str]:
@@ -115,11 +115,11 @@ def test_one_run_after_another_is_kept_out_and_gets_advice(run, shared, resume):
     run("a").start().save(20, 40).end()
     with pytest.raises(FolderRefused) as refused:
         run("b").find(resume)
-    said = str(refused.value)
-    assert f"{shared} holds the checkpoints of another run, tiny-" in said
-    assert f"{run('a').output})" in said
-    assert "Name another folder in spec.checkpoint.storage.path, or take them over" in said
-    assert said.endswith(f"with --resume {shared / 'update-000040'}")
+    message = str(refused.value)
+    assert f"{shared} holds the checkpoints of another run, tiny-" in message
+    assert f"{run('a').output})" in message
+    assert "Name another folder in spec.checkpoint.storage.path, or take them over" in message
+    assert message.endswith(f"with --resume {shared / 'update-000040'}")
     assert not (run("b").output).exists()
 
 
@@ -192,10 +192,10 @@ def test_a_checkpoint_from_elsewhere_does_not_open_the_folder_of_another_run(run
     assert run("a").find(copied).checkpoint.path == copied
 
 
-@pytest.mark.parametrize("left", ["a checkpoint", "nothing"])
-def test_a_killed_run_comes_back_without_a_question(run, shared, left):
+@pytest.mark.parametrize("leftover", ["a checkpoint", "nothing"])
+def test_a_killed_run_comes_back_without_a_question(run, shared, leftover):
     killed = run("a").start()
-    if left == "a checkpoint":
+    if leftover == "a checkpoint":
         killed.save(20)
     record = (shared / "owner.json").read_bytes()
     killed.end()
@@ -303,9 +303,9 @@ def test_pods_of_two_trainings_do_not_share_a_folder(run, shared):
     run("pod-1", title="math", in_cluster=True).start("auto").save(20)
     with pytest.raises(FolderRefused) as refused:
         run("pod-2", title="code", in_cluster=True).find("auto")
-    said = str(refused.value)
-    assert f"{shared} is the folder of another run, default/math (" in said
-    assert said.endswith("Name another folder in spec.checkpoint.storage")
+    message = str(refused.value)
+    assert f"{shared} is the folder of another run, default/math (" in message
+    assert message.endswith("Name another folder in spec.checkpoint.storage")
 
 
 def test_a_training_that_is_created_again_with_another_manifest_is_refused_and_loses_nothing(run, shared):

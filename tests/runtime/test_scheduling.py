@@ -39,7 +39,7 @@ def test_a_manifest_of_asynchronous_training_in_full(settings):
         "batchesPerPublication": 4,
     }
     lane = {"nodes": 1, "tensorParallel": 2, "afterTokens": 2}
-    found = settings(
+    chosen = settings(
         {
             "async": knobs | {"updatesPerBatch": 2, "adaptiveDispatch": True, "partialRollout": False},
             "rollout.nodes": 3,
@@ -50,7 +50,7 @@ def test_a_manifest_of_asynchronous_training_in_full(settings):
         },
         updates=7,
     )
-    assert found == CoordinatorSettings(
+    assert chosen == CoordinatorSettings(
         window=Window(groups_per_batch=8, batches_per_version=4, staleness_threshold=0.5, max_version_lag=3),
         group_size=4,
         batches=4,  # of 2 updates, the last of 1
@@ -69,13 +69,13 @@ def test_what_a_manifest_leaves_out_keeps_everything_and_waits(settings):
 
 
 def test_with_a_threshold_of_nothing_each_sequence_comes_from_one_version(settings):
-    found = settings({"async": {"stalenessThreshold": 0, "maxVersionLag": 2}})
-    assert (found.window, found.partial_rollout, found.taking_turns) == (Window(4, 1, 0, 2), False, False)
+    chosen = settings({"async": {"stalenessThreshold": 0, "maxVersionLag": 2}})
+    assert (chosen.window, chosen.partial_rollout, chosen.taking_turns) == (Window(4, 1, 0, 2), False, False)
 
 
 def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
-    found = settings({"mode": "Colocated", "async": {"batchesPerPublication": 2}})
-    assert found == CoordinatorSettings(
+    chosen = settings({"mode": "Colocated", "async": {"batchesPerPublication": 2}})
+    assert chosen == CoordinatorSettings(
         window=Window(4, 2, 0.0, 0), group_size=4, batches=8, partial_rollout=False, taking_turns=True
     )
 

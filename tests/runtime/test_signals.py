@@ -323,7 +323,7 @@ def _end(running: Running) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("body", "code", "said"),
+    ("body", "code", "output"),
     [
         ("say('done')", 0, ""),
         ("sys.exit()", 0, ""),
@@ -334,9 +334,9 @@ def _end(running: Running) -> tuple[int, str]:
         ("os.kill(os.getpid(), signal.SIGKILL)", 1, "the run was ended by SIGKILL\n"),
     ],
 )
-def test_the_exit_code_is_that_of_the_run(attended, body, code, said):
+def test_the_exit_code_is_that_of_the_run(attended, body, code, output):
     ended, err = _end(attended(body))
-    assert (ended, err.endswith(said)) == (code, True), err
+    assert (ended, err.endswith(output)) == (code, True), err
 
 
 def test_what_the_run_printed_last_is_not_lost(attended):
@@ -387,7 +387,7 @@ def test_a_signal_that_is_sent_twice_in_a_row_is_one_signal(pipe, monkeypatch):
     run, end = socket.socketpair()
     caught, sent = pipe
     parent = _Parent(0, end, caught)
-    told = []
+    delivered = []
     for seconds, numbers in (
         (0.0, [signal.SIGTERM, signal.SIGTERM]),
         (0.2, [signal.SIGTERM]),
@@ -398,8 +398,8 @@ def test_a_signal_that_is_sent_twice_in_a_row_is_one_signal(pipe, monkeypatch):
         now = 100.0 + seconds
         os.write(sent, bytes(numbers))
         parent._receive()
-        told.append(len(_received(run) or b""))
-    assert told == [1, 0, 1, 1, 1]
+        delivered.append(len(_received(run) or b""))
+    assert delivered == [1, 0, 1, 1, 1]
 
 
 def test_a_process_that_cannot_be_killed_is_not_waited_for(pipe, monkeypatch):
@@ -615,9 +615,9 @@ def _stopped_whole(running: Running, file: Path) -> None:
     manifest = load_manifest(file)
     folder = RunFolder(running.folder)
     folder.check(manifest, resume=True)
-    found = find_start("auto", folder, manifest, file.parent).checkpoint
+    checkpoint = find_start("auto", folder, manifest, file.parent).checkpoint
     updates = [record.update for record in ended.of(UpdateRecord)]
-    assert (found.progress.update if found else 0) == max(updates, default=0)
+    assert (checkpoint.progress.update if checkpoint else 0) == max(updates, default=0)
     assert folder.identity
     assert [path for path in running.folder.rglob("*") if "partial" in path.name] == []
 
@@ -637,8 +637,8 @@ def test_ctrl_c_while_ray_starts_is_reported_to_the_operator(start, write, tmp_p
     assert _seconds_to_end(running, signal.SIGINT, group=True) < SECONDS
     assert running.processes() == []
     _wrote_nothing(running)
-    told = parse_progress((tmp_path / "link" / "progress.json").read_text())
-    assert (told.state, told.reason, told.message) == ("Failed", "Interrupted", TOO_EARLY)
+    report = parse_progress((tmp_path / "link" / "progress.json").read_text())
+    assert (report.state, report.reason, report.message) == ("Failed", "Interrupted", TOO_EARLY)
 
 
 @pytest.mark.quiet
@@ -694,7 +694,7 @@ def test_a_signal_for_both_processes_of_a_run_lets_it_finish_a_long_update(start
     children = psutil.Process(running.process.pid).children()
     for process in (
         psutil.Process(running.process.pid),
-        *(one for one in children if "qwen35" in " ".join(one.cmdline())),
+        *(process for process in children if "qwen35" in " ".join(process.cmdline())),
     ):
         process.send_signal(signal.SIGTERM)
     assert running.process.wait(PATIENCE) == 0, running.err.read_text()
@@ -715,17 +715,17 @@ def test_signals_at_random_moments_of_the_start(start, write, tmp_path, capsys):
                 start_seconds = _seconds_to_first_update(start, file)
                 print(f"next to {beside} busy loops the first update comes after {start_seconds:.1f} s")
                 for number in range(count // 2):
-                    one = _One.draw(choice, number, beside, start_seconds)
+                    case = _One.draw(choice, number, beside, start_seconds)
                     running = start(file)
-                    time.sleep(one.delay)  # the moment that was drawn
+                    time.sleep(case.delay)  # the moment that was drawn
                     try:
-                        seconds, code = one.send_and_check(running, file)
+                        seconds, code = case.send_and_check(running, file)
                     except AssertionError as error:
-                        wrong.append(one)
-                        print(f"{one}: {error}", flush=True)
+                        wrong.append(case)
+                        print(f"{case}: {error}", flush=True)
                         continue
-                    print(f"{one}: exit code {code} after {seconds:.1f} s", flush=True)
-                    kinds.update(one.kinds(code))
+                    print(f"{case}: exit code {code} after {seconds:.1f} s", flush=True)
+                    kinds.update(case.kinds(code))
                     slowest[beside] = max(slowest[beside], seconds)
         print("; ".join(f"{kind}: {done}" for kind, done in sorted(kinds.items())), f"wrong: {len(wrong)}", sep="; ")
         print(
@@ -771,16 +771,16 @@ class _One:
                 running.signal(self.signal, group=self.group)
         code = running.process.wait(PATIENCE)
         seconds = time.monotonic() - sent
-        said = f"{running.out.read_text()}\n{running.err.read_text()}"
-        assert "Traceback" not in said, said
-        assert running.processes() == [], said
-        if code == 0 or NOTHING_SAVED in said:
+        output = f"{running.out.read_text()}\n{running.err.read_text()}"
+        assert "Traceback" not in output, output
+        assert running.processes() == [], output
+        if code == 0 or NOTHING_SAVED in output:
             _stopped_whole(running, file)
         elif self.twice and running.folder.exists():
-            assert (code, running.err.read_text()) == (130, f"{SECOND_SIGNAL}\n"), said
+            assert (code, running.err.read_text()) == (130, f"{SECOND_SIGNAL}\n"), output
             # What it holds can be resumed, or is nothing.
             RunFolder(running.folder).check(load_manifest(file), resume=(running.folder / "run.yaml").exists())
         else:
             _wrote_nothing(running)
-        assert seconds < (LOADED_SECONDS if self.beside else SECONDS), f"{seconds:.1f} s: {said}"
+        assert seconds < (LOADED_SECONDS if self.beside else SECONDS), f"{seconds:.1f} s: {output}"
         return seconds, code

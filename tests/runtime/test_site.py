@@ -21,13 +21,13 @@ class Starts:
 
     def __init__(self, *failures: str) -> None:
         self.failures = list(failures)
-        self.left: list[subprocess.Popen[bytes]] = []
+        self.decoys: list[subprocess.Popen[bytes]] = []
         self.agents: list[psutil.Process] = []
 
     def __call__(self, **options: object) -> None:
-        self.left.append(subprocess.Popen([*SLEEP, f"{Path(ray.__file__).parent}/raylet"]))
+        self.decoys.append(subprocess.Popen([*SLEEP, f"{Path(ray.__file__).parent}/raylet"]))
         # Not a child of this process, as an agent whose raylet has ended.
-        raylet = os.environ | {"RAY_RAYLET_PID": str(self.left[-1].pid)}
+        raylet = os.environ | {"RAY_RAYLET_PID": str(self.decoys[-1].pid)}
         agent = subprocess.run(
             ["sh", "-c", '"$@" >/dev/null 2>&1 & echo $!', "sh", *SLEEP], env=raylet, capture_output=True, check=True
         )
@@ -47,7 +47,7 @@ def starts(monkeypatch):
         return made[0]
 
     yield fails
-    for process in made[0].left:
+    for process in made[0].decoys:
         process.kill()
         process.wait()
     for agent in made[0].agents:
@@ -60,7 +60,7 @@ def test_a_ray_that_is_not_up_in_time_is_ended_and_started_again(starts):
     bystander = subprocess.Popen(SLEEP)
     try:
         with site.connected(in_cluster=False):
-            (first, second), agents = tried.left, tried.agents
+            (first, second), agents = tried.decoys, tried.agents
             assert (_runs(psutil.Process(second.pid)), _runs(agents[1])) == (True, True)
             assert not psutil.pid_exists(first.pid)
             assert not _runs(agents[0])
@@ -74,14 +74,14 @@ def test_it_is_not_tried_for_ever(starts):
     tried = starts(*[TIMED_OUT] * site.MAX_RAY_STARTS)
     with pytest.raises(Exception, match="timed out during startup"), site.connected(in_cluster=False):
         pass
-    assert len(tried.left) == site.MAX_RAY_STARTS
+    assert len(tried.decoys) == site.MAX_RAY_STARTS
 
 
 def test_another_failure_is_not_tried_again(starts):
     tried = starts("no space left on device")
     with pytest.raises(Exception, match="no space left"), site.connected(in_cluster=False):
         pass
-    assert len(tried.left) == 1
+    assert len(tried.decoys) == 1
 
 
 def _runs(process: psutil.Process) -> bool:

@@ -80,9 +80,9 @@ def test_a_function_that_is_there_is_found_without_an_import(base, target):
 @pytest.mark.parametrize("target", WRONG)
 def test_a_function_that_cannot_be_called_is_named_with_the_fix(base, target):
     message, fix = WRONG[target]
-    found = problem_of(target, base)
-    assert found is not None
-    assert (message in found[0], fix in found[1]) == (True, True), found
+    problem = problem_of(target, base)
+    assert problem is not None
+    assert (message in problem[0], fix in problem[1]) == (True, True), problem
 
 
 OWN = """

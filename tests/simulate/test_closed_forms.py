@@ -149,8 +149,8 @@ def test_a_straggler_without_a_slot_in_the_lane_continues_where_it_is() -> None:
     result = run(lane=lane, group_size=2, pools=(ReplicaGroup(1, ReplicaSpeed(2)),))
     # Both cross at the same time, and one moves. The other has the replica for itself until the first is done, and then moves too.
     moved = 60 * 0.503
-    left = 60 - moved / STEP
-    assert result.time_to_first_batch == pytest.approx(40 * 1.008 + moved + left * 0.503)
+    remaining = 60 - moved / STEP
+    assert result.time_to_first_batch == pytest.approx(40 * 1.008 + moved + remaining * 0.503)
 
 
 def test_two_kinds_of_replicas_work_side_by_side() -> None:
@@ -160,10 +160,10 @@ def test_two_kinds_of_replicas_work_side_by_side() -> None:
 
 
 def test_a_pool_that_grows_is_faster_and_one_that_shrinks_finishes_first() -> None:
-    one, two = (ReplicaGroup(1, ReplicaSpeed(1)),), (ReplicaGroup(2, ReplicaSpeed(1)),)
+    slow, two = (ReplicaGroup(1, ReplicaSpeed(1)),), (ReplicaGroup(2, ReplicaSpeed(1)),)
     alone, together = 200 * STEP + 2 * TRAIN, 100 * STEP + 2 * TRAIN
-    assert run(pools=one, group_size=2).mean_step == pytest.approx(alone)
-    grown = run(pools=one, group_size=2, elastic=((150.0, 2),))
+    assert run(pools=slow, group_size=2).mean_step == pytest.approx(alone)
+    grown = run(pools=slow, group_size=2, elastic=((150.0, 2),))
     assert grown.mean_step == pytest.approx(together)
     assert grown.time_to_first_batch == pytest.approx(200 * STEP), "both slots were given away before it came"
     shrunk = run(pools=two, group_size=2, elastic=((50.0, 1),))

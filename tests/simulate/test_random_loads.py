@@ -107,9 +107,9 @@ def check_every_group_left_once(world: Watched) -> None:
     assert all(len(batches) == 1 for batches in world.trained.values())
     batches = workload.settings.batches
     assert len(world.trained) == batches * workload.prompts_per_batch
-    left = world.coordinator.left_by_reason
-    assert left[LeaveReason.TRAINED] == len(world.trained)
-    assert sum(left.values()) == len(world.exits)
+    left_by_reason = world.coordinator.left_by_reason
+    assert left_by_reason[LeaveReason.TRAINED] == len(world.trained)
+    assert sum(left_by_reason.values()) == len(world.exits)
     # What is dispatched and has not left would have been one more than the batches need.
     assert world.coordinator.buffer.held == len(world.dispatched) - len(world.exits)
 

@@ -77,6 +77,6 @@ def test_only_discarding_is_biased_against_long_answers() -> None:
 
 
 def test_the_result_has_a_json_form() -> None:
-    found = of("wait").as_dict()
-    assert found["meanLag"] == of("wait").mean_lag
-    assert {"throughput", "idealThroughput", "maskedShare", "bias", "timeToFirstBatch", "exits"} <= set(found)
+    figures = of("wait").as_dict()
+    assert figures["meanLag"] == of("wait").mean_lag
+    assert {"throughput", "idealThroughput", "maskedShare", "bias", "timeToFirstBatch", "exits"} <= set(figures)

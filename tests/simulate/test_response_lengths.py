@@ -40,10 +40,10 @@ def drawn(lengths: LengthDistribution, prompts: int = 4000, **fields: float) -> 
 
 @pytest.mark.parametrize("lengths", SOME)
 def test_what_is_drawn_has_the_mean_and_the_ends_of_the_distribution(lengths: LengthDistribution) -> None:
-    found = drawn(lengths)
-    assert found.mean() == pytest.approx(mean_length(lengths), rel=0.03)
-    assert found.min() >= lengths.floor
-    assert found.max() <= lengths.cap
+    drawn_lengths = drawn(lengths)
+    assert drawn_lengths.mean() == pytest.approx(mean_length(lengths), rel=0.03)
+    assert drawn_lengths.min() >= lengths.floor
+    assert drawn_lengths.max() <= lengths.cap
 
 
 def test_the_mean_of_a_bounded_pareto_is_the_textbooks() -> None:
@@ -56,8 +56,8 @@ def test_the_mean_of_a_bounded_pareto_is_the_textbooks() -> None:
 def test_a_lognormal_far_from_its_ends_has_its_mean_and_its_cv() -> None:
     lengths = Lognormal(4000, 0.3, 1_000_000, 1)
     assert mean_length(lengths) == pytest.approx(4000, rel=1e-3)
-    found = drawn(lengths)
-    assert found.std() / found.mean() == pytest.approx(0.3, rel=0.05)
+    drawn_lengths = drawn(lengths)
+    assert drawn_lengths.std() / drawn_lengths.mean() == pytest.approx(0.3, rel=0.05)
 
 
 def test_without_variation_all_are_equal() -> None:
@@ -66,9 +66,9 @@ def test_without_variation_all_are_equal() -> None:
 
 @pytest.mark.parametrize("correlation", [0.0, 0.4, 0.9])
 def test_the_prompt_has_its_share_of_the_variance_of_the_logarithm(correlation: float) -> None:
-    found = np.log(drawn(Lognormal(4000, 1.0, 10_000_000, 1), correlation=correlation))
-    between = np.cov(found[:, 0], found[:, 1])[0, 1]
-    assert between / found.var() == pytest.approx(correlation, abs=0.05)
+    drawn_lengths = np.log(drawn(Lognormal(4000, 1.0, 10_000_000, 1), correlation=correlation))
+    between = np.cov(drawn_lengths[:, 0], drawn_lengths[:, 1])[0, 1]
+    assert between / drawn_lengths.var() == pytest.approx(correlation, abs=0.05)
 
 
 def test_correlation_leaves_the_mean_as_it_is() -> None:
@@ -85,8 +85,8 @@ def test_drift_is_a_factor_of_every_length_and_of_the_true_mean() -> None:
 
 def test_signal_is_as_frequent_as_configured() -> None:
     groups = GroupSampler(Lognormal(), 2, 0.0, 1.0, 0.3, 0)
-    found = [groups.draw(position, 0)[1] for position in range(4000)]
-    assert sum(found) / len(found) == pytest.approx(0.3, abs=0.03)
+    first_lengths = [groups.draw(position, 0)[1] for position in range(4000)]
+    assert sum(first_lengths) / len(first_lengths) == pytest.approx(0.3, abs=0.03)
 
 
 def test_the_same_seed_draws_the_same_and_another_one_does_not() -> None:
@@ -103,9 +103,9 @@ def test_a_prompt_that_comes_back_draws_other_samples_with_the_same_signal() -> 
 
 
 def test_samples_of_a_replayed_group_come_from_one_prompt() -> None:
-    found = drawn(Replayed(((1, 2, 3), (101, 102), (203,))), 300)
-    assert all(len({length // 100 for length in group}) == 1 for group in found.tolist())
-    assert {int(length) // 100 for length in found.ravel()} == {0, 1, 2}
+    drawn_lengths = drawn(Replayed(((1, 2, 3), (101, 102), (203,))), 300)
+    assert all(len({length // 100 for length in group}) == 1 for group in drawn_lengths.tolist())
+    assert {int(length) // 100 for length in drawn_lengths.ravel()} == {0, 1, 2}
 
 
 def test_a_file_may_hold_numbers(tmp_path: Path) -> None:

@@ -81,29 +81,29 @@ def test_a_policy_without_deadlines_resets_their_fields_unless_they_are_set():
 def test_any_change_is_made_or_refused_with_a_reason(pairs):
     problems: tuple[str, ...] = ("no problem",)
     try:
-        found = apply_changes(Workload(), [FieldChange(path, value) for path, value in pairs])
+        changed = apply_changes(Workload(), [FieldChange(path, value) for path, value in pairs])
     except WorkloadRefused as error:
-        found, problems = None, error.problems
-    assert isinstance(found, Workload) or all(problems)
+        changed, problems = None, error.problems
+    assert isinstance(changed, Workload) or all(problems)
 
 
 def test_arithmetic_agrees_with_the_published_estimates():
     # 118, 178 and the cap 213, S* 3 for the reference workload, of which the mean of the longest of 8 is drawn.
-    found = estimate(Workload())
-    assert found.ideal == pytest.approx(8 / 0.0375)
-    assert found.rollout == pytest.approx(8 * 64 / (1 + 0.004 * 64))
-    assert [found.throughput(s) for s in (1, 2)] == pytest.approx([118, 178], rel=0.06)
-    assert found.throughput(4) == pytest.approx(found.ideal)
-    assert math.ceil(found.min_staleness) == 3
+    estimated = estimate(Workload())
+    assert estimated.ideal == pytest.approx(8 / 0.0375)
+    assert estimated.rollout == pytest.approx(8 * 64 / (1 + 0.004 * 64))
+    assert [estimated.throughput(s) for s in (1, 2)] == pytest.approx([118, 178], rel=0.06)
+    assert estimated.throughput(4) == pytest.approx(estimated.ideal)
+    assert math.ceil(estimated.min_staleness) == 3
 
 
 def test_arithmetic_of_equal_lengths_is_exact():
     workload = Workload(
         lengths=Lognormal(mean=1000, cv=0), trainer=TrainSpeed(8, 0.01), prompts_per_batch=4, group_size=2
     )
-    found = estimate(workload)
-    assert found.version_tokens == 4 * 2 * 1000
-    assert found.group_time == pytest.approx(1000 * 1.256 + 8000 * 0.01 / 8)
+    estimated = estimate(workload)
+    assert estimated.version_tokens == 4 * 2 * 1000
+    assert estimated.group_time == pytest.approx(1000 * 1.256 + 8000 * 0.01 / 8)
 
 
 def test_an_average_is_the_mean_and_takes_the_maximum_of_maximum_lags():

@@ -8,18 +8,18 @@ NEUTRAL = ("--decode", "1,0.004", "--train-seconds-per-token", "0.0375")
 
 
 @pytest.fixture(scope="module")
-def known():
+def constants():
     return {}
 
 
 @pytest.fixture
-def planned(run_command, manifest, known):
+def planned(run_command, manifest, constants):
     """planned("--max-lag", 2) is the plan of the small manifest as JSON, made once."""
 
     def plan(*arguments):
-        if arguments not in known:
-            known[arguments] = run_command("plan", manifest(), "--json", *arguments).json
-        return known[arguments]
+        if arguments not in constants:
+            constants[arguments] = run_command("plan", manifest(), "--json", *arguments).json
+        return constants[arguments]
 
     return plan
 

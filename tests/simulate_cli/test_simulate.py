@@ -97,8 +97,8 @@ def test_what_a_manifest_does_not_contain_is_listed_as_an_assumption(run_command
     listed = run_command("simulate", manifest(), "--json", *SHORT).json["constants"]
     assert {each["name"] for each in listed if each["assumed"]} >= {"decode step", "training", "response length"}
     speeds = ("--decode", "0.02,0.0001", "--train-seconds-per-token", "0.001", "--cv", 2)
-    given = run_command("simulate", manifest(), "--json", *speeds, *SHORT).json["constants"]
-    assert {each["name"] for each in given if not each["assumed"]} == {"decode step", "training", "response length"}
+    constants = run_command("simulate", manifest(), "--json", *speeds, *SHORT).json["constants"]
+    assert {each["name"] for each in constants if not each["assumed"]} == {"decode step", "training", "response length"}
     assert "Assumed, and decisive" in run_command("simulate", manifest(), *SHORT).out
 
 
@@ -110,33 +110,33 @@ def test_another_policy_drops_what_only_deadlines_have(run_command, manifest):
 
 def test_a_colocated_manifest_takes_turns_on_its_devices_once(run_command, manifest):
     file = manifest(mode="Colocated", rollout={"nodes": 4, "tensorParallel": 2}, async_=None)  # eight devices
-    found = run_command("simulate", file, "--json", *SHORT).json
-    assert found["workload"]["policy"] == "colocated"
-    assert (found["workload"]["replicas"], found["workload"]["trainerUnits"]) == (4, 4)
-    assert found["result"]["maxTokenLag"] == 0
+    result = run_command("simulate", file, "--json", *SHORT).json
+    assert result["workload"]["policy"] == "colocated"
+    assert (result["workload"]["replicas"], result["workload"]["trainerUnits"]) == (4, 4)
+    assert result["result"]["maxTokenLag"] == 0
     refused = run_command("simulate", file, "--policy", "fifo")
     assert (refused.code, "mode is Colocated" in refused.err) == (2, True)
 
 
 def test_a_sweep_has_a_row_for_each_combination(run_command):
-    found = run_command(
+    result = run_command(
         "simulate", "--json", "--sweep", "policy=deadline-first,fifo", "--sweep", "staleness-threshold=1,2,3", *SHORT
     ).json  # fmt: skip
-    values = [tuple(row["values"].values()) for row in found["rows"]]
+    values = [tuple(row["values"].values()) for row in result["rows"]]
     assert values == [(policy, s) for policy in ("deadline-first", "fifo") for s in ("1", "2", "3")]
     alone = run_command("simulate", "--json", "--policy", "fifo", "--staleness-threshold", 2, *SHORT).json
-    assert found["rows"][4]["result"] == alone["result"]
+    assert result["rows"][4]["result"] == alone["result"]
 
 
 def test_a_sweep_leaves_out_what_cannot_be(run_command):
     sweep = ("simulate", "--sweep", "staleness-threshold=1,5", "--sweep", "max-version-lag=2,6", *SHORT)
-    found = run_command(*sweep, "--json").json
-    assert [row["values"] for row in found["rows"]] == [
+    result = run_command(*sweep, "--json").json
+    assert [row["values"] for row in result["rows"]] == [
         {"staleness-threshold": "1", "max-version-lag": "2"},
         {"staleness-threshold": "1", "max-version-lag": "6"},
         {"staleness-threshold": "5", "max-version-lag": "6"},
     ]
-    (left_out,) = found["leftOut"]
+    (left_out,) = result["leftOut"]
     assert left_out["values"] == {"staleness-threshold": "5", "max-version-lag": "2"}
     assert left_out["problems"] == [
         "staleness_threshold 5.0 > max_version_lag 2: groups would start after their deadline"
@@ -168,9 +168,9 @@ def test_a_lane_made_by_options_decodes_in_the_unit_of_the_pool(run_command):
 def test_lengths_are_replayed_up_to_the_limit_of_the_manifest(run_command, manifest, tmp_path):
     file = tmp_path / "lengths.jsonl"
     file.write_text("".join(f'{{"prompt": {n % 5}, "tokens": {1000 if n % 2 else 9000}}}\n' for n in range(50)))
-    found = run_command("simulate", manifest(), "--lengths", file, "--json", *SHORT).json
-    assert found["workload"]["lengths"] == "replayed, 50 of 5 prompts, at most 4,000"
-    assert found["result"]["trueMeanLength"] == pytest.approx(2500)
+    result = run_command("simulate", manifest(), "--lengths", file, "--json", *SHORT).json
+    assert result["workload"]["lengths"] == "replayed, 50 of 5 prompts, at most 4,000"
+    assert result["result"]["trueMeanLength"] == pytest.approx(2500)
 
 
 @pytest.mark.parametrize(
@@ -257,5 +257,5 @@ def test_a_broken_manifest_is_refused_with_its_problems(run_command, manifest):
 def test_json_holds_numbers_only_where_there_are_some(run_command):
     # No replica ever fills: no time at which all slots were taken. JSON has null for it, and no NaN anywhere.
     text = run_command("simulate", "--json", "--workload", "slots=4096", *SHORT).out
-    found = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in JSON"))
-    assert found["result"]["timeToFull"] is None
+    parsed = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} in JSON"))
+    assert parsed["result"]["timeToFull"] is None

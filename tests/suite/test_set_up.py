@@ -14,8 +14,8 @@ PLATFORMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-a
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_every_package_of_the_small_set_exists_for_the_platform(platform, tmp_path):
     """Requests only names of files from the package index: nothing is downloaded. torch needs macOS 14."""
-    asked = ["--dry-run", "--no-deps", "--target", tmp_path, "--python-platform", platform]
-    command = ["uv", "pip", "install", *asked, "--requirement", ROOT / "requirements" / "laptop.txt"]
+    options = ["--dry-run", "--no-deps", "--target", tmp_path, "--python-platform", platform]
+    command = ["uv", "pip", "install", *options, "--requirement", ROOT / "requirements" / "laptop.txt"]
     done = subprocess.run(
         command, env=os.environ | {"MACOSX_DEPLOYMENT_TARGET": "14.0"}, capture_output=True, text=True, check=False
     )
@@ -26,8 +26,8 @@ def test_every_package_of_the_small_set_exists_for_the_platform(platform, tmp_pa
 def _installs(goal: str, environment: Path) -> list[str]:
     """The sets of requirements that `make` would install."""
     command = ["make", "--dry-run", "--directory", ROOT, goal, f"VENV={environment}"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return re.findall(r"uv pip sync --quiet requirements/(\S+)\.txt", said)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return re.findall(r"uv pip sync --quiet requirements/(\S+)\.txt", output)
 
 
 def test_the_demo_installs_the_small_set_and_the_tests_the_full_one(tmp_path):

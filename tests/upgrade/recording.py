@@ -61,8 +61,12 @@ class Recording:
 
     def config_map(self, suffix: str) -> dict[str, str]:
         """The data of one of the training's ConfigMaps, such as "progress"."""
-        [found] = [one for one in self.objects["ConfigMap"] if one["metadata"]["name"] == f"{self.name}-{suffix}"]
-        return dict(found["data"])
+        [config_map_body] = [
+            candidate
+            for candidate in self.objects["ConfigMap"]
+            if candidate["metadata"]["name"] == f"{self.name}-{suffix}"
+        ]
+        return dict(config_map_body["data"])
 
 
 def recordings() -> list[Recording]:

@@ -30,8 +30,8 @@ def test_adapters_are_distinguished_from_whole_weights_and_name_what_they_adapt(
 )
 def test_what_does_not_fit_is_named_with_its_shapes(change, shapes) -> None:
     wrong = {name: tensor for name, tensor in (ADAPTERS | change).items() if tensor is not None}
-    [found] = misfits(BASE, wrong)
-    assert found == shapes
+    [misfit] = misfits(BASE, wrong)
+    assert misfit == shapes
 
 
 def test_what_fits_is_not_a_misfit() -> None:

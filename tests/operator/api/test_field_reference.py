@@ -23,9 +23,9 @@ def test_every_field_has_a_row_and_every_section_a_heading():
 def test_rows_have_as_many_cells_as_their_head():
     cells = None
     for line in field_reference.text().splitlines():
-        found = line.replace("\\|", "").count("|")
+        columns = line.replace("\\|", "").count("|")
         if not line.startswith("|"):
             cells = None
         elif cells is None:
-            cells = found
-        assert cells is None or found == cells, line
+            cells = columns
+        assert cells is None or columns == cells, line

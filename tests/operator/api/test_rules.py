@@ -97,9 +97,9 @@ def test_optional_fields_are_asked_for_before_they_are_read(place, rule):
                 break
             here = f"{here}.{part}"
             parent, name = here.rsplit(".", 1)
-            given = "default" in NODES[here] or name in NODES[parent].get("required", [])
-            asked = f"has(self{here.removeprefix(place).replace('.function', '.__function__')})" in rule.rule
-            assert given or asked, f"{here} may be missing in {rule.rule}"
+            always_set = "default" in NODES[here] or name in NODES[parent].get("required", [])
+            guarded = f"has(self{here.removeprefix(place).replace('.function', '.__function__')})" in rule.rule
+            assert always_set or guarded, f"{here} may be missing in {rule.rule}"
 
 
 def test_what_a_checkpoint_depends_on_cannot_change():

@@ -146,16 +146,16 @@ def failed() -> ExampleTraining:
     )
     world.finish_job(ok=False)
     world.settle(3)
-    said = "attempt 1 failed: DataError: source math: /data/math.jsonl, line 17: no field answer. Add it (rule not-retryable)"
-    return example(world, seconds=60, warnings=(WarningEvent(world.now, "AttemptFailed", said),))
+    message = "attempt 1 failed: DataError: source math: /data/math.jsonl, line 17: no field answer. Add it (rule not-retryable)"
+    return example(world, seconds=60, warnings=(WarningEvent(world.now, "AttemptFailed", message),))
 
 
 def succeeded() -> ExampleTraining:
     world = training()
     folder = "file:///var/lib/qwen35/checkpoints/exports/update-001000"
     export = {"uri": folder, "update": 1000, "time": world.now.timestamp()}
-    said = {"message": "1000 updates", "reward": 0.98, "accuracy": 0.9912, "heldOutReward": 0.9651, "export": export}
-    world.report("Succeeded", update=1000, version=1000, **said)
+    summary = {"message": "1000 updates", "reward": 0.98, "accuracy": 0.9912, "heldOutReward": 0.9651, "export": export}
+    world.report("Succeeded", update=1000, version=1000, **summary)
     world.settle(3)
     world.finish_job(ok=True)
     world.settle(3)
@@ -183,11 +183,11 @@ def changed() -> ExampleTraining:
 
 def example(world: World, *, seconds: float = 0, warnings: tuple[WarningEvent, ...] | None = ()) -> ExampleTraining:
     """The world as the API server reports it, this number of seconds later."""
-    about = {"name": "demo", "namespace": "team", "uid": UID, "generation": world.generation, "resourceVersion": "7"}
-    about |= {"creationTimestamp": START.strftime("%Y-%m-%dT%H:%M:%SZ")}
+    metadata = {"name": "demo", "namespace": "team", "uid": UID, "generation": world.generation, "resourceVersion": "7"}
+    metadata |= {"creationTimestamp": START.strftime("%Y-%m-%dT%H:%M:%SZ")}
     status = json.loads(world.status.model_dump_json(exclude_none=True))
     policy = {"failurePolicy": world.spec["failurePolicy"]}
-    raw = {"metadata": about, "spec": {"mode": "FullyAsync", **world.spec, **policy}, "status": status}
+    raw = {"metadata": metadata, "spec": {"mode": "FullyAsync", **world.spec, **policy}, "status": status}
     return ExampleTraining(raw, world.now + timedelta(seconds=seconds), warnings)
 
 

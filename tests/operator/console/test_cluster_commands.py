@@ -157,19 +157,19 @@ async def test_a_list_of_none_says_where_none_are(console_user) -> None:
     assert console_user.text == "no trainings in namespace team\n"
 
 
-@pytest.mark.parametrize(("namespace", "context", "asked"), [(None, "there", "elsewhere"), ("x", None, "x")])
-async def test_the_namespace_is_the_one_named_or_the_contexts(console_user, namespace, context, asked) -> None:
+@pytest.mark.parametrize(("namespace", "context", "expected"), [(None, "there", "elsewhere"), ("x", None, "x")])
+async def test_the_namespace_is_the_one_named_or_the_contexts(console_user, namespace, context, expected) -> None:
     console_user.cluster = ClusterAccess(console_user.cluster.kubeconfig, context, namespace)
     console_user.server.script = [page()]
     await console_user.status(None)
-    assert f"/namespaces/{asked}/" in console_user.server.requests[0].path
+    assert f"/namespaces/{expected}/" in console_user.server.requests[0].path
 
 
 # Refusals: one line, with the fix.
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         (
             [page(), page(at(1), {"metadata": {"name": "dome"}})],
@@ -186,11 +186,11 @@ async def test_the_namespace_is_the_one_named_or_the_contexts(console_user, name
         ([refuses(400, "odd")], "cannot list qwen35trainings.rl.qwen35.io in namespace team: odd. Is the cluster up?"),
     ],
 )
-async def test_a_refusal_is_one_line_with_the_fix(console_user, script, said) -> None:
+async def test_a_refusal_is_one_line_with_the_fix(console_user, script, message) -> None:
     console_user.server.script = script
     with pytest.raises(NotShown) as caught:
         await console_user.status("demon")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -212,7 +212,7 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(console_user, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "it is empty"),
         (b"{", "it is not valid YAML"),
@@ -225,22 +225,22 @@ async def test_without_a_kubeconfig_it_says_where_it_looked(console_user, tmp_pa
         (b"users: [{name: me}]\n", "'me' of users has no field user"),
     ],
 )
-async def test_an_invalid_kubeconfig_is_named_with_the_reason(console_user, tmp_path, content, said) -> None:
+async def test_an_invalid_kubeconfig_is_named_with_the_reason(console_user, tmp_path, content, message) -> None:
     file = tmp_path / "broken"
     file.write_bytes(content)
     console_user.cluster = ClusterAccess(str(file))
-    with pytest.raises(NotShown, match=rf"^{re.escape(str(file))} is not a valid kubeconfig: {said}"):
+    with pytest.raises(NotShown, match=rf"^{re.escape(str(file))} is not a valid kubeconfig: {message}"):
         await console_user.status()
-    with pytest.raises(SettingsRefused, match=rf"no credentials for the API server: .*{said}"):
+    with pytest.raises(SettingsRefused, match=rf"no credentials for the API server: .*{message}"):
         await connect(str(file), lambda verb, resource, code: None)
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [(None, {"watch": True}, "--watch follows one training"), ("demo", {"everywhere": True}, "Leave out -A, or demo")],
 )
-async def test_options_that_contradict_each_other_are_refused(console_user, name, options, said) -> None:
-    with pytest.raises(NotShown, match=said):
+async def test_options_that_contradict_each_other_are_refused(console_user, name, options, message) -> None:
+    with pytest.raises(NotShown, match=message):
         await console_user.status(name, **options)
     assert console_user.server.requests == []
 
@@ -399,7 +399,7 @@ async def test_the_report_is_made_of_what_the_trainer_has_left(console_user, tmp
 
 
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "message"),
     [
         ([refuses(404), page(at(1))], "training demo has no ConfigMap demo-history: no attempt has started yet"),
         (
@@ -415,11 +415,11 @@ async def test_the_report_is_made_of_what_the_trainer_has_left(console_user, tmp
         ([refuses(403, "u cannot get")], "no permission to get configmaps in namespace team: u cannot get"),
     ],
 )
-async def test_a_report_that_cannot_be_made_says_why(console_user, tmp_path, script, said) -> None:
+async def test_a_report_that_cannot_be_made_says_why(console_user, tmp_path, script, message) -> None:
     console_user.server.script = script
     with pytest.raises(NotShown) as caught:
         await console_user.report(tmp_path / "out.html")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert not (tmp_path / "out.html").exists()
 
 

@@ -68,8 +68,8 @@ def test_a_path_that_leads_out_of_its_claim_is_a_problem(path, make_training):
         "data.train": [source],
         "rewards": [{"type": "Math"}],
     }
-    found = {problem.path for problem in all_objects.problems(make_training(changes), OperatorSettings())}
-    assert found == {
+    paths = {problem.path for problem in all_objects.problems(make_training(changes), OperatorSettings())}
+    assert paths == {
         "spec.model.source.persistentVolumeClaim.path",
         "spec.checkpoint.storage.persistentVolumeClaim.path",
         "spec.data.train[0].files.volume.persistentVolumeClaim.path",

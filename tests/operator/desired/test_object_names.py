@@ -21,19 +21,19 @@ def test_a_job_has_a_name_that_kuberay_takes(name, attempt):
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job)
 
 
-@given(one=NAMES, other=NAMES, attempts=st.tuples(ATTEMPTS, ATTEMPTS))
-def test_no_two_attempts_share_a_name(one, other, attempts):
-    first, second = (one, attempts[0]), (other, attempts[1])
+@given(training=NAMES, other=NAMES, attempts=st.tuples(ATTEMPTS, ATTEMPTS))
+def test_no_two_attempts_share_a_name(training, other, attempts):
+    first, second = (training, attempts[0]), (other, attempts[1])
     assert (object_names.job_name(*first) == object_names.job_name(*second)) == (first == second)
 
 
-@given(one=NAMES, other=NAMES)
-def test_no_two_trainings_share_a_config_map(one, other):
+@given(first=NAMES, other=NAMES)
+def test_no_two_trainings_share_a_config_map(first, other):
     def maps(name: str) -> set[str]:
         return {config_name(name), progress_name(name), control_name(name), history_name(name)}
 
-    assert len(maps(one)) == 4
-    assert one == other or not maps(one) & maps(other)
+    assert len(maps(first)) == 4
+    assert first == other or not maps(first) & maps(other)
 
 
 @given(name=NAMES)
@@ -43,10 +43,10 @@ def test_every_such_name_is_accepted(name, make_training):
 
 @pytest.mark.parametrize("name", ["9b-grpo", "a.b", "a" * 41, "9." + "a" * 41])
 def test_a_name_that_no_job_could_have_is_a_problem(name, make_training):
-    found = list(object_names.problems(make_training(name=name)))
-    assert found
-    assert {problem.path for problem in found} == {"metadata.name"}
-    assert all(name in problem.message for problem in found)
+    problems = list(object_names.problems(make_training(name=name)))
+    assert problems
+    assert {problem.path for problem in problems} == {"metadata.name"}
+    assert all(name in problem.message for problem in problems)
 
 
 def test_the_rollout_pool_is_selected_by_training_and_pool():

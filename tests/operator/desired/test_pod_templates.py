@@ -74,8 +74,8 @@ def test_a_pod_knows_who_it_is(pool, template):
 def test_a_secret_is_referred_to_and_not_copied(template):
     secret = {"name": "WANDB_API_KEY", "valueFrom": {"secretKeyRef": {"name": "vault", "key": "wandb"}}}
     for pool in POOLS:
-        found = variables(template(pool, {"pods.env": [secret]}))["WANDB_API_KEY"]
-        assert found == {"secretKeyRef": {"name": "vault", "key": "wandb"}}
+        variable = variables(template(pool, {"pods.env": [secret]}))["WANDB_API_KEY"]
+        assert variable == {"secretKeyRef": {"name": "vault", "key": "wandb"}}
 
 
 def test_the_users_variable_wins_over_the_profiles(template):

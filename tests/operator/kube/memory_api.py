@@ -32,22 +32,22 @@ class MemoryApi:
     def place(self, path: str, raw: Mapping[str, Any]) -> JsonObject:
         """Store an object, replacing any earlier one."""
         body = json.loads(json.dumps(raw))
-        about = body["metadata"]
-        about["resourceVersion"] = self._next()
-        about.setdefault("uid", f"uid-{about['resourceVersion']}")
-        about.setdefault("creationTimestamp", self.time.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        metadata = body["metadata"]
+        metadata["resourceVersion"] = self._next()
+        metadata.setdefault("uid", f"uid-{metadata['resourceVersion']}")
+        metadata.setdefault("creationTimestamp", self.time.strftime("%Y-%m-%dT%H:%M:%SZ"))
         self.objects[path] = body
         return deepcopy(body)
 
     def refuse(self, verb: str, plural: str, *errors: ApiError) -> None:
         """Refuse the next requests of this verb and resource, one with each of the errors."""
-        left = list(errors)
+        remaining = list(errors)
         earlier = self.before
 
-        async def before(asked: str, path: str) -> None:
-            await earlier(asked, path)
-            if left and asked == verb and plural in path.split("/"):
-                raise left.pop(0)
+        async def before(method: str, path: str) -> None:
+            await earlier(method, path)
+            if remaining and method == verb and plural in path.split("/"):
+                raise remaining.pop(0)
 
         self.before = before
 
@@ -66,11 +66,11 @@ class MemoryApi:
 
     async def post(self, path: str, body: Mapping[str, Any], query: Query | None = None) -> JsonObject:
         await self._asked("POST", path, body, query)
-        about = body["metadata"]
-        name = about.get("name") or f"{about['generateName']}{self._next()}"
+        metadata = body["metadata"]
+        name = metadata.get("name") or f"{metadata['generateName']}{self._next()}"
         if f"{path}/{name}" in self.objects:
             raise Conflict(409, f"{name} already exists")
-        return self.place(f"{path}/{name}", {**body, "metadata": {**about, "name": name}})
+        return self.place(f"{path}/{name}", {**body, "metadata": {**metadata, "name": name}})
 
     async def put(self, path: str, body: Mapping[str, Any]) -> JsonObject:
         await self._asked("PUT", path, body)

@@ -22,24 +22,28 @@ def metadata(name: str, *, training: str = "demo", version: int = 1, uid: str = 
     }
 
 
-def pod(name: str = "demo-1-rollout-a", *, pool: str = "rollout", status: Any = None, **about) -> dict:
+def pod(name: str = "demo-1-rollout-a", *, pool: str = "rollout", status: Any = None, **metadata_fields) -> dict:
     labels = {object_names.ATTEMPT: "1", object_names.POOL: pool}
-    return {"metadata": metadata(name, labels=labels, **about), "status": status or {}}
+    return {"metadata": metadata(name, labels=labels, **metadata_fields), "status": status or {}}
 
 
-def config_map(name: str = "demo-progress", data: Any = None, **about) -> dict:
-    return {"metadata": metadata(name, **about), **({} if data is None else {"data": data})}
+def config_map(name: str = "demo-progress", data: Any = None, **metadata_fields) -> dict:
+    return {"metadata": metadata(name, **metadata_fields), **({} if data is None else {"data": data})}
 
 
-def ray_job(name: str = "demo-1", *, attempt: int = 1, status: Any = None, **about) -> dict:
+def ray_job(name: str = "demo-1", *, attempt: int = 1, status: Any = None, **metadata_fields) -> dict:
     extra = {
         "labels": {object_names.ATTEMPT: str(attempt)},
         "annotations": {object_names.HASH: "h", object_names.SPEC_HASH: "s"},
     }
-    return {"metadata": metadata(name, **extra, **about), "spec": {}, **({} if status is None else {"status": status})}
+    return {
+        "metadata": metadata(name, **extra, **metadata_fields),
+        "spec": {},
+        **({} if status is None else {"status": status}),
+    }
 
 
-def ray_cluster(name: str = "demo-1-x", *, groups: Any = (), status: Any = None, **about) -> dict:
+def ray_cluster(name: str = "demo-1-x", *, groups: Any = (), status: Any = None, **metadata_fields) -> dict:
     spec = {"workerGroupSpecs": list(groups)}
-    about = {"labels": {object_names.ATTEMPT: "1"}, **about}
-    return {"metadata": metadata(name, **about), "spec": spec, "status": status or {}}
+    metadata_fields = {"labels": {object_names.ATTEMPT: "1"}, **metadata_fields}
+    return {"metadata": metadata(name, **metadata_fields), "spec": spec, "status": status or {}}

@@ -60,10 +60,10 @@ async def test_a_refusal_has_the_servers_words(server, client, status, kind) -> 
 
 async def test_a_refusal_that_is_not_json_is_quoted(server, client) -> None:
     server.script = [says("<html>bad gateway</html>", 502), says("[1]", 502)]
-    for said in ("bad gateway", "[1]"):
+    for answer in ("bad gateway", "[1]"):
         with pytest.raises(Unavailable, match="502") as caught:
             await client.post(PODS, {})
-        assert said in caught.value.message
+        assert answer in caught.value.message
 
 
 async def test_a_read_is_repeated_until_it_succeeds(server, client) -> None:
@@ -117,12 +117,12 @@ async def test_no_request_outlasts_its_deadline(server, client, verb, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("deadline", "asked", "end", "message"),
+    ("deadline", "requests", "end", "message"),
     [(15.0, [0.0, 0.1, 0.6, 2.6], 2.6, "not now"), (0.4, [0.0, 0.1], 0.4, "no answer within 0.4 s")],
     ids=["there is time for all of them", "they end with the deadline"],
 )
 def test_repetitions_come_at_growing_intervals_and_end_with_the_deadline(
-    monkeypatch, deadline, asked, end, message
+    monkeypatch, deadline, requests, end, message
 ) -> None:
     monkeypatch.setattr(module, "REQUEST_TIMEOUT_SECONDS", deadline)
     times: list[float] = []
@@ -142,7 +142,7 @@ def test_repetitions_come_at_growing_intervals_and_end_with_the_deadline(
         return ended
 
     assert virtual.run(scenario()) == pytest.approx(end, abs=1e-3)
-    assert times == pytest.approx(asked, abs=1e-3)
+    assert times == pytest.approx(requests, abs=1e-3)
 
 
 async def test_nobody_there_is_unavailable(server, client) -> None:

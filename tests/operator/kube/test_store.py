@@ -15,8 +15,8 @@ KEY = ("team", "demo")
 
 
 def one(name="a", *, version, uid="u1", training="demo", namespace="team"):
-    about = raw_objects.metadata(name, version=version, uid=uid, training=training)
-    return record(CONFIG_MAP, {"metadata": {**about, "namespace": namespace}})
+    metadata = raw_objects.metadata(name, version=version, uid=uid, training=training)
+    return record(CONFIG_MAP, {"metadata": {**metadata, "namespace": namespace}})
 
 
 def versions(store: Store, key=KEY) -> dict[str, str]:
@@ -143,10 +143,10 @@ class Event:
     def reach(self, store: Store) -> None:
         before = held(store)
         if self.deleted:
-            told = store.remove("team", self.name, self.uid, str(self.version))
+            notified = store.remove("team", self.name, self.uid, str(self.version))
         else:
-            told = store.put(self.training, self.record)
-        assert_told(told, before, held(store))
+            notified = store.put(self.training, self.record)
+        assert_notified(notified, before, held(store))
 
     @property
     def record(self):
@@ -181,10 +181,12 @@ def held(store: Store) -> dict[str, tuple[str, int]]:
     }
 
 
-def assert_told(told: set[TrainingKey], before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]) -> None:
+def assert_notified(
+    notified: set[TrainingKey], before: dict[str, tuple[str, int]], after: dict[str, tuple[str, int]]
+) -> None:
     """Those trainings and no others whose objects are not what they were."""
     moved = {name for name in before | after if before.get(name) != after.get(name)}
-    assert told == {("team", where[name][0]) for name in moved for where in (before, after) if name in where}
+    assert notified == {("team", where[name][0]) for name in moved for where in (before, after) if name in where}
 
 
 @settings(max_examples=examples(200))
@@ -208,8 +210,8 @@ def test_replays_late_answers_and_lists_end_at_what_is(log, data) -> None:
                     event for event in log[:place] if state(log[:place]).get(event.name, ("", 0))[1] == event.version
                 ]
                 before = held(store)
-                told = store.replace(None, [(event.training, event.record) for event in listed], str(place))
-                assert_told(told, before, held(store))
+                notified = store.replace(None, [(event.training, event.record) for event in listed], str(place))
+                assert_notified(notified, before, held(store))
             case "answer":
                 written = data.draw(st.sampled_from(log))
                 if not written.deleted:

@@ -5,14 +5,14 @@ from qwen35_operator.kube.trainings import Trainings
 KEY = ("team", "demo")
 
 
-def body(version: int, uid: str = "u1", **about) -> dict:
-    about = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version), **about}
-    return {"metadata": about, "spec": {"version": version}}
+def body(version: int, uid: str = "u1", **metadata) -> dict:
+    metadata = {"namespace": "team", "name": "demo", "uid": uid, "resourceVersion": str(version), **metadata}
+    return {"metadata": metadata, "spec": {"version": version}}
 
 
 def version(trainings: Trainings) -> int | None:
-    found = trainings.get(KEY)
-    return None if found is None else found["spec"]["version"]
+    stored = trainings.get(KEY)
+    return None if stored is None else stored["spec"]["version"]
 
 
 def test_an_older_body_changes_nothing() -> None:

@@ -65,13 +65,13 @@ async def watching(server: Server, kind: ObjectKind = CONFIG_MAP, namespace: str
         await client.close()
 
 
-def idle(server: Server, asked: int) -> Callable[[], bool]:
+def idle(server: Server, requests: int) -> Callable[[], bool]:
     """The script is through, and the watch waits for more."""
-    return lambda: not server.script and len(server.requests) >= asked
+    return lambda: not server.script and len(server.requests) >= requests
 
 
-def one(name: str, version: int, **about) -> dict:
-    return raw_objects.config_map(name, version=version, **about)
+def one(name: str, version: int, **metadata) -> dict:
+    return raw_objects.config_map(name, version=version, **metadata)
 
 
 async def test_a_list_in_pages_is_taken_in_as_a_whole(server) -> None:

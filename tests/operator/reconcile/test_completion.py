@@ -135,14 +135,14 @@ def test_no_new_version_for_long_is_a_failure(world):
     assert world.jobs["demo-1"].deleting is not None
 
 
-@pytest.mark.parametrize(("skew", "told"), [(-3600, "3600 s behind"), (3600, "3600 s ahead of")])
-def test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled(world, skew, told):
+@pytest.mark.parametrize(("skew", "message"), [(-3600, "3600 s behind"), (3600, "3600 s ahead of")])
+def test_a_trainer_whose_clock_is_off_is_not_taken_for_stalled(world, skew, message):
     clock = world.now.timestamp() + skew
     world.report(versionTime=clock, versionSeconds=5.0, time=clock)
     world.reconcile()
     assert world.status.state == "Running"
     assert world.condition("Degraded").reason == "ClockSkew"
-    assert told in world.condition("Degraded").message
+    assert message in world.condition("Degraded").message
     world.report(versionTime=clock - 301, versionSeconds=1.0, time=clock)
     world.reconcile()
     assert world.status.attempts[0].reason == "Stalled", "a stall is a stall, whatever the clock says"

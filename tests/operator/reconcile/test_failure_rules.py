@@ -41,7 +41,7 @@ def rule(**fields) -> FailureRuleSpec:
 
 
 @pytest.mark.parametrize(
-    ("mine", "matching", "other"),
+    ("own", "matching", "other"),
     [
         ({"onPool": "train"}, Evidence("Error", pool="train"), Evidence("Error", pool="rollout")),
         ({"onExitCodes": [42]}, Evidence("Error", exit_code=42), Evidence("Error", exit_code=1)),
@@ -58,9 +58,9 @@ def rule(**fields) -> FailureRuleSpec:
         ),
     ],
 )
-def test_a_rule_matches_when_all_that_it_names_holds(mine, matching, other):
-    assert apply_rules([rule(**mine)], [matching]).rule == "mine"
-    assert apply_rules([rule(**mine)], [other]).rule != "mine"
+def test_a_rule_matches_when_all_that_it_names_holds(own, matching, other):
+    assert apply_rules([rule(**own)], [matching]).rule == "mine"
+    assert apply_rules([rule(**own)], [other]).rule != "mine"
 
 
 def test_own_rules_come_first_and_in_their_order():

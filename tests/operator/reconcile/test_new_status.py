@@ -10,12 +10,12 @@ from tests.operator.reconcile.world import World
 
 def kstatus(status: TrainingStatus, generation: int) -> str:
     """The rules of sigs.k8s.io/cli-utils for kinds it does not know."""
-    found = {condition.type: condition.status for condition in status.conditions}
+    by_type = {condition.type: condition.status for condition in status.conditions}
     if status.observedGeneration != generation:
         return "InProgress"
-    if found.get("Stalled") == "True":
+    if by_type.get("Stalled") == "True":
         return "Failed"
-    if found.get("Reconciling") == "True" or found.get("Ready") in ("False", "Unknown"):
+    if by_type.get("Reconciling") == "True" or by_type.get("Ready") in ("False", "Unknown"):
         return "InProgress"
     return "Current"
 

@@ -52,9 +52,9 @@ def setup() -> ObserveSetup:
     return ObserveSetup()
 
 
-def report(state: str = "Running", attempt: int = 1, **about) -> dict:
+def report(state: str = "Running", attempt: int = 1, **metadata) -> dict:
     text = json.dumps({"attempt": attempt, "state": state, "time": 1.0})
-    return raw_objects.config_map(data={"progress.json": text}, **about)
+    return raw_objects.config_map(data={"progress.json": text}, **metadata)
 
 
 async def test_what_the_body_says(setup) -> None:
@@ -82,8 +82,8 @@ async def test_what_the_body_says(setup) -> None:
 
 
 async def test_a_training_that_is_deleted_is_seen_as_such(setup) -> None:
-    about = {**TRAINING["metadata"], "deletionTimestamp": "2026-01-01T01:00:00Z"}
-    assert (await setup.observe(metadata=about)).deleting
+    metadata = {**TRAINING["metadata"], "deletionTimestamp": "2026-01-01T01:00:00Z"}
+    assert (await setup.observe(metadata=metadata)).deleting
 
 
 async def test_a_spec_that_cannot_be_read_is_none_with_its_problems(setup) -> None:
@@ -132,11 +132,11 @@ async def test_report_and_order_are_read(setup) -> None:
 
 async def test_a_cluster_whose_job_is_not_ours_belongs_to_no_attempt(setup) -> None:
     setup.put(RAY_JOB, raw_objects.ray_job("demo-1", uid="job"))
-    mine, lost = (
+    own, lost = (
         raw_objects.ray_cluster("demo-1-a", owner="job"),
         raw_objects.ray_cluster("demo-1-b", uid="u2", owner="gone"),
     )
-    setup.put(RAY_CLUSTER, mine, lost)
+    setup.put(RAY_CLUSTER, own, lost)
     seen = await setup.observe()
     assert {cluster.name: cluster.attempt for cluster in seen.clusters} == {"demo-1-a": 1, "demo-1-b": 0}
 
@@ -228,8 +228,8 @@ async def test_a_last_word_that_cannot_be_had_now_decides_nothing(setup) -> None
         await setup.observe()
 
 
-def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **about) -> dict:
-    return {"metadata": {**TRAINING["metadata"], "uid": uid, "generation": generation, **about}, "spec": spec}
+def body(uid: str = "u", generation: int = 1, spec: object = SPEC, **metadata) -> dict:
+    return {"metadata": {**TRAINING["metadata"], "uid": uid, "generation": generation, **metadata}, "spec": spec}
 
 
 def test_a_training_is_read_once_in_a_generation() -> None:
@@ -271,6 +271,6 @@ def test_of_too_many_trainings_the_one_unused_longest_goes() -> None:
 async def test_what_is_costly_to_make_of_a_training_is_made_once(setup) -> None:
     first, again = (await setup.observe()).training, (await setup.observe()).training
     assert config_map(again) is config_map(first)
-    about = {**TRAINING["metadata"], "generation": 4}
-    changed = (await setup.observe(metadata=about, spec={**SPEC, "seed": 5})).training
+    metadata = {**TRAINING["metadata"], "generation": 4}
+    changed = (await setup.observe(metadata=metadata, spec={**SPEC, "seed": 5})).training
     assert "seed: 5" in config_map(changed)["data"]["training.yaml"]

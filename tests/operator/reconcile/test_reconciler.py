@@ -29,8 +29,8 @@ class ReconcilerSetup:
         self.cluster = ObjectCache((), lambda key: None, lambda kind: None)
         self.trainings = Trainings()
         self.reconciler = Reconciler(OperatorSettings(), self.api, self.cluster, self.trainings)
-        about = {"name": "demo", "namespace": "team", "uid": raw_objects.UID, "generation": 1}
-        self.api.place(PATH, {"metadata": about, "spec": {**deepcopy(SPEC), **spec}})
+        metadata = {"name": "demo", "namespace": "team", "uid": raw_objects.UID, "generation": 1}
+        self.api.place(PATH, {"metadata": metadata, "spec": {**deepcopy(SPEC), **spec}})
         self.watched()
 
     def watched(self) -> None:
@@ -166,12 +166,12 @@ async def test_a_deleted_child_of_any_kind_is_created_again(setup, kind, name) -
     await setup.reconcile()
     path = WRITTEN[kind].path("team", name)
     gone = setup.api.objects.pop(path)
-    about = gone["metadata"]
-    setup.cluster.stores[WRITTEN[kind]].remove("team", name, about["uid"], "1000")
+    metadata = gone["metadata"]
+    setup.cluster.stores[WRITTEN[kind]].remove("team", name, metadata["uid"], "1000")
     wrote = len(setup.api.wrote())
     await setup.reconcile()
-    assert setup.api.objects[path]["metadata"]["uid"] != about["uid"]
-    assert setup.api.objects[path]["metadata"].get("annotations") == about.get("annotations")
+    assert setup.api.objects[path]["metadata"]["uid"] != metadata["uid"]
+    assert setup.api.objects[path]["metadata"].get("annotations") == metadata.get("annotations")
     assert [verb for verb, _ in setup.api.wrote()[wrote:]][:1] == ["POST"]
     assert [item["outcome"] for item in setup.status["attempts"]] == ["Running"]
 
@@ -210,8 +210,8 @@ async def test_for_a_training_that_was_deleted_meanwhile_nothing_is_created(setu
 
 
 async def test_for_one_that_is_on_its_way_out_nothing_is_created(setup) -> None:
-    about = {**setup.api.objects[PATH]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    setup.api.place(PATH, {**setup.api.objects[PATH], "metadata": about})
+    metadata = {**setup.api.objects[PATH]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    setup.api.place(PATH, {**setup.api.objects[PATH], "metadata": metadata})
     assert await setup.reconcile() is None
     assert setup.api.wrote() == []
 
@@ -238,8 +238,8 @@ async def test_a_training_that_goes_before_its_status_is_written_is_forgotten(se
 
 
 async def test_a_training_that_is_being_deleted_is_left_alone(setup) -> None:
-    about = {**setup.api.objects[PATH]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
-    setup.api.place(PATH, {**setup.api.objects[PATH], "metadata": about})
+    metadata = {**setup.api.objects[PATH]["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+    setup.api.place(PATH, {**setup.api.objects[PATH], "metadata": metadata})
     setup.watched()
     assert await setup.reconcile() is None
     assert setup.api.requests == []

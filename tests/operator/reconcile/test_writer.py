@@ -28,19 +28,19 @@ SEEN = Observed(
 )
 
 
-def config(text: str = "x", **about) -> dict:
+def config(text: str = "x", **fields) -> dict:
     """As we write it: without what the API server adds."""
     owner = {"kind": KIND, "name": "demo", "uid": raw_objects.UID, "controller": True}
     labels = {object_names.TRAINING: "demo"}
-    metadata = {"name": "demo-config", "namespace": "team", "labels": labels, "ownerReferences": [owner], **about}
+    metadata = {"name": "demo-config", "namespace": "team", "labels": labels, "ownerReferences": [owner], **fields}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"training.yaml": text}}
 
 
 def ray_job() -> dict:
     body = config()
     labels = {object_names.TRAINING: "demo", object_names.ATTEMPT: "1"}
-    about = {**body["metadata"], "name": "demo-1", "labels": labels}
-    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": about, "spec": {}}
+    metadata = {**body["metadata"], "name": "demo-1", "labels": labels}
+    return {"apiVersion": "ray.io/v1", "kind": "RayJob", "metadata": metadata, "spec": {}}
 
 
 class WriterSetup:
@@ -75,9 +75,9 @@ async def test_a_history_is_known_by_the_watch_of_its_own_and_by_that_alone(setu
     labels = {object_names.TRAINING: "demo", object_names.COMPONENT: object_names.HISTORY}
     assert await setup.write(Create(config(name="demo-history", labels=labels))) is None
     assert setup.stored() == {}
-    known = setup.stored(HISTORY)["demo-history"]
-    assert known.kind == "ConfigMap"
-    assert await setup.write(Delete("ConfigMap", "demo-history", known.uid)) is None
+    stored = setup.stored(HISTORY)["demo-history"]
+    assert stored.kind == "ConfigMap"
+    assert await setup.write(Delete("ConfigMap", "demo-history", stored.uid)) is None
     assert setup.stored(HISTORY) == {}
 
 
@@ -127,7 +127,7 @@ OURS = {"kind": KIND, "name": "demo", "uid": raw_objects.UID, "controller": True
 
 
 @pytest.mark.parametrize(
-    "about",
+    "metadata",
     [
         {"deletionTimestamp": "2026-01-01T00:00:00Z", "ownerReferences": [OURS]},
         {"ownerReferences": [{**OURS, "uid": "of an earlier demo"}]},
@@ -135,8 +135,8 @@ OURS = {"kind": KIND, "name": "demo", "uid": raw_objects.UID, "controller": True
     ],
     ids=["terminating", "of an earlier training", "both"],
 )
-async def test_what_is_on_its_way_out_is_waited_for(setup, about) -> None:
-    setup.api.place(PATH, config(**about))
+async def test_what_is_on_its_way_out_is_waited_for(setup, metadata) -> None:
+    setup.api.place(PATH, config(**metadata))
     refused = await setup.write(Create(config()))
     assert refused.reason == "Cleaning"
     assert setup.stored() == {}
@@ -166,12 +166,12 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize(("error", "reason", "said"), REFUSALS.values(), ids=REFUSALS)
-async def test_a_refused_creation_says_why_and_what_to_do(setup, error, reason, said) -> None:
+@pytest.mark.parametrize(("error", "reason", "message"), REFUSALS.values(), ids=REFUSALS)
+async def test_a_refused_creation_says_why_and_what_to_do(setup, error, reason, message) -> None:
     setup.api.refuse("POST", "rayjobs", error)
     refused = await setup.write(Create(ray_job()), PostEvent("Normal", "AttemptStarted", "never"))
     assert refused.reason == reason
-    assert said in refused.message
+    assert message in refused.message
     assert setup.api.wrote() == [("POST", "rayjobs")]
 
 
@@ -218,18 +218,18 @@ async def test_an_update_is_of_the_object_that_was_seen_and_no_later_one(setup) 
 
 
 @pytest.mark.parametrize(
-    ("error", "reason", "said"),
+    ("error", "reason", "message"),
     [
         (NotFound(404, "gone"), "Cleaning", "is gone"),
         (Forbidden(403, "no"), "Forbidden", "may not patch configmaps"),
         (Invalid(422, "too long"), "Rejected", "refuses ConfigMap demo-config: too long"),
     ],
 )
-async def test_a_refused_update_says_why(setup, error, reason, said) -> None:
+async def test_a_refused_update_says_why(setup, error, reason, message) -> None:
     setup.api.refuse("PATCH", "configmaps", error)
     refused = await setup.write(Update(config(), "u"))
     assert refused.reason == reason
-    assert said in refused.message
+    assert message in refused.message
 
 
 CLUSTER = RAY_CLUSTER.path("team", "demo-1-x")

@@ -115,16 +115,16 @@ class World:
         seen = self.observe()
         decision = decide(seen, OperatorSettings(), self.now)
         self.wanted_after = decision.after
-        left = writes
+        remaining = writes
         for write in decision.writes:
-            if left == 0:
+            if remaining == 0:
                 return False
             if (refused := self.apply(write)) is not None:
                 self._write(status_after_refusal(seen, decision, [refused], self.now))
                 return True
-            if left is not None and not isinstance(write, PostEvent):
-                left -= 1
-        if left == 0 and decision.status != self.status:
+            if remaining is not None and not isinstance(write, PostEvent):
+                remaining -= 1
+        if remaining == 0 and decision.status != self.status:
             return False
         self._write(decision.status)
         if decision.after == 0.0 and writes is None:
@@ -259,22 +259,22 @@ class World:
         cluster = self.clusters[name]
         for pool, count in (("head", 1), *((group.name, group.replicas) for group in cluster.groups)):
             self._fill(job.attempt, pool, count, next((g.leaving for g in cluster.groups if g.name == pool), ()))
-        mine = [pod for pod in self.pods.values() if pod.attempt == job.attempt]
-        if all(pod.ready for pod in mine) and self.jobs[job.name].deployment == "Initializing":
+        own_pods = [pod for pod in self.pods.values() if pod.attempt == job.attempt]
+        if all(pod.ready for pod in own_pods) and self.jobs[job.name].deployment == "Initializing":
             self.clusters[name] = replace(cluster, state="ready")
             self.jobs[job.name] = replace(self.jobs[job.name], deployment="Running", status="RUNNING")
 
     def _fill(self, attempt, pool, count, leaving) -> None:
-        mine = sorted(
+        own_pods = sorted(
             (pod for pod in self.pods.values() if (pod.attempt, pod.pool) == (attempt, pool)), key=lambda pod: pod.name
         )
-        while len(mine) > count:
-            victim = next((pod for pod in mine if pod.name in leaving), mine[0])
-            mine.remove(victim)
+        while len(own_pods) > count:
+            victim = next((pod for pod in own_pods if pod.name in leaving), own_pods[0])
+            own_pods.remove(victim)
             del self.pods[victim.name]
-        for pod in mine:
+        for pod in own_pods:
             self.pods[pod.name] = replace(pod, phase="Running", ready=not pod.reason)
-        for _ in range(count - len(mine)):
+        for _ in range(count - len(own_pods)):
             self.pod_count += 1
             name = f"demo-{attempt}-{pool}-{self.pod_count}"
             self.pods[name] = Pod(

@@ -40,8 +40,8 @@ def test_every_reward_and_every_source_has_scalars_of_its_own() -> None:
     evaluation = EvaluationRecord(update=1, version=1, time=1.0, samples=4, score_by_reward={"digit": 0.125})
     wanted = {"score_by_reward/digit": 0.5, "score_by_reward/brevity": 0.25, "reward_by_source/easy": 0.75}
     wanted |= {"errors_by_reward/digit": 2.0, "timeouts_by_reward/brevity": 3.0}
-    found = scalars(make_update(1, **named))
-    assert {name: found[f"train/{name}"] for name in wanted} == wanted
+    values = scalars(make_update(1, **named))
+    assert {name: values[f"train/{name}"] for name in wanted} == wanted
     assert scalars(evaluation) == {"evaluation/score_by_reward/digit": 0.125}
 
 
@@ -169,11 +169,11 @@ def test_mlflow_attempts_continue_in_one_run(
     write_all(sinks_of(tracking, tmp_path), run)
     client: Any = mlflow.MlflowClient(uri)
     experiment = client.get_experiment_by_name("tests")
-    [found] = client.search_runs([experiment.experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params == {"train.nodes": "2"}
-    assert found.data.metrics["evaluation/accuracy"] == 0.75
-    history = client.get_metric_history(found.info.run_id, "train/reward_mean")
+    [tracked_run] = client.search_runs([experiment.experiment_id])
+    assert tracked_run.info.status == "FINISHED"
+    assert tracked_run.data.params == {"train.nodes": "2"}
+    assert tracked_run.data.metrics["evaluation/accuracy"] == 0.75
+    history = client.get_metric_history(tracked_run.info.run_id, "train/reward_mean")
     assert sorted(point.step for point in history) == [1, 1, 2, 3]
 
 

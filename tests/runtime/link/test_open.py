@@ -36,10 +36,10 @@ def test_anything_else_is_a_folder_and_the_first_attempt(tmp_path):
 def test_outside_of_a_pod_all_that_is_missing_is_named_together(tmp_path):
     with pytest.raises(LinkRefused) as caught:
         open_link("cluster", {"QWEN35_TRAINING": "demo", "QWEN35_ATTEMPT": "one"}, tmp_path)
-    said = str(caught.value)
-    assert "QWEN35_NAMESPACE, KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT not set" in said
-    assert f"{tmp_path / 'token'}, {tmp_path / 'ca.crt'} not there" in said
-    assert "QWEN35_ATTEMPT is 'one'; it is a number from 1" in said
+    message = str(caught.value)
+    assert "QWEN35_NAMESPACE, KUBERNETES_SERVICE_HOST, KUBERNETES_SERVICE_PORT not set" in message
+    assert f"{tmp_path / 'token'}, {tmp_path / 'ca.crt'} not there" in message
+    assert "QWEN35_ATTEMPT is 'one'; it is a number from 1" in message
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "1.5", "", "²"])

@@ -70,7 +70,7 @@ class Watched(FolderLink):
 
 
 @pytest.fixture
-def told(tmp_path) -> SimpleNamespace:
+def reporter_setup(tmp_path) -> SimpleNamespace:
     """A reporter with a folder as its operator."""
     link = Watched(tmp_path)
     reporter = Reporter(link, attempt=1)
@@ -90,103 +90,103 @@ def told(tmp_path) -> SimpleNamespace:
     return SimpleNamespace(reporter=reporter, last=last, ask=ask, conclude=conclude, taken=link.taken)
 
 
-def test_the_first_report_comes_before_anything_happened(told):
-    assert (told.last().state, told.last().phase) == ("Running", "starting")
-    told.conclude()
+def test_the_first_report_comes_before_anything_happened(reporter_setup):
+    assert (reporter_setup.last().state, reporter_setup.last().phase) == ("Running", "starting")
+    reporter_setup.conclude()
 
 
-def test_updates_wait_for_their_turn_and_a_checkpoint_does_not(told):
+def test_updates_wait_for_their_turn_and_a_checkpoint_does_not(reporter_setup):
     started = time.monotonic()
-    told.reporter.write(update(1))
-    told.reporter.write(CHECKPOINT)
-    until(lambda: told.last().checkpoint)
-    told.reporter.write(update(2))
-    until(lambda: told.last().update == 2)
+    reporter_setup.reporter.write(update(1))
+    reporter_setup.reporter.write(CHECKPOINT)
+    until(lambda: reporter_setup.last().checkpoint)
+    reporter_setup.reporter.write(update(2))
+    until(lambda: reporter_setup.last().update == 2)
     assert time.monotonic() - started >= REPORT_INTERVAL_SECONDS * 0.9
-    told.conclude()
+    reporter_setup.conclude()
 
 
-def test_an_order_to_stop_is_acknowledged_on_arrival(told):
-    told.ask(stop=STOP)
-    until(lambda: told.last().stopAcknowledged == "1-Suspend")
-    assert told.reporter.stop_ordered
-    told.conclude()
+def test_an_order_to_stop_is_acknowledged_on_arrival(reporter_setup):
+    reporter_setup.ask(stop=STOP)
+    until(lambda: reporter_setup.last().stopAcknowledged == "1-Suspend")
+    assert reporter_setup.reporter.stop_ordered
+    reporter_setup.conclude()
 
 
-def test_an_order_for_another_attempt_is_not_ours(told):
-    told.ask(attempt=2, stop=STOP)
-    until(lambda: told.taken)
-    assert told.reporter.control is None
-    assert not told.reporter.stop_ordered
+def test_an_order_for_another_attempt_is_not_ours(reporter_setup):
+    reporter_setup.ask(attempt=2, stop=STOP)
+    until(lambda: reporter_setup.taken)
+    assert reporter_setup.reporter.control is None
+    assert not reporter_setup.reporter.stop_ordered
     live = LiveSettings(checkpointEveryUpdates=5, checkpointKeep=2, evaluationEveryUpdates=0)
-    told.ask(live=live)
-    until(lambda: told.reporter.control is not None and told.reporter.control.live == live)
-    assert told.conclude().stopAcknowledged is None
+    reporter_setup.ask(live=live)
+    until(lambda: reporter_setup.reporter.control is not None and reporter_setup.reporter.control.live == live)
+    assert reporter_setup.conclude().stopAcknowledged is None
 
 
 @pytest.mark.parametrize("outcome", ["Succeeded", "Stopped"])
-def test_the_finish_record_is_the_final_state(told, outcome):
-    told.reporter.write(CHECKPOINT)
-    told.reporter.write(finish(outcome))
-    last = told.conclude()
+def test_the_finish_record_is_the_final_state(reporter_setup, outcome):
+    reporter_setup.reporter.write(CHECKPOINT)
+    reporter_setup.reporter.write(finish(outcome))
+    last = reporter_setup.conclude()
     assert (last.state, last.reason, last.message) == (outcome, None, "so it ended")
     assert last.checkpoint.update == 1
 
 
-def test_nothing_is_final_before_the_run_is_over(told):
-    told.reporter.write(finish("Succeeded"))
-    told.reporter.write(CHECKPOINT)
-    until(lambda: told.last().checkpoint)
-    assert told.last().state == "Running"
-    told.conclude()
+def test_nothing_is_final_before_the_run_is_over(reporter_setup):
+    reporter_setup.reporter.write(finish("Succeeded"))
+    reporter_setup.reporter.write(CHECKPOINT)
+    until(lambda: reporter_setup.last().checkpoint)
+    assert reporter_setup.last().state == "Running"
+    reporter_setup.conclude()
 
 
-def test_a_failure_carries_its_errors_class(told):
-    told.reporter.write(finish("Failed", reason="RewardError"))
-    last = told.conclude()
+def test_a_failure_carries_its_errors_class(reporter_setup):
+    reporter_setup.reporter.write(finish("Failed", reason="RewardError"))
+    last = reporter_setup.conclude()
     assert (last.state, last.reason, last.message) == ("Failed", "RewardError", "so it ended")
 
 
-def test_a_refusal_before_the_driver_starts_is_a_failure(told):
-    last = told.conclude(DataError(["source train: no rows"]))
+def test_a_refusal_before_the_driver_starts_is_a_failure(reporter_setup):
+    last = reporter_setup.conclude(DataError(["source train: no rows"]))
     assert (last.state, last.reason) == ("Failed", "DataError")
     assert "source train: no rows" in last.message
 
 
-def test_a_second_signal_that_leaves_no_checkpoint_is_a_failure(told):
-    told.reporter.training(9)
-    told.reporter.write(CHECKPOINT)
-    told.reporter.stopping()
-    last = told.conclude(Interrupted("ended by a second signal"))
+def test_a_second_signal_that_leaves_no_checkpoint_is_a_failure(reporter_setup):
+    reporter_setup.reporter.training(9)
+    reporter_setup.reporter.write(CHECKPOINT)
+    reporter_setup.reporter.stopping()
+    last = reporter_setup.conclude(Interrupted("ended by a second signal"))
     assert (last.state, last.reason) == ("Failed", "Interrupted")
 
 
-def test_a_second_signal_after_the_checkpoint_is_a_stop(told):
-    told.reporter.training(9)
-    told.reporter.stopping()
-    told.reporter.write(CHECKPOINT)
-    assert told.conclude(Interrupted("ended by a second signal")).state == "Stopped"
+def test_a_second_signal_after_the_checkpoint_is_a_stop(reporter_setup):
+    reporter_setup.reporter.training(9)
+    reporter_setup.reporter.stopping()
+    reporter_setup.reporter.write(CHECKPOINT)
+    assert reporter_setup.conclude(Interrupted("ended by a second signal")).state == "Stopped"
 
 
-def test_an_order_to_stop_before_the_driver_starts_is_a_stop_without_a_checkpoint(told):
-    told.ask(stop=STOP)
-    until(lambda: told.reporter.stop_ordered)
-    last = told.conclude(Interrupted("stopped before the training began"))
+def test_an_order_to_stop_before_the_driver_starts_is_a_stop_without_a_checkpoint(reporter_setup):
+    reporter_setup.ask(stop=STOP)
+    until(lambda: reporter_setup.reporter.stop_ordered)
+    last = reporter_setup.conclude(Interrupted("stopped before the training began"))
     assert (last.state, last.stopAcknowledged, last.checkpoint) == ("Stopped", "1-Suspend", None)
 
 
-def test_a_signal_before_the_driver_starts_is_a_failure(told):
-    assert told.conclude(Interrupted("ended by a signal")).reason == "Interrupted"
+def test_a_signal_before_the_driver_starts_is_a_failure(reporter_setup):
+    assert reporter_setup.conclude(Interrupted("ended by a signal")).reason == "Interrupted"
 
 
-def test_an_end_without_a_report_is_not_a_success(told):
-    last = told.conclude()
+def test_an_end_without_a_report_is_not_a_success(reporter_setup):
+    last = reporter_setup.conclude()
     assert (last.state, last.reason) == ("Failed", "NoFinalState")
 
 
-def test_a_report_that_was_not_written_does_not_undo_a_success(told):
-    told.reporter.write(finish("Succeeded"))
-    last = told.conclude(RuntimeError("Succeeded\nThe report was not written: disk full"))
+def test_a_report_that_was_not_written_does_not_undo_a_success(reporter_setup):
+    reporter_setup.reporter.write(finish("Succeeded"))
+    last = reporter_setup.conclude(RuntimeError("Succeeded\nThe report was not written: disk full"))
     assert last.state == "Succeeded"
     assert "disk full" in last.message
 
@@ -239,7 +239,7 @@ def test_without_a_link_nothing_is_reported_and_nothing_read():
     assert not reporter.stop_ordered
 
 
-def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, manifest, tmp_path):
+def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(reporter_setup, manifest, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     span = SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0)
     good = EvaluationRecord(update=2, version=2, time=2.5, samples=8, accuracy=0.75)
@@ -250,13 +250,13 @@ def test_an_attempt_that_resumes_counts_what_the_checkpoint_contains(told, manif
     folder = tmp_path / "update-000002"
     folder.mkdir()
     checkpoint = SavedCheckpoint(folder, CheckpointMeta(update=2, batch=2, position=8, pending=(), elapsed=2.0))
-    told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
-    until(lambda: told.last().checkpoint)
-    last = told.last()
+    reporter_setup.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
+    until(lambda: reporter_setup.last().checkpoint)
+    last = reporter_setup.last()
     assert (last.update, last.prompts, last.version, last.accuracy) == (2, 8, 2, 0.75)
     assert last.checkpoint.uri == folder.as_uri()
     assert earlier_records(metrics, until=3) == [update(1), update(2), good, update(3), update(3)]
-    told.conclude()
+    reporter_setup.conclude()
 
 
 def test_a_run_without_earlier_records_has_none(tmp_path):
@@ -267,41 +267,41 @@ def left(folder: Path) -> PackedHistory:
     return unpack((folder / "history.json.gz").read_bytes())
 
 
-def test_the_history_is_left_at_an_evaluation_and_before_the_last_word(told, manifest, tmp_path):
-    told.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
+def test_the_history_is_left_at_an_evaluation_and_before_the_last_word(reporter_setup, manifest, tmp_path):
+    reporter_setup.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
     first = EvaluationRecord(update=0, version=0, time=0.5, samples=8, accuracy=0.25)
-    told.reporter.write(first)
+    reporter_setup.reporter.write(first)
     until((tmp_path / "history.json.gz").is_file)
     assert left(tmp_path).records == (first,)
-    told.reporter.write(update(1))
-    told.reporter.write(SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0))
-    told.reporter.write(finish("Succeeded"))
-    assert told.conclude().state == "Succeeded"
+    reporter_setup.reporter.write(update(1))
+    reporter_setup.reporter.write(SpanRecord(lane="train-0", kind="train", start=0.0, end=1.0))
+    reporter_setup.reporter.write(finish("Succeeded"))
+    assert reporter_setup.conclude().state == "Succeeded"
     history = left(tmp_path)
     assert [type(record) for record in history.records] == [EvaluationRecord, UpdateRecord, SpanRecord, FinishRecord]
     assert (history.summary["outcome"], history.summary["updates"]) == ("Succeeded", 1)
     assert yaml.safe_load(history.manifest)["metadata"]["name"] == "tiny-grpo"
 
 
-def test_a_history_continues_from_what_led_to_the_checkpoint(told, manifest, tmp_path):
+def test_a_history_continues_from_what_led_to_the_checkpoint(reporter_setup, manifest, tmp_path):
     metrics, folder = tmp_path / "metrics.jsonl", tmp_path / "update-000002"
     metrics.write_text("".join(f"{to_line(update(number))}\n" for number in (1, 2, 3)))
     folder.mkdir()
     checkpoint = SavedCheckpoint(folder, CheckpointMeta(update=2, batch=2, position=8, pending=(), elapsed=2.0))
-    told.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
-    told.reporter.write(finish("Failed", reason="WorkerLost"))
-    told.conclude()
+    reporter_setup.reporter.begin(manifest=manifest, metrics=metrics, checkpoint=checkpoint, started=100.0)
+    reporter_setup.reporter.write(finish("Failed", reason="WorkerLost"))
+    reporter_setup.conclude()
     assert [record.update for record in left(tmp_path).records if isinstance(record, UpdateRecord)] == [1, 2]
 
 
-def test_a_history_that_cannot_be_left_is_a_warning_and_no_failure(told, manifest, tmp_path, caplog):
+def test_a_history_that_cannot_be_left_is_a_warning_and_no_failure(reporter_setup, manifest, tmp_path, caplog):
     (tmp_path / "history.json.gz").mkdir()
-    told.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
-    told.reporter.write(finish("Succeeded"))
-    assert told.conclude().state == "Succeeded"
+    reporter_setup.reporter.begin(manifest=manifest, metrics=tmp_path / "none.jsonl", checkpoint=None, started=100.0)
+    reporter_setup.reporter.write(finish("Succeeded"))
+    assert reporter_setup.conclude().state == "Succeeded"
     assert "history.json.gz was not written" in caplog.text
 
 
-def test_a_run_that_was_refused_leaves_no_history(told, tmp_path):
-    told.conclude(DataError(["source train: no rows"]))
+def test_a_run_that_was_refused_leaves_no_history(reporter_setup, tmp_path):
+    reporter_setup.conclude(DataError(["source train: no rows"]))
     assert not (tmp_path / "history.json.gz").exists()

@@ -37,7 +37,7 @@ LIVE = LiveSettings(checkpointEveryUpdates=3, checkpointKeep=2, evaluationEveryU
 STOP = StopOrder(id="1-Suspend", reason="Suspend", time=1.0)
 
 
-def _told(folder):
+def _reported(folder):
     return parse_progress((folder / "progress.json").read_text())
 
 
@@ -54,35 +54,35 @@ def suspended(local, write, tmp_path_factory) -> SimpleNamespace:
     file = write(folder, {"train.updates": UPDATES, "checkpoint.everyUpdates": 1000}, prompts=PROMPTS, reward=SLOW)
     running = local.start("run", file, "--link", link, output=folder / "out")
     running.wait_for("update=2/")
-    running.wait_until(lambda: _told(link).updates is not None, "report of an update")
-    during = _told(link)
+    running.wait_until(lambda: _reported(link).updates is not None, "report of an update")
+    during = _reported(link)
     _ask(link, live=LIVE)
     reports = []
 
-    def told_of_a_checkpoint() -> bool:
-        reports.append(_told(link))
+    def reports_a_checkpoint() -> bool:
+        reports.append(_reported(link))
         return reports[-1].checkpoint is not None
 
-    running.wait_until(told_of_a_checkpoint, "checkpoint in the report")
+    running.wait_until(reports_a_checkpoint, "checkpoint in the report")
     saved = reports[-1]
     _ask(link, live=LIVE, stop=STOP)
-    running.wait_until(lambda: _told(link).stopAcknowledged is not None, "acknowledgement")
-    acknowledged = _told(link)
+    running.wait_until(lambda: _reported(link).stopAcknowledged is not None, "acknowledgement")
+    acknowledged = _reported(link)
     stopped = running.end()
-    after = _told(link)
+    after = _reported(link)
     shutil.copytree(stopped.folder / "checkpoints", folder / "kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QWEN35_ATTEMPT", "2")
         again = local.start("run", file, "--link", link, "--resume", "auto", output=folder / "out")
         again.wait_for(f"update={after.update + 1}/")
         again.wait_until(
-            lambda: _told(link).attempt == 2 and _told(link).update > after.update, "a report of attempt 2"
+            lambda: _reported(link).attempt == 2 and _reported(link).update > after.update, "a report of attempt 2"
         )
         _ask(link, attempt=2, stop=StopOrder(id="2-Suspend", reason="Suspend", time=2.0))
         again.end()
     return SimpleNamespace(
         folder=folder, during=during, saved=saved, acknowledged=acknowledged, stopped=stopped, after=after,
-        second=_told(link),
+        second=_reported(link),
     )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_the_next_attempt_ignores_the_old_order_and_counts_on(suspended):
 
 def test_a_run_that_reaches_its_end_says_so(local, write, tmp_path):
     ended = local.run(write(tmp_path), "--link", tmp_path / "link")
-    last = _told(tmp_path / "link")
+    last = _reported(tmp_path / "link")
     assert ended.code == 0, ended.err
     assert (last.state, last.update, last.updates, last.checkpoint.update) == ("Succeeded", 3, 3, 3)
 
@@ -156,7 +156,7 @@ def test_a_run_that_reaches_its_end_says_so(local, write, tmp_path):
 def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
     file = write(tmp_path, reward="def score(prompt, response, answer, metadata):\n    raise ValueError('ill')\n")
     ended = local.run(file, "--set", "rewards[0].onError=Fail", "--link", tmp_path / "link")
-    last = _told(tmp_path / "link")
+    last = _reported(tmp_path / "link")
     assert ended.code == 1
     assert (last.state, last.reason) == ("Failed", "RewardFailed")
     assert "ill" in last.message
@@ -165,7 +165,7 @@ def test_a_failure_is_reported_with_its_errors_class(local, write, tmp_path):
 def test_an_order_before_the_driver_is_there_stops_the_run_and_writes_nothing(local, write, tmp_path):
     _ask(tmp_path / "link", stop=STOP)
     ended = local.run(write(tmp_path), "--link", tmp_path / "link")
-    last = _told(tmp_path / "link")
+    last = _reported(tmp_path / "link")
     assert ended.code == 130
     assert ended.err == "stopped by the operator before the training began; nothing was written\n"
     assert not ended.folder.exists()
@@ -181,14 +181,14 @@ def test_an_order_while_the_model_loads_stops_without_a_checkpoint_and_the_run_c
     running.wait_for("phase=loading the model")
     _ask(link, stop=STOP)
     ended = running.end()
-    last = _told(link)
+    last = _reported(link)
     assert ended.code == 0, ended.err
     assert (last.state, last.stopAcknowledged) == ("Stopped", STOP.id)
     assert ended.of(UpdateRecord) == []
     (link / "control.json").unlink()
     again = local.run(file, "--link", link, "--resume", "auto", output=tmp_path / "out")
     assert again.code == 0, again.err
-    assert _told(link).state == "Succeeded"
+    assert _reported(link).state == "Succeeded"
 
 
 def test_a_signal_without_an_order_is_a_stop_that_nobody_ordered(command, write, tmp_path):
@@ -197,7 +197,7 @@ def test_a_signal_without_an_order_is_a_stop_that_nobody_ordered(command, write,
     running.wait_for("update=1/")
     os.kill(running.process.pid, signal.SIGTERM)
     assert running.end().code == 0
-    last = _told(link)
+    last = _reported(link)
     assert (last.state, last.stopAcknowledged) == ("Stopped", None)
     assert last.checkpoint.update == last.update
 
@@ -210,7 +210,7 @@ def test_a_refusal_is_reported_with_all_problems(write, tmp_path, arguments, rea
     file = write(tmp_path)
     command = ["run", str(file), "--output", str(tmp_path / "out"), "--link", str(tmp_path / "link"), *arguments]
     result = CliRunner().invoke(app, command)
-    last = _told(tmp_path / "link")
+    last = _reported(tmp_path / "link")
     assert result.exit_code == 2
     assert (last.state, last.reason) == ("Failed", reason)
     assert last.message == result.stderr.strip()

@@ -192,7 +192,7 @@ def test_an_accuracy_of_graded_rewards_that_says_nothing_is_not_reported():
 )
 def test_the_held_out_reward_is_reported_where_accuracy_does_not_show_it(accuracy, reward, reported):
     seen = EvaluationRecord(update=2, version=2, time=1.0, samples=4, accuracy=accuracy, reward_mean=reward)
-    told = Standing(1).after(seen).progress(0.0)
-    assert (told.accuracy, told.heldOutReward) == reported
+    report = Standing(1).after(seen).progress(0.0)
+    assert (report.accuracy, report.heldOutReward) == reported
     again = Standing(2).resumed(TrainingClock(0.0), [update(2), seen], None).progress(0.0)
     assert (again.accuracy, again.heldOutReward) == reported

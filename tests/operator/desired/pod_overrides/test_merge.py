@@ -29,8 +29,8 @@ VALUES = st.none() | st.text(max_size=3) | st.dictionaries(st.sampled_from("ab")
 
 
 def items(key: str, **fields: st.SearchStrategy) -> st.SearchStrategy:
-    one = st.fixed_dictionaries({key: NAMES}, optional=fields | {"value": VALUES})
-    return st.lists(one, max_size=3, unique_by=lambda item: item[key])
+    entry = st.fixed_dictionaries({key: NAMES}, optional=fields | {"value": VALUES})
+    return st.lists(entry, max_size=3, unique_by=lambda item: item[key])
 
 
 CONTAINERS = items(

@@ -154,8 +154,8 @@ def test_a_sidecar_of_the_head_keeps_off_rays_ports(number, refused):
 def test_all_problems_are_reported_together(refused):
     change = {"metadata": {"labels": {"ray.io/group": "x"}}, "spec": {"hostNetwork": True, "restartPolicy": "Always"}}
     environment = [{"name": "RAY_ADDRESS", "value": "x"}]
-    found = refused(change, pods_env=environment, pods_head=ray(image="x"))
-    assert len(found) == 5
+    paths = refused(change, pods_env=environment, pods_head=ray(image="x"))
+    assert len(paths) == 5
 
 
 def test_parts_of_a_pool_that_the_mode_has_not_are_refused(make_training):
