@@ -53,7 +53,7 @@ def test_a_failed_one_is_failed_and_a_succeeded_one_current(world):
     assert kstatus(other.status, 1) == "Current"
 
 
-def test_a_spec_that_cannot_run_says_every_reason_immediately(world):
+def test_a_spec_that_cannot_run_lists_every_reason(world):
     world.edit(rollout={"minNodes": 3}, train={"parallelism": {"tensor": 3}})
     world.reconcile()
     accepted = world.condition("Accepted")
