@@ -124,6 +124,7 @@ class Core:
             "--leader-elect=false",
             "--kube-api-qps=200",
             "--kube-api-burst=400",
+            *api_server.EMULATION,
             *flags,
         ]
         self.processes.start(name, command)
