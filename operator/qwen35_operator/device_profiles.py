@@ -30,7 +30,7 @@ class HostPath:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """One kind of device.
+    """The resources, variables and host paths of pods with one kind of device.
 
     It contains no scheduler hints: they depend on the hardware's generation and on the cluster, so users set them in
     spec.pods.

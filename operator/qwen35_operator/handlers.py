@@ -39,7 +39,10 @@ async def follow(
     trainings: Trainings,
     changed: Callable[[TrainingKey], None],
 ) -> None:
-    """Keep `trainings` up to date, until cancelled. changed: called with each training that was created or changed."""
+    """Keep `trainings` equal to the trainings in the cluster, until cancelled.
+
+    changed: called with each training that was created or changed.
+    """
     loop = asyncio.get_running_loop()
 
     def apply(event: Any) -> None:  # noqa: ANN401  # kopf's raw event

@@ -49,7 +49,7 @@ async def _until_signal(operating: Coroutine[None, None, None]) -> None:
 
 
 async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
-    """Run all parts of the process, until cancelled."""
+    """Run all parts of the operator, until cancelled."""
     metrics = Metrics()
     client = await connect(kubeconfig, metrics.requested)
     trainings, workers = Trainings(), ReconcileWorkers(metrics)

@@ -70,11 +70,11 @@ class Metrics:
         self.registry.register(_Trainings(states))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Count an answer of the API server."""
+        """Count an answer of the API server in the metric of requests."""
         self.requests.labels(verb, resource, str(code)).inc()
 
     def restarted(self, kind: str) -> None:
-        """Count a restart of a watch."""
+        """Count a restart of the watch of `kind`."""
         self.restarts.labels(kind).inc()
 
 

@@ -32,7 +32,7 @@ def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
 
 
 def own_identity() -> str:
-    """A name for the Lease that is unique to this process; it changes with a restart."""
+    """Return a name for the Lease that is unique to this process; it changes with a restart."""
     return f"{socket.gethostname()}-{secrets.token_hex(4)}"
 
 

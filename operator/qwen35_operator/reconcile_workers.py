@@ -32,7 +32,7 @@ class ReconcileWorkers:
         return len(self._queue)
 
     def add(self, key: TrainingKey) -> None:
-        """Enqueue a training that has changed."""
+        """Enqueue a training that has changed, to be reconciled soon."""
         self._since.setdefault(key, time.monotonic())
         self._queue.add(key)
 

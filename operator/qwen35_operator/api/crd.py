@@ -72,7 +72,7 @@ def text() -> str:
 
 
 def schema() -> Schema:
-    """Return the structural schema of the whole object, with its rules."""
+    """Return the structural schema of a Qwen35Training, with its validation rules."""
     tree: Schema = {
         "type": "object",
         "description": "A reinforcement-learning or supervised training run of a Qwen3.5 model.",
@@ -91,7 +91,7 @@ def schema() -> Schema:
 
 
 def fields(tree: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every node of a structural schema with its path; items of lists end in [], values of maps in {}."""
+    """Yield every node of a structural schema with its path; items of lists end in [], values of maps in {}."""
     yield path, tree
     for name, inside in tree.get("properties", {}).items():
         yield from fields(inside, f"{path}.{name}" if path else name)

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of x-kubernetes-validations. expression: a message with values, in CEL. field: path below the rule's place."""
+    """One validation rule of the CRD (x-kubernetes-validations).
+
+    expression: a message with values, in CEL. field: path below the rule's place.
+    """
 
     rule: str
     message: str
@@ -22,7 +25,7 @@ class Rule:
     reason: str = "FieldValueInvalid"
 
     def render(self) -> dict[str, str]:
-        """Return the entry in the API's format."""
+        """Return the rule in the form of an entry of x-kubernetes-validations."""
         entry = {"rule": self.rule, "message": self.message, "reason": self.reason}
         optional = {"messageExpression": self.expression, "fieldPath": self.field}
         return entry | {key: value for key, value in optional.items() if value is not None}

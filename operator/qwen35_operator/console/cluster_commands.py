@@ -49,7 +49,7 @@ PIPED_COLUMNS: Final = 200
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """The cluster to read from, and the namespace. None means the kubeconfig's value."""
+    """The cluster and the namespace that a command reads. None means the value of the kubeconfig."""
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -76,7 +76,10 @@ class ClusterAccess:
 def status(
     cluster: ClusterAccess, name: str | None, *, everywhere: bool, watch: bool, as_json: bool, console: Console
 ) -> int:
-    """Show one training, or a line for each. Returns an exit code; with `watch`, that of the training. Raises NotShown."""
+    """Show one training, or one line for each. Raises NotShown.
+
+    Returns an exit code; with `watch`, that of the training.
+    """
     if name is None and watch:
         raise NotShown("--watch follows one training. Name it: qwen35 status NAME --watch")
     if name is not None and everywhere:

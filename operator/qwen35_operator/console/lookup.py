@@ -61,13 +61,13 @@ async def list_trainings(client: RestClient, namespace: str | None) -> list[Json
 
 
 async def find(client: RestClient, namespace: str, name: str) -> tuple[JsonObject | None, str]:
-    """The training if it exists, and a resourceVersion to watch from. Raises ApiError."""
+    """Return the training if it exists, and a resourceVersion to watch from. Raises ApiError."""
     page = await client.get(TRAINING.path(namespace), {"fieldSelector": f"metadata.name={name}"})
     return next(iter(page["items"] or ()), None), str(page["metadata"]["resourceVersion"])
 
 
 async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonObject, str]:
-    """The training, and a resourceVersion to watch from. Raises NotShown, with similar names if it does not exist."""
+    """Return the training, and a resourceVersion to watch from. Raises NotShown, with similar names if it does not exist."""
     try:
         raw, version = await find(client, namespace, name)
     except ApiError as error:
@@ -79,7 +79,7 @@ async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonO
 
 
 async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent, ...] | None:
-    """The latest Warning events of a training, newest first; None if they may not be read. Raises NotShown."""
+    """Return the latest Warning events of a training, newest first; None if they may not be read. Raises NotShown."""
     metadata = raw["metadata"]
     selector = f"involvedObject.kind={KIND},involvedObject.name={metadata['name']},type=Warning"
     try:
@@ -92,7 +92,7 @@ async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent
 
 
 async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
-    """The packed history that the trainer wrote for reports. Raises NotShown."""
+    """Return the packed history that the trainer wrote for reports. Raises NotShown."""
     config_map = history_name(name)
     try:
         raw = await client.get(CONFIG_MAP.path(namespace, config_map))
@@ -130,7 +130,7 @@ def not_found(namespace: str, name: str, others: list[str]) -> str:
 
 
 def refused(error: ApiError, verb: str, kind: ObjectKind, namespace: str | None) -> NotShown:
-    """Explain the API server's answer, with the fix."""
+    """Explain why the API server did not answer a request, with the fix."""
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     if isinstance(error, NotFound) and kind is TRAINING:
         return NotShown(

@@ -28,7 +28,7 @@ MAX_LINES: Final = 2
 
 
 def draw(view: TrainingView, now: datetime, trouble: str = "") -> Group:
-    """Return the screen. now: the API server's time. trouble: why the shown state may be outdated."""
+    """Draw the screen of `qwen35 status`. now: the API server's time. trouble: why the shown state may be outdated."""
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=LABEL_COLUMNS)
     rows.add_column(ratio=1, overflow="fold")

@@ -8,7 +8,7 @@ from qwen35_trainer import formatting
 
 
 def line(view: TrainingView, now: datetime) -> str:
-    """Format the existing values: `12:03:04 Running update=412/1000 version=410 …`, with the time in UTC."""
+    """Format a training's state as one line: `12:03:04 Running update=412/1000 version=410 …`, with the time in UTC."""
     progress = view.status.progress
     fields: dict[str, str | None] = {}
     if progress is not None:

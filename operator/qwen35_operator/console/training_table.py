@@ -13,7 +13,7 @@ from qwen35_trainer import formatting
 
 
 def table(views: Sequence[TrainingView], now: datetime, *, namespaces: bool) -> Table:
-    """Return the table, in the given order. namespaces: with a column for the namespace."""
+    """Draw a table with a line for each training, in the given order. namespaces: with a column for the namespace."""
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in ("NAMESPACE",) * namespaces + ("NAME", "STATE"):
         drawn.add_column(name, no_wrap=True)

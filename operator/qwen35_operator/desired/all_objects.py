@@ -18,7 +18,10 @@ def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObje
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Everything for which a spec without problems of its own is refused. The builders rely on there being none."""
+    """Return everything for which the operator refuses a spec that is valid in itself.
+
+    The functions that build objects rely on there being no problems.
+    """
     own_problems = [
         *object_names.problems(training),
         *volumes.problems(training.spec),

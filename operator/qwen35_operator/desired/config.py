@@ -9,7 +9,10 @@ from qwen35_trainer.manifest.pods import PodsSpec
 
 
 def build(training: TrainingResource) -> KubeObject:
-    """Return the ConfigMap. Claims are replaced by their paths; spec.pods, which names Secrets, is left out."""
+    """Return the ConfigMap with the manifest that the trainer reads.
+
+    Claims are replaced by their paths; spec.pods, which names Secrets, is left out.
+    """
     spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": PodsSpec()})
     manifest = Manifest(
         apiVersion=API_VERSION,

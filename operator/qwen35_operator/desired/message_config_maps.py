@@ -12,7 +12,7 @@ from qwen35_trainer.contract.shared_names import CONTROL_KEY, control_name, hist
 
 
 def control(training: TrainingResource, message: Control) -> KubeObject:
-    """Return `-control` with the message in it."""
+    """Return the ConfigMap `-control`, by which the operator gives orders to the trainer, with this message."""
     return sealed(
         {
             "apiVersion": "v1",
@@ -24,7 +24,7 @@ def control(training: TrainingResource, message: Control) -> KubeObject:
 
 
 def empty_progress(training: TrainingResource) -> KubeObject:
-    """Return `-progress` before the trainer's first report."""
+    """Return the ConfigMap `-progress` as it is before the trainer's first report."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -33,7 +33,10 @@ def empty_progress(training: TrainingResource) -> KubeObject:
 
 
 def empty_history(training: TrainingResource) -> KubeObject:
-    """`-history` before the trainer writes it. Its component label keeps its content out of the operator's watch."""
+    """Return the ConfigMap `-history` as it is before the trainer writes it.
+
+    Its component label keeps its content out of the operator's watch.
+    """
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",

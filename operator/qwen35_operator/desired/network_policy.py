@@ -26,7 +26,7 @@ API_SERVER_PORT: Final = 6443
 
 
 def build(training: TrainingResource) -> KubeObject:
-    """Return the NetworkPolicy."""
+    """Return the NetworkPolicy that limits the connections to and from a training's pods."""
     own = {"podSelector": {"matchLabels": {object_names.TRAINING: training.name}}}
     operators: dict[str, Any] = {
         "matchExpressions": [

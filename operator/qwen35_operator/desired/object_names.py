@@ -40,7 +40,7 @@ LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
 
 
 def labels(training: str, component: str) -> dict[str, str]:
-    """The labels of every child."""
+    """Return the labels of a child object."""
     return {
         TRAINING: training,
         "app.kubernetes.io/name": "qwen35",
@@ -72,7 +72,7 @@ def rollout_selector(training: str) -> str:
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Hash of all fields that a running attempt cannot take over. When it changes, a new attempt must start.
+    """Return a hash of all fields that a running attempt cannot take over. When it changes, a new attempt must start.
 
     Fields with their default value do not count, so that a release with a new field ends no attempt.
     """
@@ -81,13 +81,13 @@ def spec_hash(training: TrainingResource) -> str:
 
 
 def digest(document: object) -> str:
-    """Hash of a plain document: 16 hexadecimal digits. The order of keys does not matter."""
+    """Return a hash of a plain document: 16 hexadecimal digits. The order of keys does not matter."""
     text = json.dumps(document, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def problems(training: TrainingResource) -> Iterator[Problem]:
-    """Problems with the training's name, from which the names of its objects are made."""
+    """Yield what is wrong with the training's name, from which the names of its objects are made."""
     name = training.name
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         message = f"{name} cannot name a RayJob: it needs lower-case letters, digits and dashes, and a letter first."

@@ -41,8 +41,8 @@ def metadata(
 def sealed(manifest: KubeObject) -> dict[str, Any]:
     """Return the object with its hash in an annotation.
 
-    The hash shows whether the object must be written again, without a comparison to the stored object, to which the API
-    server adds defaults.
+    The hash shows whether the object must be written again. Comparing it with the stored object would not do, because the
+    API server adds defaults.
     """
     written = manifest["metadata"]
     annotations = dict(written.get("annotations", {})) | {object_names.HASH: hash_of(manifest)}

@@ -26,7 +26,7 @@ USER_ID: Final = 1000
 
 
 def template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
-    """The pod template, merged with spec.pods, which must have passed `reserved_fields.problems`."""
+    """Return the pod template of a pool, merged with spec.pods, which must have passed `reserved_fields.problems`."""
     return merge(_template(training, settings, pool, attempt), getattr(training.spec.pods, pool))
 
 

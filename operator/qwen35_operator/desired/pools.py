@@ -9,12 +9,15 @@ type WorkerPool = Literal["rollout", "train"]
 
 
 def worker_pools(spec: TrainingSpec) -> tuple[WorkerPool, ...]:
-    """The worker groups. In mode Colocated both pools share the nodes of `train`; SFT has no rollout."""
+    """Return the pools that become worker groups of the RayCluster.
+
+    In mode Colocated both pools share the nodes of `train`; SFT has no rollout.
+    """
     return ("rollout", "train") if spec.mode == "FullyAsync" else ("train",)
 
 
 def all_pools(spec: TrainingSpec) -> tuple[PodPool, ...]:
-    """The head and the worker groups."""
+    """Return the head and the pools of the worker groups."""
     return ("head", *worker_pools(spec))
 
 

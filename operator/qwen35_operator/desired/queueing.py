@@ -21,5 +21,5 @@ KEYS: Final = ("ray.io/priority-class-name", "ray.io/gang-scheduling-enabled")
 
 
 def copied_to_job(entries: Mapping[str, str]) -> dict[str, str]:
-    """The labels, or annotations, that the RayJob gets too. KubeRay copies them to the RayCluster."""
+    """Return the labels, or annotations, that the RayJob gets from the training. KubeRay copies them to the RayCluster."""
     return {key: value for key, value in sorted(entries.items()) if key.startswith(PREFIXES) or key in KEYS}

@@ -37,7 +37,7 @@ OWN_VOLUMES: Final = ("shm", "run", "config")
 
 
 def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
-    """Return the volumes of a pod of the pool."""
+    """Return the volumes of a pool's pods: claims, shared memory, the run's folder, the manifest, and the node's device files."""
     spec = training.spec
     result: list[dict[str, Any]] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_gib}Gi"}},
@@ -57,7 +57,7 @@ def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_g
 
 
 def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> list[dict[str, Any]]:
-    """The volume mounts of the container `ray`."""
+    """Return where the container `ray` mounts the volumes of its pod."""
     spec, name = training.spec, training.name
     volume = {claim: f"claim-{index}" for index, claim in enumerate(_claims(spec))}
     result: list[dict[str, Any]] = [{"name": "shm", "mountPath": SHM_FOLDER}]
@@ -79,7 +79,7 @@ def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> lis
 
 
 def mounted(spec: TrainingSpec) -> TrainingSpec:
-    """The spec for the trainer inside a pod: each claim is replaced by the path of its mount."""
+    """Return the spec for the trainer inside a pod: each claim is replaced by the path of its mount."""
     data = spec.data
     changes: dict[str, Any] = {
         "data": data.model_copy(
@@ -98,7 +98,7 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Paths that lead out of their claim or are too long after mounting, and exports without storage."""
+    """Yield paths that lead out of their claim or are too long after mounting, and exports without storage."""
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class ApiError(Exception):
-    """An answer other than success."""
+    """The API server answered a request with an error, or not at all."""
 
     def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
         """message: the text of the API server's answer."""

@@ -51,7 +51,7 @@ type RequestObserver = Callable[[str, str, int], None]
 
 
 class Client(Protocol):
-    """The requests that reconciling makes."""
+    """The interface through which reconciling makes requests to the API server."""
 
     def now(self) -> datetime: ...
 
@@ -67,7 +67,7 @@ class Client(Protocol):
 
 
 class RestClient:
-    """The API server, over HTTP."""
+    """A client of the API server over HTTP."""
 
     def __init__(
         self, configuration: Configuration, observer: RequestObserver = lambda verb, resource, code: None
@@ -103,7 +103,7 @@ class RestClient:
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a watch, until it ends or nothing has arrived for READ_IDLE_SECONDS. Raises ApiError."""
+        """Yield the lines of a watch, until it ends or nothing has arrived for READ_IDLE_SECONDS. Raises ApiError."""
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=READ_IDLE_SECONDS)
         try:
             response = await self._send("GET", path, None, query, PLAIN, accept, limit)

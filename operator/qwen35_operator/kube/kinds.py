@@ -11,7 +11,7 @@ from qwen35_operator.desired import object_names
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """One kind of object."""
+    """A kind of Kubernetes object: its name, API group, version and plural, and the labels by which it is watched."""
 
     name: str
     group: str
@@ -68,6 +68,6 @@ METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HIS
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
-    """The watched kind that an object of a written kind belongs to."""
+    """Return the kind under which an object that the operator wrote is watched. It differs only for `-history`."""
     component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
     return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

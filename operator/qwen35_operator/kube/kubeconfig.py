@@ -9,7 +9,7 @@ LISTS = ("clusters", "contexts", "users")
 
 
 def files(kubeconfig: str | None) -> list[Path]:
-    """The files that kubectl would read: `kubeconfig`, otherwise those of KUBECONFIG, otherwise ~/.kube/config."""
+    """Return the files that kubectl would read: `kubeconfig`, otherwise those of KUBECONFIG, otherwise ~/.kube/config."""
     paths = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     return [Path(path).expanduser() for path in paths.split(os.pathsep) if path]
 

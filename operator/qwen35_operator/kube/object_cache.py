@@ -11,7 +11,7 @@ from qwen35_trainer.manifest import Problem
 
 
 class ObjectCache:
-    """The children of all trainings."""
+    """The cache of all trainings' child objects, which watches keep up to date."""
 
     def __init__(
         self,
@@ -41,11 +41,11 @@ class ObjectCache:
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self) -> list[Problem]:
-        """The problems of all watches without a complete list."""
+        """Return the problems of all watches that have not listed their objects completely."""
         watches = (watch for watch in self.watches if not watch.synced.is_set())
         return [watch.problem or not_listed(watch.kind) for watch in watches]
 
     def problems(self, namespace: str) -> tuple[Problem, ...]:
-        """The problems of all watches that cover the namespace."""
+        """Return the problems of all watches that cover the namespace."""
         relevant = [watch for watch in self.watches if watch.namespace in (None, namespace)]
         return tuple(watch.problem for watch in relevant if watch.problem is not None)

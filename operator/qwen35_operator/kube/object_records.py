@@ -26,7 +26,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class MessageConfigMap(Child):
-    """`-progress` or `-control` with its text."""
+    """The ConfigMap `-progress` or `-control` of a training, with its message as text."""
 
     text: str | None
     """None while the key is absent."""
@@ -56,7 +56,7 @@ class RayJob(Child):
 
     @property
     def held(self) -> bool:
-        """Whether its queue holds it: spec.suspend is set, or KubeRay has not yet resumed the job."""
+        """Whether a queue holds the job back: spec.suspend is set, or KubeRay has not yet resumed the job."""
         return self.suspended or self.deployment in ("Suspending", "Suspended")
 
 

@@ -18,7 +18,7 @@ MAX_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue:
-    """Keys of trainings to reconcile, for one event loop."""
+    """The queue of the trainings to reconcile, by key, for one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """clock: monotonic seconds."""
@@ -82,7 +82,7 @@ class WorkQueue:
                 continue  # a delayed key is due
 
     def done(self, key: TrainingKey) -> None:
-        """Finish processing the key."""
+        """Mark the key as processed: another worker may take it now."""
         self._processing.discard(key)
         if key in self._requeue:
             self._requeue.discard(key)

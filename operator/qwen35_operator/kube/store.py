@@ -17,7 +17,7 @@ type TrainingKey = tuple[str, str]
 
 
 class Store:
-    """Records of one kind."""
+    """The known child objects of one kind, as records, by training."""
 
     def __init__(self) -> None:
         self._records: dict[TrainingKey, dict[str, ObjectRecord]] = defaultdict(dict)
@@ -26,7 +26,7 @@ class Store:
         self._deletions_known: dict[str | None, int] = {}
 
     def of(self, training: TrainingKey) -> Iterable[ObjectRecord]:
-        """The records of a training."""
+        """Return the records of a training's objects."""
         return self._records.get(training, {}).values()
 
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:

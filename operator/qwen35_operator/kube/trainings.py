@@ -22,7 +22,7 @@ class _Body(NamedTuple):
 
 
 class Trainings:
-    """The newest known body of each training."""
+    """The newest known object of each training, as the API server sent it."""
 
     def __init__(self) -> None:
         self.problem: Problem | None = not_listed(TRAINING)
@@ -36,7 +36,7 @@ class Trainings:
         return iter(tuple(self._bodies))
 
     def put(self, raw: KubeObject) -> bool:
-        """Store a body. Returns False if a newer one, or the same, is stored."""
+        """Store a training's object. Returns False if a newer one, or the same, is stored."""
         metadata = raw["metadata"]
         key, version = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
         stored = self._bodies.get(key)

@@ -35,7 +35,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 @dataclass
 class Watch:
-    """The watch of one kind, in one namespace or in all of them."""
+    """Keeps a `Store` up to date with the objects of one kind, in one namespace or in all of them."""
 
     kind: ObjectKind
     namespace: str | None
@@ -158,12 +158,12 @@ class Watch:
 
 
 def not_listed(kind: ObjectKind) -> Problem:
-    """Return the problem of a kind before its first list."""
+    """Return the problem to report while the objects of a kind have not been listed yet."""
     return Problem(kind.resource, "not listed yet.", "Wait; the log shows errors.")
 
 
 def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Problem:
-    """The problem of a kind that the operator may not watch; names the permission to grant."""
+    """Return the problem to report when the operator may not watch a kind; it names the permission to grant."""
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."
     return Problem(kind.resource, f"the operator may not watch it: {error.message}.", fix)

@@ -17,7 +17,10 @@ def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Pro
 
 
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:
-    """The training if it can be worked on; otherwise why not. An open attempt continues: its spec was accepted."""
+    """Return the training if it can be worked on; otherwise a verdict that says why not.
+
+    An open attempt keeps running while its training is refused.
+    """
     state: State = "Pending" if attempts.open_attempt(observed) is None else "Running"
     if observed.unavailable:
         message = "; ".join(f"{problem.message} {problem.fix}" for problem in observed.unavailable)

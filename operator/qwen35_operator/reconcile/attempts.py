@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 64
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """The same observation, with an attempt in the history for each RayJob that exists."""
+    """Return the observation with an attempt in its history for each RayJob that exists, also for unrecorded ones."""
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:
@@ -40,7 +40,7 @@ def last_attempt(status_attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 def open_attempt(observed: Observed) -> Attempt | None:
-    """The attempt that has not ended."""
+    """Return the attempt that has not ended."""
     attempt = last_attempt(observed.status.attempts)
     return attempt if attempt is not None and attempt.outcome == "Running" else None
 
@@ -71,12 +71,12 @@ def cluster_of(observed: Observed, number: int) -> RayCluster | None:
 
 
 def pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:
-    """The attempt's pods that are not being deleted."""
+    """Return the attempt's pods that are not being deleted."""
     return tuple(pod for pod in observed.pods if pod.attempt == number and pod.deleting is None)
 
 
 def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ...]:
-    """Return the history with the attempt in place of the recorded one of its number."""
+    """Return the history of attempts with the one of the same number replaced by `attempt`."""
     return tuple(attempt if recorded.number == attempt.number else recorded for recorded in attempts)
 
 
@@ -90,7 +90,7 @@ def ended(
     message: str,
     counted: bool = False,
 ) -> dict[str, Any]:
-    """Status changes that record the end of the attempt."""
+    """Return the changes of the status that record the end of an attempt."""
     status = observed.status
     closed = attempt.model_copy(
         update={
@@ -109,5 +109,5 @@ def ended(
 
 
 def duration(attempt: Attempt, now: datetime) -> int:
-    """Whole seconds that the attempt has taken so far."""
+    """Return the whole seconds that the attempt has taken so far."""
     return 0 if attempt.startTime is None else max(0, round(seconds_since(attempt.startTime, now)))

@@ -14,14 +14,14 @@ _config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionar
 
 
 def config_map(training: TrainingResource) -> KubeObject:
-    """Return `-config`, built once per parsed training."""
+    """Return the ConfigMap `-config`, built once per parsed training."""
     if (built := _config_maps.get(training)) is None:
         built = _config_maps[training] = config.build(training)
     return built
 
 
 def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
-    """Writes that create or update every child except RayJobs, in the order of creation."""
+    """Return the writes that create or update every child except RayJobs, in the order of creation."""
     writes = [_ensure(observed, manifest) for manifest in all_objects.always(training, config_map(training))]
     for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)
     writes += [
@@ -36,7 +36,7 @@ def ensure(observed: Observed, training: TrainingResource, control: Control) -> 
 def order_to_stop(
     observed: Observed, training: TrainingResource, attempt: int, order: StopOrder
 ) -> tuple[ClusterWrite, ...]:
-    """The write that adds an order to stop to `-control` and keeps the rest of the message."""
+    """Return the write that adds an order to stop to the `-control` message, and keeps the rest of the message."""
     current = observed.control if observed.control is not None and observed.control.attempt == attempt else None
     control = (current or control_message(training, attempt, 0)).model_copy(update={"stop": order})
     write = _ensure(observed, message_config_maps.control(training, control))
@@ -46,7 +46,7 @@ def order_to_stop(
 def control_message(
     training: TrainingResource, attempt: int, rollout_nodes: int, leaving: tuple[str, ...] = ()
 ) -> Control:
-    """The `-control` message to an attempt that is not ordered to stop."""
+    """Return the `-control` message to an attempt that is not ordered to stop."""
     spec = training.spec
     live = LiveSettings(
         checkpointEveryUpdates=spec.checkpoint.everyUpdates,

@@ -19,7 +19,10 @@ deleted if it still runs then."""
 
 
 def decide(observed: Observed, now: datetime) -> Verdict | None:
-    """Keep the state of a training that has ended, and delete its children when cleanupSecondsAfterFinished is over."""
+    """Keep a training that has ended as it is, and delete its children cleanupSecondsAfterFinished after its end.
+
+    Returns None if it has not ended.
+    """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
     final, ending = next(((kind, held) for kind, held in conditions if held is not None), (None, None))
@@ -40,7 +43,7 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
 
 
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
-    """Deletions of RayJobs whose attempts have ended, and the seconds until the next one is due."""
+    """Return deletions of RayJobs whose attempts have ended, and the seconds until the next one is due."""
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [
         (job, _wait(closed[job.attempt], job_ended=job.deployment in attempts.FINAL_JOB_STATES, now=now))

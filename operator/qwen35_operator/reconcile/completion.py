@@ -17,7 +17,7 @@ from qwen35_operator.reconcile.writes import PostEvent
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
-    """Record the end of the attempt; None while it continues."""
+    """Record the end of the attempt if it has ended, and what follows. Returns None while it continues."""
     attempt, report, order = situation.attempt, situation.report, situation.stop
     if report is not None and report.state == "Succeeded":
         message = f"attempt {attempt.number}: {report.message or f'{report.update} updates'}"

@@ -21,7 +21,7 @@ trainer's report, the pods, the RayJob) decides.
 
 
 def text() -> str:
-    """Return the page as Markdown."""
+    """Return docs/reference/conditions.md, generated from the conditions and reasons in the code."""
     parts = [
         INTRODUCTION,
         _table("Conditions", "Condition", CONDITIONS),

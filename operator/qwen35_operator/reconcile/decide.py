@@ -25,7 +25,7 @@ from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
-    """Decide by the first policy that has a verdict."""
+    """Return the decision of the first policy that has a verdict; policies are asked in order."""
     if observed.deleting:
         return Decision((), observed.status)  # the API server deletes the children with their owner
     recorded = observed.status.attempts

@@ -11,7 +11,7 @@ from qwen35_operator.status.conditions import Finding
 
 @dataclass(frozen=True)
 class Verdict:
-    """The state that a policy found, and what it wants to happen."""
+    """The decision of one policy: the training's state with its reason, and the writes to the cluster."""
 
     state: State
     reason: str

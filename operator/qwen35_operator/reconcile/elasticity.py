@@ -33,7 +33,7 @@ class Resize:
 
 
 def target(training: TrainingResource, status: TrainingStatus) -> int:
-    """Nodes that the rollout pool should have; 0 if the mode has no separate rollout pool."""
+    """Return the number of nodes that the rollout pool should have; 0 if the mode has no separate rollout pool."""
     pool = training.spec.rollout
     if pool is None or training.spec.mode != "FullyAsync":
         return 0
@@ -43,7 +43,7 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
 
 
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
-    """The writes that give the attempt's cluster this number of rollout nodes; none if it has them."""
+    """Return the writes that give the attempt's cluster this number of rollout nodes; none if it has them."""
     training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
         return Resize(nodes)
@@ -73,7 +73,7 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
 
 
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
-    """A size one step larger or smaller, chosen by the idle shares that the trainer reports; None to keep the size."""
+    """Choose a size one step larger or smaller, by the idle shares that the trainer reports; None to keep the size."""
     pool, report = situation.spec.rollout, situation.report
     if pool is None or pool.autoscale is None or report is None or report.state != "Running":
         return None

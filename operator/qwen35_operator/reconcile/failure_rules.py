@@ -32,7 +32,7 @@ OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation about a failure."""
+    """One observation about a failed attempt, such as a pod's exit code, which rules are matched with."""
 
     reason: str
     message: str = ""
@@ -44,7 +44,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class BuiltInRule:
-    """A rule of the operator. A field that is empty or False matches any evidence."""
+    """A rule of the operator for failed attempts, after the user's. A field that is empty or False matches any evidence."""
 
     name: str
     action: FailureAction
@@ -106,16 +106,14 @@ def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list
 
 
 def failing_pods(situation: AttemptSituation) -> list[Pod]:
-    """The pods of the attempt's present cluster with a reason why they do not work, including those being deleted for
-    it.
-    """
+    """Return the pods of the attempt's present cluster that do not work, including those being deleted for it."""
     cluster, number = situation.cluster, situation.attempt.number
     pods = [pod for pod in situation.observed.pods if pod.attempt == number and pod.reason]
     return pods if cluster is None else [pod for pod in pods if pod.created >= cluster.created]
 
 
 def backoff(seconds: float, restarts: int) -> float:
-    """Seconds to wait before the next attempt: doubled with each counted restart, up to an hour."""
+    """Return the seconds to wait before the next attempt: doubled with each counted restart, up to an hour."""
     return backoff_seconds(restarts, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 
 

@@ -33,7 +33,7 @@ PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
-    """The status, and the seconds until newer numbers may be copied; None if it has the newest."""
+    """Return the status to write, and the seconds until newer numbers may be copied; None if it has the newest."""
     changed = observed.status.model_copy(update=dict(verdict.changes))
     attempt = attempts.last_attempt(changed.attempts)
     report = None if attempt is None else attempts.report_of(observed, attempt)
@@ -60,7 +60,7 @@ def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[Tra
 def status_after_refusal(
     observed: Observed, decision: Decision, refused: Sequence[RefusedWrite], now: datetime
 ) -> TrainingStatus:
-    """The status after the API server has refused a write of the decision.
+    """Return the status after the API server has refused a write of the decision.
 
     A running attempt continues, degraded. Otherwise nothing of the decision counts as done.
     """

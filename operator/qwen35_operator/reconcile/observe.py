@@ -93,7 +93,7 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
 
 
 def read_report(config_map: MessageConfigMap) -> ReadReport | None:
-    """Read `-progress`; None while it is empty."""
+    """Parse the trainer's report in the ConfigMap `-progress`; None while it is empty."""
     if not config_map.text:
         return None
     try:
@@ -103,7 +103,7 @@ def read_report(config_map: MessageConfigMap) -> ReadReport | None:
 
 
 def read_control(config_map: MessageConfigMap) -> Control | None:
-    """Read `-control`; None if it is empty or unreadable. The operator then writes it again."""
+    """Parse the operator's last message in `-control`; None if it is empty or unreadable. It is then written again."""
     if not config_map.text:
         return None
     try:

@@ -16,7 +16,7 @@ type ChildKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """`-progress` after reading: either the trainer's report, or the problem with its text."""
+    """The text in `-progress` after parsing: either the trainer's report, or the problem with the text."""
 
     progress: ProgressReport | None
     problem: str | None

@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """The API server refused a write; the status explains why. A later try may succeed."""
+    """A write that the API server refused; the status explains why. A later try may succeed."""
 
 
 class Reconciler:
-    """Brings trainings closer to what their specs ask for."""
+    """Reconciles one training at a time: observes, decides, writes, and records the result in the status."""
 
     def __init__(
         self,

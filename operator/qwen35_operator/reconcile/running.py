@@ -14,7 +14,7 @@ SHOWN_PODS = 3
 
 
 def decide(situation: AttemptSituation) -> Verdict:
-    """Keep the attempt running, with the size and settings of the spec."""
+    """Keep the open attempt running, with the pool sizes and live settings of the spec."""
     training, attempt, status = situation.training, situation.attempt, situation.status
     changes: dict[str, object] = {}
     if (fault := _new_fault(situation)) is not None:

@@ -19,7 +19,7 @@ from qwen35_trainer.manifest import TrainingSpec
 
 @dataclass(frozen=True)
 class Situation:
-    """An accepted training. Between attempts there is nothing more to know."""
+    """The facts by which policies decide about an accepted training. With an open attempt, `AttemptSituation` adds to them."""
 
     observed: Observed
     training: TrainingResource
@@ -42,7 +42,7 @@ class Situation:
 
 @dataclass(frozen=True)
 class AttemptSituation(Situation):
-    """An accepted training with an open attempt, and the objects and messages of that attempt."""
+    """The facts by which policies decide about an accepted training with an open attempt."""
 
     attempt: Attempt
     job: RayJob | None

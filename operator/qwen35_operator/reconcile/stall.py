@@ -19,7 +19,7 @@ MAX_SKEW_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Pace:
-    """Seconds since the latest version, and how many there may be."""
+    """The seconds since the latest weight version, and the limit above which the attempt counts as stalled."""
 
     age: float
     limit: float
@@ -30,11 +30,10 @@ class Pace:
 
 
 def pace(situation: AttemptSituation) -> Pace | None:
-    """Return the attempt's pace. None until two versions and the current head's first report exist, and while a queue holds
-    the job.
+    """Return how long ago the attempt's latest weight version was, with the limit for it; None while that cannot be judged.
 
-    After an eviction the attempt continues in a new cluster. Reports from the old cluster do not count, and its pods
-    may exist for a while.
+    That is until two versions and the current head's first report exist, and while a queue holds the job. After an eviction
+    the attempt continues in a new cluster: reports from the old cluster do not count, and its pods may exist for a while.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
     if report is None or report.versionTime is None or report.versionSeconds is None:
@@ -51,7 +50,7 @@ def pace(situation: AttemptSituation) -> Pace | None:
 
 
 def skew(report: ReadReport | None) -> float | None:
-    """Seconds by which the API server's clock is ahead of the trainer's, according to the latest report."""
+    """Return the seconds by which the API server's clock is ahead of the trainer's, according to the latest report."""
     if report is None or report.progress is None or report.written is None:
         return None
     return (report.written - at(report.progress.time)).total_seconds()

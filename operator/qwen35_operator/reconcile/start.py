@@ -17,7 +17,7 @@ confirm its end."""
 
 
 def decide(situation: Situation) -> Verdict:
-    """Wait for the backoff and for earlier pods, then create the next attempt."""
+    """Start the next attempt, after the backoff and after the pods of earlier attempts have gone."""
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
     state: State = "Starting" if last is None or last.outcome != "Failed" else "Restarting"
@@ -47,7 +47,10 @@ def decide(situation: Situation) -> Verdict:
 
 
 def leftovers(observed: Observed, now: datetime) -> list[str]:
-    """Return clusters and pods of earlier attempts. Two trainers must never write to the same checkpoint folder."""
+    """List clusters and pods of earlier attempts, for which a new attempt must wait.
+
+    Two trainers must never write to the same checkpoint folder.
+    """
     clusters = [f"RayCluster {cluster.name}" for cluster in observed.clusters]
     pods = [
         f"pod {pod.name}"

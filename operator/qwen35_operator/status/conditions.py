@@ -82,7 +82,7 @@ MAX_MESSAGE_CHARACTERS = 4096
 
 @dataclass(frozen=True)
 class Finding:
-    """A condition without its type and times."""
+    """The status, reason and message of a condition, before it gets its type and times."""
 
     status: ConditionStatus
     reason: str
@@ -108,7 +108,7 @@ def conditions(
 
 
 def true_condition(status: TrainingStatus, kind: ConditionType) -> Condition | None:
-    """The condition of this type if it is True."""
+    """Return the condition of this type if its status is True; None otherwise."""
     matching = (condition for condition in status.conditions if condition.type == kind)
     return next((condition for condition in matching if condition.status == "True"), None)
 

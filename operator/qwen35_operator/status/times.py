@@ -9,12 +9,12 @@ def rfc3339(time: datetime) -> str:
 
 
 def parse(text: str) -> datetime:
-    """Parse a time of a status or of an object's metadata."""
+    """Parse a time from a status or an object's metadata, in RFC 3339."""
     return datetime.fromisoformat(text)
 
 
 def seconds_since(text: str, now: datetime) -> float:
-    """Seconds from the time in `text` until `now`; negative if it is in the future."""
+    """Return the seconds from the time in `text` until `now`; negative if it is in the future."""
     return (now - parse(text)).total_seconds()
 
 

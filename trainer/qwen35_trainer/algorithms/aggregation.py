@@ -18,7 +18,7 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class GlobalCounts:
-    """Denominators of one update: counts over all its micro-batches and data-parallel ranks.
+    """The numbers by which the losses of one update are divided, counted over all micro-batches and data-parallel ranks.
 
     Raises ValueError naming every count below 1: a batch without tokens to train has no update.
     """

@@ -32,7 +32,7 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class CorrectedWeights:
-    """Weights of the tokens of one micro-batch, without gradient."""
+    """The weights by which a correction multiplies the loss of each token of one micro-batch, without gradient."""
 
     weights: Tensor
     """(N, T) factor of the token's policy loss; 0 where the token does not train or was left out."""
@@ -56,14 +56,17 @@ def correction(name: str) -> CorrectionFunction:
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1: the only importance sampling is the loss's ratio to the behaviour policy."""
+    """Weigh every token by 1: the only importance sampling is the ratio to the behaviour policy in the loss itself."""
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
 
 @CORRECTIONS.register("DecoupledPPO")
 @CORRECTIONS.register("TokenTIS")
 def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its ratio, truncated at `cap`. DecoupledPPO differs only in the proximal log-probs that it requires."""
+    """Weigh each token by its ratio, truncated at `cap`: truncated importance sampling.
+
+    The correction DecoupledPPO uses the same weights; it differs only in requiring recomputed proximal log-probs.
+    """
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 
 

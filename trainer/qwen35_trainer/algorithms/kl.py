@@ -39,19 +39,19 @@ def kl(name: str) -> EstimatorFunction:
 
 @ESTIMATORS.register("K1")
 def k1(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return the log-ratio d, which is negative on about half of the tokens."""
+    """Estimate the KL divergence per token by d = log_probs - ref_log_probs, which is negative on about half of the tokens."""
     return _difference(log_probs, ref_log_probs)
 
 
 @ESTIMATORS.register("K2")
 def k2(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return half the squared log-ratio, d²/2."""
+    """Estimate the KL divergence per token by d²/2, where d = log_probs - ref_log_probs."""
     return _difference(log_probs, ref_log_probs).square() / 2
 
 
 @ESTIMATORS.register("K3")
 def k3(log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
-    """Return exp(-d) - 1 + d: the reference's ratio with d as control variate."""
+    """Estimate the KL divergence per token by exp(-d) - 1 + d, where d = log_probs - ref_log_probs. It is never negative."""
     negated = (-_difference(log_probs, ref_log_probs)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1 keeps the digits that exp(-d) - 1 cancels for nearly equal policies, where the value is about d²/2.
     return (torch.expm1(negated) - negated).clamp(max=MAX_K3_NATS)

@@ -25,7 +25,7 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of the loss of one micro-batch of whole sequences: GSPO's ratio is over all tokens of a sequence."""
+    """Inputs of the policy loss of one micro-batch. It holds whole sequences, because the ratio of GSPO is over a sequence."""
 
     log_probs: Tensor
     """(N, T) of the sampled tokens under the policy being trained; the only field with gradient."""
@@ -66,7 +66,10 @@ def policy_loss(name: str) -> LossFunction:
 
 @LOSSES.register("PPOClip")
 def ppo_clip(inputs: LossInputs) -> LossOutput:
-    """Compute the clipped surrogate; the dual clip bounds the loss of likely tokens with a negative advantage."""
+    """Compute PPO's clipped surrogate loss.
+
+    The dual clip limits the loss of a token with a negative advantage and a large ratio.
+    """
     advantages = zero_padding(inputs.advantages, inputs.mask)
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).exp()
     loss, metrics = _clipped_surrogate(ratio, advantages, inputs)
@@ -80,10 +83,10 @@ def ppo_clip(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("GSPO")
 def gspo(inputs: LossInputs) -> LossOutput:
-    """Compute the surrogate with the geometric mean ratio of the sequence, clipped for all of its tokens together.
+    """Compute the clipped surrogate with one ratio per sequence: the geometric mean of the ratios of its tokens.
 
-    Each token's ratio has the value s of its sequence and the gradient s·∇logp of the token, so that advantages may
-    differ within a sequence. `dual_clip` is not used, as in the paper.
+    Each token's ratio has the value s of its sequence and the gradient s·∇logp of the token, so that advantages may differ
+    within a sequence. `dual_clip` is not used, as in the paper.
     """
     log_probs = zero_padding(inputs.log_probs, inputs.mask)
     per_token = zero_padding(log_probs.detach() - inputs.proximal_log_probs, inputs.mask)
@@ -96,9 +99,10 @@ def gspo(inputs: LossInputs) -> LossOutput:
 
 @LOSSES.register("CISPO")
 def cispo(inputs: LossInputs) -> LossOutput:
-    """Compute REINFORCE weighted by the clipped ratio: a clipped token keeps a gradient, with a bounded weight.
+    """Compute REINFORCE with each token weighted by its clipped ratio (CISPO, arXiv:2506.13585).
 
-    The paper has no lower bound; here clip_low applies too (as in verl): set it near 1 for the form in the paper.
+    A token whose ratio is clipped keeps its gradient, with a bounded weight. The paper has no lower bound; here clip_low
+    applies too (as in verl): set it near 1 for the form in the paper.
     """
     ratio = log_ratio(inputs.log_probs, inputs.proximal_log_probs, inputs.mask).detach().exp()
     low, high = 1 - inputs.clip_low, 1 + inputs.clip_high

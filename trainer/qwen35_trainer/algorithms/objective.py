@@ -48,7 +48,7 @@ KL_PLACEMENTS = ("None", "Loss", "Reward")
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the objective. Names are those of the registries; the loss may be a function of the user (`user.py`).
+    """Settings of the policy objective. Names are those of the registries; the loss may be the user's function (`user.py`).
 
     Raises ValueError naming all wrong fields together.
     """

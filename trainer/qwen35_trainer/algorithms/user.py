@@ -43,7 +43,10 @@ def loss_of(name: str) -> LossFunction:
 
 
 def advantage_of(name: str) -> AdvantageFunction:
-    """Return the advantage function called `name`. Raises the same errors as `loss_of`."""
+    """Return the advantage function called `name`: a registered one, or the user's `module:function`.
+
+    Raises the same errors as `loss_of`.
+    """
     if not is_user_function(name):
         return advantage(name)
     function = _imported(name)

@@ -10,7 +10,7 @@ from qwen35_trainer.manifest.checkpoint import Export
 
 
 class StopOrder(ContractMessage):
-    """Order to finish the current update, save a checkpoint, and end."""
+    """The operator's order to finish the current update, save a checkpoint, and end."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
     """Repeated in the acknowledgement, which distinguishes this order from earlier ones."""
@@ -29,7 +29,7 @@ class LiveSettings(ContractMessage):
 
 
 class Control(ContractMessage):
-    """All current orders. Each message replaces the previous one."""
+    """The operator's current orders to the trainer. Each message replaces the previous one."""
 
     attempt: Annotated[int, Field(ge=1)]
     """The attempt that these orders are for; other attempts ignore them."""
@@ -42,5 +42,5 @@ class Control(ContractMessage):
 
 
 def parse_control(text: str) -> Control:
-    """Return the orders in the value of the key. Raises ContractError."""
+    """Parse the operator's orders from the JSON text in the `-control` ConfigMap. Raises ContractError."""
     return parse(Control, text, CONTROL_KEY)

@@ -21,7 +21,7 @@ class ContractMessage(BaseModel):
 
 
 def parse[M: ContractMessage](kind: type[M], text: str, key: str) -> M:
-    """Return the message in `text`. Raises ContractError."""
+    """Parse a message of class `kind` from JSON text. key: the ConfigMap's key, for errors. Raises ContractError."""
     if len(text) > MAX_MESSAGE_CHARACTERS:
         raise ContractError(f"{key} has {len(text)} characters; at most {MAX_MESSAGE_CHARACTERS} are read")
     try:

@@ -15,7 +15,7 @@ ReportedSeconds = Annotated[float, Field(ge=0)]
 
 
 class CheckpointReport(ContractMessage):
-    """A complete checkpoint."""
+    """A complete checkpoint, or a complete export, as the trainer reports it to the operator."""
 
     uri: Annotated[str, Field(min_length=1, max_length=2048)]
     update: ReportedCount
@@ -78,5 +78,5 @@ class ProgressReport(ContractMessage):
 
 
 def parse_progress(text: str) -> ProgressReport:
-    """Return the report in the value of the key. Raises ContractError."""
+    """Parse the trainer's report from the JSON text in the `-progress` ConfigMap. Raises ContractError."""
     return parse(ProgressReport, text, PROGRESS_KEY)

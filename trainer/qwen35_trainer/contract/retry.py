@@ -2,5 +2,8 @@
 
 
 def backoff_seconds(failures: int, *, first: float, maximum: float) -> float:
-    """Seconds to wait after `failures` failures in a row: `first` after one, doubled after each further one."""
+    """Return the seconds to wait after `failures` failures in a row.
+
+    It is `first` after one failure, and doubles with each further one up to `maximum`.
+    """
     return min(first * 2.0 ** min(max(failures - 1, 0), 32), maximum)

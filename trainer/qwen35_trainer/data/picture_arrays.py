@@ -56,7 +56,10 @@ class PictureArrays:
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
 
     def placeholders(self, merge: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Count the placeholder tokens of each image and each video. merge: patches per side that the tower joins."""
+        """Count the placeholder tokens of each image and of each video.
+
+        merge: number of patches per side that the vision tower joins into one token.
+        """
         per_token = merge**2
         return (
             tuple((self.grids.prod(axis=1) // per_token).tolist()),

@@ -47,7 +47,7 @@ class Patching:
 
 @dataclass(frozen=True)
 class PictureReader:
-    """Reads pictures for one model.
+    """Reads images and videos for one model: decodes, resizes and cuts them into patches.
 
     folder: a checkpoint whose preprocessor settings are used; None: only `patching` is used.
     """

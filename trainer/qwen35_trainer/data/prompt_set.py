@@ -17,7 +17,7 @@ from qwen35_trainer.manifest.data import SourceSpec
 
 
 class PromptSet(Sequence[Prompt]):
-    """Several sequences of prompts, one after the other."""
+    """The prompts of several data sources, read as one sequence: all prompts of the first source, then those of the next."""
 
     def __init__(self, parts: Iterable[Sequence[Prompt]]) -> None:
         self._parts = tuple(part for part in parts if part)

@@ -23,7 +23,7 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 
 @dataclass
 class RowMedia:
-    """Assigns the pictures in a row's columns to the placeholders in its messages, in order.
+    """Assigns the images and videos in a row's columns to the placeholders in its messages, in order.
 
     waiting_images, waiting_videos: in the columns, not assigned yet. images, videos: assigned.
     """
@@ -36,7 +36,7 @@ class RowMedia:
 
     @classmethod
     def of_row(cls, images: object, images_field: str, videos: object, videos_field: str, folder: Path) -> "RowMedia":
-        """Read the values of the two columns; null is empty. Raises RowError, naming the entry."""
+        """Read the images and videos in two columns of a row; null means none. Raises RowError, naming the entry."""
         return cls(
             folder,
             [image_of(entry, folder, name) for entry, name in _entries(images, images_field)],
@@ -62,7 +62,10 @@ class RowMedia:
         return parts
 
     def take(self, part: Mapping[str, object]) -> str | None:
-        """Assign the picture of a part of a message. Returns image or video, None for a part without a picture."""
+        """Take the row's next image or video if `part` of a message shows one.
+
+        Returns "image" or "video", and None for a part that shows none.
+        """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))
             return "image"
@@ -73,7 +76,7 @@ class RowMedia:
         return self._place(str(part_type)) if part_type in ("image", "video") else None
 
     def check_used(self) -> None:
-        """Raise RowError if a picture is not shown in any message."""
+        """Raise RowError if the row has an image or video that no message shows."""
         for name, waiting, placed in (
             ("image", self.waiting_images, len(self.images)),
             ("video", self.waiting_videos, len(self.videos)),

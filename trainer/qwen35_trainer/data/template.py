@@ -35,7 +35,7 @@ class EncodingError(Exception):
 
 @dataclass(frozen=True)
 class TemplateEncoder:
-    """Encodes through the tokenizer's chat template where it has one.
+    """Encodes texts and conversations, through the tokenizer's chat template if it has one.
 
     thinking: passed to the template as enable_thinking; None leaves the choice to the template.
     """

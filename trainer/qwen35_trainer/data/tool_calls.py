@@ -58,7 +58,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A call that violates the format. text: the text of the model. reason: an explanation for the model, or a person."""
+    """A tool call that violates the format. text: the model's text. reason: an explanation for the model, or a person."""
 
     text: str
     reason: str

@@ -14,7 +14,7 @@ _MAX_NAMED_PROMPTS = 5
 
 
 class CutError(Exception):
-    """A sequence cannot be cut."""
+    """A sequence cannot be shortened to the length limit; the message says why and what to change."""
 
 
 class Encoded(Protocol):
@@ -48,7 +48,7 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return the sequences of at most `limit` tokens; longer ones are rejected, skipped or cut.
+    """Return the sequences of at most `limit` tokens. By `rule`, longer ones are rejected, skipped or cut.
 
     cut: reduces a sequence to the given positions; raises CutError. Raises DataError with `problems` and the rejected
     sequences, and when no sequence remains.

@@ -37,7 +37,7 @@ def read_value(text: str) -> object:
 
 
 def segments(match: re.Match[str]) -> list[Segment]:
-    """The name and the indices of a match of SEGMENT: `rewards[0]` becomes ["rewards", 0]."""
+    """Return the name and the indices in a match of SEGMENT: `rewards[0]` becomes ["rewards", 0]."""
     return [match[1], *map(int, re.findall(r"\d+", match[2]))]
 
 

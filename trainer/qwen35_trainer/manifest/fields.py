@@ -16,7 +16,7 @@ def fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def bare(annotation: object) -> object:
-    """Return the annotation without constraints and without None."""
+    """Strip constraints (`Annotated`) and `None` from a type annotation."""
     if get_origin(annotation) is Annotated:
         return bare(get_args(annotation)[0])
     if get_origin(annotation) in (Union, UnionType):

@@ -37,6 +37,6 @@ VALUES: Final = {
 
 
 def field(path: Sequence[str | int]) -> str | None:
-    """The new path of a field that had the name `path` in the spec, or None if no field was renamed so."""
+    """Return the present path of the spec's field that was formerly at `path`; None if no field was."""
     names = ["[]" if isinstance(segment, int) else f".{segment}" for segment in path]
     return FIELDS.get("".join(names).lstrip("."))

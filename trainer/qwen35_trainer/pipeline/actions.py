@@ -34,7 +34,7 @@ class GroupDispatched:
 
 @dataclass(frozen=True, slots=True)
 class GroupLeft:
-    """A group left untrained. The groups of a batch leave by `TrainGroups`."""
+    """A group left the pipeline without training. (The groups of a batch leave by `TrainGroups`.)"""
 
     group: int
     position: int
@@ -84,14 +84,14 @@ class CopyWeights:
 
 @dataclass(frozen=True, slots=True)
 class PublishWeights:
-    """Send the copied weights to every replica. Replicas load them between two tokens and are not drained."""
+    """Send the copied weights to every replica, which loads them between two tokens and continues its sequences."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """Every replica has `version`, except replicas that joined with older weights and have not caught up."""
+    """Every replica has loaded `version`, apart from replicas that joined with older weights and have not caught up."""
 
     version: int
 

@@ -38,7 +38,7 @@ class LengthHistogram:
         self.counts = {index: count * factor for index, count in self.counts.items() if count * factor > 1e-3}
 
     def weight_above(self, tokens: float) -> float:
-        """Return the weight of the lengths in higher bins than that of `tokens`."""
+        """Return the weight of the observed lengths in bins above that of `tokens`."""
         limit = self._bin(tokens)
         return sum(count for index, count in self.counts.items() if index > limit)
 
@@ -48,7 +48,10 @@ class LengthHistogram:
 
 
 class AdaptiveDispatch:
-    """`limit` is the number of groups that may be in flight. It starts at the window's limit and stays between 1 and it."""
+    """The number of groups in flight, adapted to how many miss their deadline.
+
+    `limit` starts at the window's limit and stays between 1 and it.
+    """
 
     def __init__(self, window: Window) -> None:
         self._window = window

@@ -88,7 +88,7 @@ class Buffer:
 
     @property
     def published(self) -> int:
-        """The version that every replica has, except replicas that joined with older weights and have not caught up."""
+        """The newest version that every replica has, apart from those that joined with older weights and have not caught up."""
         return self._published
 
     @property
@@ -199,7 +199,10 @@ class Buffer:
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """Return by how much the inequality of docs/design/staleness.md is violated: max over d of |D(d)| - (d - b + 1)·P, or 0."""
+        """Return by how many groups the inequality of docs/design/staleness.md is violated; 0 if it holds.
+
+        It is the maximum over deadlines d of |D(d)| - (d - b + 1)·P.
+        """
         nested, excess = 0, 0
         for deadline in self._deadlines:
             nested += len(self._buckets[deadline])

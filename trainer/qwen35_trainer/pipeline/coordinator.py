@@ -47,7 +47,7 @@ class NothingToTrain(RuntimeError):
 
 
 class Coordinator:
-    """Schedules one run. Deterministic: the same events give the same actions."""
+    """Schedules one run: decides, for each event, what happens next. The same events give the same actions."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The version that every replica has, except replicas that joined with older weights and have not caught up."""
+        """The newest version that every replica has, apart from those that joined with older weights and have not caught up."""
         return self.buffer.published
 
     @property
@@ -165,7 +165,7 @@ class Coordinator:
 
     @property
     def why_no_dispatch(self) -> str | None:
-        """Explain why no new group may enter, free slots not considered. None if one may."""
+        """Explain why no new group may be dispatched, apart from a lack of free slots. None if one may."""
         window, buffer = self.settings.window, self.buffer
         if self._stopping or self._ended:
             return "the run is stopping"

@@ -12,7 +12,10 @@ PATIENCE_BATCHES = 100
 
 @dataclass(frozen=True)
 class CoordinatorSettings:
-    """Raises ValueError that lists every violated inequality: such a run would wait forever."""
+    """The settings by which the coordinator schedules a run.
+
+    Raises ValueError that lists every violated inequality: such a run would wait forever.
+    """
 
     window: Window
     group_size: int

@@ -30,7 +30,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class JournalBase:
-    """The first record: the state in which the journal starts."""
+    """The first record of a journal: the scheduling state that the other records start from."""
 
     snapshot: SchedulingSnapshot
     held: tuple[int, ...] = ()
@@ -46,13 +46,13 @@ JOURNALLED_ACTIONS = (GroupDispatched, GroupLeft, TrainGroups)
 
 
 def encode(record: JournalRecord) -> bytes:
-    """Encode a record as one line, with its newline."""
+    """Encode a record of the journal as one line, with its newline."""
     text = json.dumps(_fields(record), separators=(",", ":")).encode()
     return b"%s %s\n" % (_checksum(text), text)
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """The state from which weights that have trained all batches before `batch` continue.
+    """Return the scheduling state from which weights that have trained all batches before `batch` continue.
 
     This is the state before batch `batch` was taken, or after all records if it was not. Damage after that point does not
     matter. Raises JournalDamaged.
@@ -61,15 +61,15 @@ def recover(data: bytes, batch: int) -> SchedulingSnapshot:
 
 
 def origin(data: bytes) -> JournalBase | None:
-    """Return the first record. None if it cannot be read."""
+    """Return the first record of a journal. None if it cannot be read."""
     lines = _read(data)
     return lines[0][1] if lines and isinstance(lines[0][1], JournalBase) else None
 
 
 def compact(data: bytes, batch: int) -> bytes:
-    """Replace the records before batch `batch` was taken by one base. Recovery from `batch` on gives the same results.
+    """Shorten a journal: replace the records before batch `batch` was taken by one base record.
 
-    Raises JournalDamaged.
+    Recovery from `batch` on gives the same results. Raises JournalDamaged.
     """
     lines = _read(data)
     replay, replayed = _replay(lines, batch)

@@ -28,7 +28,7 @@ EVALUATION_PRIORITY = -1
 
 @dataclass(slots=True)
 class PlacedSequence:
-    """The state of one sequence of a group."""
+    """One sequence of a group: its replica, its tokens so far, and the version of its first token."""
 
     tokens: int = 0
     born: int | None = None
@@ -39,7 +39,7 @@ class PlacedSequence:
 
 @dataclass(slots=True)
 class PlacedGroup:
-    """The samples of one prompt."""
+    """The sequences that are sampled for one prompt, and where they are."""
 
     position: int
     sequences: list[PlacedSequence]
@@ -183,7 +183,7 @@ class Placement:
             self._update_birth(number, sequence, target)
 
     def place(self, actions: list[do.Action], dispatch: Callable[[list[do.Action]], bool]) -> None:
-        """Give free slots to waiting sequences, and to those of new groups when none waits.
+        """Assign waiting sequences to free slots, and sequences of new groups when none waits.
 
         dispatch: adds a group if one may enter, and returns whether it did.
         """

@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 
 class PromptFeed:
-    """Yields `pending`, which an earlier run dispatched and did not train, then `start`, `start` + 1, … without end."""
+    """Gives prompts in order, by their position over all epochs.
+
+    First come `pending`, which an earlier run dispatched and did not train, then `start`, `start` + 1, … without end.
+    """
 
     def __init__(self, start: int = 0, pending: Iterable[int] = ()) -> None:
         self._next = start
@@ -15,16 +18,16 @@ class PromptFeed:
 
     @property
     def position(self) -> int:
-        """The first place that was never taken."""
+        """The position of the first prompt that was never taken."""
         return self._next
 
     @property
     def returned(self) -> tuple[int, ...]:
-        """Places that come before any new one."""
+        """The positions of prompts that come again, before any new one."""
         return tuple(self._returned)
 
     def take(self) -> int:
-        """Take the next place."""
+        """Return the position of the next prompt, and count it as taken."""
         if self._returned:
             return self._returned.popleft()
         self._next += 1

@@ -18,7 +18,7 @@ from qwen35_trainer.pipeline.placement import EVALUATION_POSITION, Placement
 
 
 class PublicationState:
-    """Versions between the trainer and the replicas, and the evaluation of each."""
+    """The state of publication: which versions are trained, copied, in transfer and published, and the evaluation of each."""
 
     def __init__(self, buffer: Buffer, placement: Placement, *, partial_rollout: bool) -> None:
         self._buffer, self._placement, self._partial_rollout = buffer, placement, partial_rollout
@@ -84,7 +84,7 @@ class PublicationState:
             actions.append(do.VersionEvaluated(self._buffer.published))
 
     def advance(self, actions: list[do.Action]) -> None:
-        """Take every step that is possible now."""
+        """Append every action that publications and evaluations allow now: copy, publish, and evaluate a version."""
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)

@@ -15,7 +15,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 
 @dataclass(slots=True)
 class ReplicaState:
-    """One rollout replica."""
+    """The scheduler's knowledge of one rollout replica."""
 
     number: int
     slots: int
@@ -31,7 +31,7 @@ class ReplicaState:
 
 
 class ReplicaPool:
-    """The replicas of the rollout pool, of the lane, or those that have to catch up."""
+    """A collection of replicas, ordered by load: those of the pool, those of the lane, or those that have to catch up."""
 
     def __init__(self) -> None:
         self._replicas: dict[int, ReplicaState] = {}

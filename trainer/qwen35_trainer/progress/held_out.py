@@ -51,12 +51,15 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether any response was right, or accuracy and mean reward are equal."""
+    """Whether to show accuracy: a response was right, or the reward is the accuracy.
+
+    With rewards that are not 0 or 1, an accuracy of 0 throughout says nothing.
+    """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 
 
 def reward_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether any mean reward differs from the accuracy."""
+    """Whether to show the mean reward: it differs from the accuracy in some evaluation."""
     return not _equal(evaluations)
 
 

@@ -20,7 +20,10 @@ _MAX_LAGS_DRAWN: Final = 16
 
 
 def panel(run: RunState, spinner: Spinner, elapsed: float, width: int) -> Panel:
-    """Draw the state. elapsed: seconds since the view opened, shown until the first update brings the time of the run."""
+    """Draw the panel of a run.
+
+    elapsed: seconds since the view opened, shown until the first update brings the time of the run.
+    """
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=10)
     rows.add_column(no_wrap=True, overflow="ellipsis", ratio=1)

@@ -272,7 +272,7 @@ def has_update(path: Path) -> bool:
 
 
 def surviving_updates(records: Iterable[RunRecord]) -> list[UpdateRecord]:
-    """The updates that led to the final weights, in order.
+    """Return the updates that led to the final weights, in order.
 
     An attempt that resumes from a checkpoint repeats the updates after it; the lost ones are left out.
     """

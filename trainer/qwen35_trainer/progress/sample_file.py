@@ -73,7 +73,7 @@ _ADAPTER: Final = TypeAdapter(Moment)
 
 
 class SampleFile:
-    """samples.jsonl, open for more moments. A resumed run keeps those of earlier attempts. For use by one thread.
+    """The file samples.jsonl, open for more samples. A resumed run keeps those of earlier attempts. For use by one thread.
 
     Raises OSError, and ValueError if the file contains anything else.
     """
@@ -99,9 +99,9 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[Moment]:
-    """The retained moments of a file; empty if the file does not exist. A last line without a newline is ignored.
+    """Return the retained moments of a file of samples; none if the file does not exist.
 
-    Raises ValueError naming file and line for a line that is not a moment.
+    A last line without a newline is ignored. Raises ValueError naming file and line for a line that is not a moment.
     """
     if not path.is_file():
         return []
@@ -148,7 +148,7 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the last moment of each kind."""
+    """Return the latest moment of training, and the latest of evaluation, if there are any."""
     return list({moment.kind: moment for moment in moments}.values())
 
 
@@ -158,7 +158,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
-    """Shorten pieces of text as `shorten` does. The note is a piece of its own."""
+    """Shorten the text that pieces form together, as `shorten` does. The note about omitted characters is a piece of its own."""
     pieces = [(lag, writable(text)) for lag, text in pieces]
     missing = sum(len(text) for _, text in pieces) - limit
     if missing <= 0:

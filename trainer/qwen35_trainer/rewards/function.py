@@ -40,9 +40,10 @@ class SyncFunction:
 
 @dataclass(frozen=True)
 class AsyncFunction:
-    """A coroutine function that runs on the caller's event loop, with many calls at the same time. A call is cancelled at its time-out.
+    """A user's coroutine function, which runs on the caller's event loop with many calls at the same time.
 
-    It must not block: nothing could end it, and it would block everything else on the loop.
+    A call is cancelled at its time-out. The function must not block: nothing could end it, and it would block everything
+    else on the loop.
     """
 
     name: str

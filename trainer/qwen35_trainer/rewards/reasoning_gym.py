@@ -39,7 +39,7 @@ class GymReward:
 
 
 def grader(gyms: Sequence[GymFields]) -> Callable[[GymFields, str, dict[str, object]], object]:
-    """Return the function that scores (gym, response, entry) in the worker process. gyms: fields of gym sources, which are loaded now."""
+    """Return a function that scores (gym, response, entry) in the worker process. gyms: sources whose tasks are loaded now."""
 
     @cache
     def task(fields: str) -> Any:  # noqa: ANN401  # reasoning-gym is untyped

@@ -37,7 +37,7 @@ class CombinedScore:
     timeouts: frozenset[str] = frozenset()
 
     def first_error(self, prompt: str) -> str:
-        """Return reward, prompt and reason of the first error. There must be one."""
+        """Name the first reward that failed, the prompt, and the reason. There must be an error."""
         name, error = next(iter(self.errors.items()))
         return f"reward {name}, prompt {prompt}: {error}"
 
@@ -69,9 +69,10 @@ class Scorer:
         self._untried = self.trial
 
     async def score(self, completion: Response, *, in_trial: bool = True) -> CombinedScore:
-        """Return the reward of a response. in_trial: whether the response counts in the trial.
+        """Score a response with all rewards. in_trial: whether the response counts in the trial.
 
-        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
+        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response
+        of the trial.
         """
         scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
         scored = combine(completion, self.parts, scores)
@@ -127,7 +128,10 @@ class Scorer:
 
 
 def combine(completion: Response, parts: Sequence[ConfiguredReward], scores: Sequence[Score]) -> CombinedScore:
-    """Return the weighted sum of the scores, which are in the order of `parts`. Raises RewardFailed for a failed reward with `Fail`."""
+    """Combine the scores of all rewards, in the order of `parts`, into the weighted sum.
+
+    Raises RewardFailed for a failed reward with `onError: Fail`.
+    """
     values: dict[str, float] = {}
     errors: dict[str, str] = {}
     total: float | None = 0.0

@@ -106,7 +106,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Compute with `weights`. Raises ValueError naming missing, unexpected and misshapen tensors."""
+        """Use `weights` for all further tokens. Raises ValueError naming missing, unexpected and misshapen tensors."""
         if are_adapters(weights):
             self._adapt(weights, version)
         else:

@@ -27,7 +27,7 @@ class BoundBroken(AssertionError):
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group with the score of each of its sequences."""
+    """A finished group: its prompt, its sequences, and the score of each."""
 
     group: int
     prompt: EncodedPrompt
@@ -42,7 +42,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True)
 class TokenAge:
-    """The lag of the tokens of a batch, in versions."""
+    """The lag of a batch's tokens: by how many versions they are older than the weights that train on them."""
 
     histogram: dict[int, int]
     """Lag → tokens in the loss."""

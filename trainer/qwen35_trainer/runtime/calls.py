@@ -20,7 +20,7 @@ LOSS_DETECTION_SECONDS = 30.0
 
 
 class ActorLost(RuntimeError):
-    """The process of an actor ended, or that of the actor that owned the objects in its arguments."""
+    """An actor's process has ended, or the process that owned the objects in the call's arguments."""
 
     failure = FailureReason.WORKER_LOST
 
@@ -32,23 +32,26 @@ class ActorOutOfMemory(ActorLost):
 
 
 class Stalled(RuntimeError):
-    """A wait reached its deadline."""
+    """A call was not answered before its deadline."""
 
     failure = FailureReason.STALLED
 
 
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-    """Return the result of one call. Raises ActorLost (ActorOutOfMemory too), Stalled, or what the call raised."""
+    """Await the result of one call of an actor. of, act: who does what, for errors.
+
+    Raises ActorLost (ActorOutOfMemory too), Stalled after `seconds`, or what the call raised.
+    """
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 
 
 async def answers(
     calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float, names: Sequence[str] = ()
 ) -> list[Any]:
-    """Return the results of calls that run at the same time. The first failure ends the wait for the others.
+    """Await the results of calls that run at the same time. The first failure ends the wait for the others.
 
-    After a failure the loss of an actor is awaited for at most LOSS_DETECTION_SECONDS: the peers of an ended process raise an error
-    about a broken connection before Ray notices that the process has ended.
+    After a failure the loss of an actor is awaited for at most LOSS_DETECTION_SECONDS: the peers of an ended process raise
+    an error about a broken connection before Ray notices that the process has ended.
 
     of: name of the actor, or of the pool. names: of the single actors of a pool.
     """

@@ -160,8 +160,9 @@ class Driver(Process):
         )
 
     def obey(self, control: Control) -> None:
-        """Take over orders: live settings at the next update, the pool's size and leaving pods immediately.
-        An order to stop is not among them: it is a call of `stop`, as for a signal.
+        """Take over the operator's orders, except an order to stop, which is a call of `stop`.
+
+        Live settings take effect at the next update; the pool's size and leaving pods do so immediately.
         """
         spec = self._job.spec
         self._live.now = control.live or LiveFields.of(spec).now

@@ -32,7 +32,7 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return name and value of each result that exists in this run."""
+    """Return the results of a run that exist, each as name and formatted value."""
     rows = [
         (f"held-out {each.name}", f"{each.values} {each.unit}".rstrip()) for each in held_out.summary_measures(summary)
     ]

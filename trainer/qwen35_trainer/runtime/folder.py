@@ -201,7 +201,7 @@ def spec_in(file: Path) -> Mapping[str, Any]:
 
 
 def listed(differences: Sequence[Difference]) -> str:
-    """Return one line per difference."""
+    """Format differences between two specs, one line each."""
     return "\n".join(f"  {difference}" for difference in differences)
 
 

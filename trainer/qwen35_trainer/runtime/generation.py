@@ -126,7 +126,7 @@ class Generation:
             self._release((group, index))
 
     def take(self, groups: Sequence[int]) -> list[ScoredGroup]:
-        """Remove the groups of a batch, and return them with their rewards."""
+        """Remove the groups of a batch from this object, and return them with their rewards."""
         taken = []
         for number in groups:
             group = self._groups[number]

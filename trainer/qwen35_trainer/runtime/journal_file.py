@@ -29,9 +29,9 @@ class JournalNotWritten(RuntimeError):
 
 
 class JournalFile:
-    """The journal at `path`, from `begin` to `close`. Read the journal of an earlier attempt before, with `path.read_bytes()`.
+    """The journal of a run, at `path`, open from `begin` to `close`.
 
-    Cancelling a caller does not interrupt a write.
+    Read the journal of an earlier attempt before, with `path.read_bytes()`. Cancelling a caller does not interrupt a write.
     """
 
     def __init__(self, path: Path) -> None:

@@ -55,7 +55,10 @@ def _end() -> None:
 
 @dataclass
 class TrainingLoop:
-    """Runs until the coordinator ends the run. All events arrive in `inbox`."""
+    """The main loop of an RL run: gives events to the coordinator and carries out its actions until the run ends.
+
+    All events arrive in `inbox`.
+    """
 
     coordinator: Coordinator
     generation: Generation
@@ -78,7 +81,7 @@ class TrainingLoop:
     _ended: bool = False
 
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
-        """Train, beginning with these weights. Raises what makes it impossible to continue."""
+        """Run the loop, beginning with these weights and replicas. Raises what makes it impossible to continue."""
         training = self.training
         await self.journal.begin(self.coordinator.snapshot, training.attempt)
         try:

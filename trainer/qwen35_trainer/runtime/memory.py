@@ -25,7 +25,7 @@ class MemoryWatch:
 
     @property
     def peak(self) -> float:
-        """The maximum so far, in MiB."""
+        """The maximum resident memory so far, in MiB."""
         return self._peak / 2**20
 
     def stop(self) -> float:

@@ -74,7 +74,10 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def hold(folder: Path, owner: Owner) -> None:
-    """Check that `owner` may still save into the folder. Writes a deleted record again. Raises FolderRefused when another attempt owns it."""
+    """Check that `owner` may still save into the folder, and write a deleted record of it again.
+
+    Raises FolderRefused when another attempt owns the folder.
+    """
     current = read_owner(folder)
     if current is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,9 +104,10 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Record the owner until the end; longer if a checkpoint was saved.
+        """Record `owner` as the owner of the folder until the end of the `with` block; for good if a checkpoint was saved.
 
-        Raises FolderRefused when the folder cannot be written, or has another owner or other checkpoints than in this state.
+        Raises FolderRefused when the folder cannot be written, or has another owner or other checkpoints than in this
+        state.
         """
         try:
             current = Claim.on(self.folder)

@@ -41,10 +41,11 @@ def _glibc(function: str, *arguments: int) -> None:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Run imports and the building of a model without garbage collection.
+    """Run the `with` block, which imports modules and builds the model, without garbage collection.
 
-    Their objects live as long as the process, and repeated collections would take a fifth of a worker's start. At the end these
-    objects are frozen, so that later collections, which pause the process, skip them, and free memory returns to the system.
+    Their objects live as long as the process, and repeated collections would take a fifth of a worker's start. At the end
+    these objects are frozen, so that later collections, which pause the process, skip them, and free memory returns to the
+    system.
     """
     outermost = gc.isenabled()
     gc.disable()

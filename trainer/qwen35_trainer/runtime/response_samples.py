@@ -65,7 +65,7 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 
 
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
-    """Split the text of a response where the lag of its tokens changes.
+    """Split the text of a response into pieces whose tokens have the same lag.
 
     A character that consists of several tokens belongs to the last of them.
     """

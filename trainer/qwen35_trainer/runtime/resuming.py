@@ -37,7 +37,7 @@ from qwen35_trainer.runtime.owner import OWNER_FILE, Claim, Owner, run_of
 
 @dataclass(frozen=True)
 class RunStart:
-    """The checkpoint that a run begins from, and the folder that it saves into."""
+    """The checkpoint that a run begins from, and the folder in which it saves its own."""
 
     checkpoint: SavedCheckpoint | None
     """None: begin from the model of the manifest."""

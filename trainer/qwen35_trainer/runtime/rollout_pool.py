@@ -43,7 +43,7 @@ def replica_names(count: int, *, lane: bool = False) -> list[str]:
 
 
 class PoolListener(Protocol):
-    """Receives the events of the pool."""
+    """The interface through which the rollout pool reports joined and lost replicas, tokens and finished sequences."""
 
     def tell(self, event: on.Event) -> None: ...
 
@@ -102,7 +102,7 @@ class RolloutPool:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """Replica → host, in a cluster the pod."""
+        """The host of each replica by the replica's name. In a cluster, the host is the pod."""
         return {replica.name: replica.host for replica in self._replicas.values()}
 
     @property
@@ -121,12 +121,15 @@ class RolloutPool:
         tasks.create_task(self._refill())
 
     def resize(self, target: int) -> None:
-        """Set the target. Replicas above it stay until their hosts are removed."""
+        """Set the number of replicas to keep running. Replicas above it stay until their hosts are removed."""
         self._target = target
         self._resized.set()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Send no new sequences to replicas on these hosts while there is a replica elsewhere. Other replicas take sequences again."""
+        """Send no new sequences to replicas on `hosts`, unless there are replicas nowhere else.
+
+        Each call replaces the previous set of hosts: replicas on other hosts take sequences again.
+        """
         self._leaving = hosts
         staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]
         for replica in self._replicas.values():
@@ -141,11 +144,11 @@ class RolloutPool:
         self._watch(self._answer(replica, call, "submitting sequences", self._limits.call))
 
     def cancel(self, number: int, sequences: Sequence[SequenceId]) -> None:
-        """Drop sequences without waiting for their tokens."""
+        """Drop sequences of a replica without waiting for their tokens."""
         self._watch(self.take(number, sequences))
 
     async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens] | None:
-        """Drop sequences, and return their tokens; None when the replica is lost."""
+        """Drop sequences of a replica, and return the tokens that they had; None when the replica is lost."""
         replica = self._replicas.get(number)
         if replica is None:
             return None

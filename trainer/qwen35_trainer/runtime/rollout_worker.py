@@ -64,7 +64,7 @@ class _Outbox:
 
 
 class EngineThread:
-    """Runs an engine until `close`. All engine calls happen on its thread."""
+    """The thread on which a replica's engine runs until `close`. No other thread calls the engine."""
 
     def __init__(self, engine: RolloutEngine, on_finished: Callable[[], object]) -> None:
         self._engine = engine
@@ -92,7 +92,7 @@ class EngineThread:
         self._inbox.put(run)
 
     def drain(self) -> Collected:
-        """Return the contents of the outbox, and empty it."""
+        """Return the tokens and finished sequences since the previous call."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
         progress = {name: tuple(parts) for name, parts in outbox.progress.items()}
@@ -210,7 +210,7 @@ class RolloutWorker(Process):
         return taken
 
     async def load(self, manifest: WeightManifest, *buckets: NDArray[np.uint8]) -> None:
-        """Verify a version of the weights, and compute with it. Running sequences continue. Raises WeightsDamaged."""
+        """Verify a version of the weights, and sample from it from now on. Running sequences continue. Raises WeightsDamaged."""
         from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
 
         weights = unpack(manifest, buckets)

@@ -35,7 +35,7 @@ _MAX_QUEUED_MOMENTS = 64
 
 
 class Sampler:
-    """Writes the samples of one run to the file `path`. Errors do not end the run."""
+    """Writes sampled responses of one run to the file `path`, for reports. Errors do not end the run."""
 
     def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
         self._path, self._tokenizer = path, tokenizer

@@ -39,9 +39,10 @@ def slots_of(spec: TrainingSpec) -> int:
 
 
 def start_of(job: Job) -> SchedulingSnapshot:
-    """Return the snapshot to begin from: that of the journal if the attempt that saved the checkpoint wrote it, else of the checkpoint.
+    """Return the scheduling state from which the run begins or continues.
 
-    The journal of that attempt also contains groups that left after the checkpoint. Raises JournalDamaged.
+    It is that of the journal if the attempt that saved the checkpoint wrote it, else that of the checkpoint: the journal
+    also contains groups that left after the checkpoint. Raises JournalDamaged.
     """
     if job.resume is None:
         return SchedulingSnapshot()

@@ -60,13 +60,13 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def limit(signals: int, *, begun: bool) -> float | None:
-    """Return the remaining seconds of a run after `signals` signals; None: no limit."""
+    """Return the seconds that a run may still take after `signals` signals; None: no limit."""
     fatal = signals - begun
     return None if fatal < 1 else END_SECONDS if fatal == 1 else 0.0
 
 
 class Signals:
-    """The signals as the run sees them. Without a parent, as in tests, there are none."""
+    """The signals that this process has received, as the run sees them. Without a parent process, as in tests, there are none."""
 
     def __init__(self, parent: socket.socket | None = None) -> None:
         self._parent = parent
@@ -138,7 +138,10 @@ class Signals:
 
 
 def attended(work: Callable[[Signals], object]) -> int:
-    """Call `work` in a child process, and receive its signals. Returns its exit code after all its processes have ended."""
+    """Call `work` in a child process, while this process receives the signals for it.
+
+    Returns its exit code after all its processes have ended.
+    """
     caught = _catch()
     _adopt_orphans()
     parents_end, childs_end = socket.socketpair()

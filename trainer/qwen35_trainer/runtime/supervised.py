@@ -24,7 +24,10 @@ from qwen35_trainer.runtime.update_records import supervised_evaluation_record
 
 @dataclass(frozen=True)
 class Supervised:
-    """The examples and their order. Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so its number is enough to resume."""
+    """The examples of an SFT run and their order.
+
+    Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so its number is enough to resume.
+    """
 
     examples: Sequence[SupervisedExample]
     held_out: Sequence[SupervisedExample]
@@ -44,7 +47,7 @@ class Supervised:
 
 @dataclass
 class SupervisedLoop:
-    """Trains until the last update, or until `stop` is set."""
+    """The main loop of an SFT run: trains batch after batch until the last update, or until `stop` is set."""
 
     supervised: Supervised
     training: TrainSession

@@ -20,11 +20,11 @@ class TrainingClock:
         return self.at(time.time())
 
     def at(self, wall: float) -> float:
-        """Return the training time of a wall-clock second."""
+        """Convert a wall-clock second to training time."""
         return wall - self.started + self.earlier
 
     def wall(self, at: float) -> float:
-        """Return the wall-clock second of a training time."""
+        """Convert a training time to a wall-clock second."""
         return at + self.started - self.earlier
 
 

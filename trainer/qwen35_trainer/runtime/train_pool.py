@@ -20,7 +20,7 @@ SAVE_POLL_SECONDS = 0.02
 
 
 class TrainPool:
-    """Calls all ranks with the same arguments and in the same order."""
+    """All train workers. Every call goes to all of them with the same arguments and in the same order."""
 
     def __init__(self, workers: Sequence[Any], deadline: float) -> None:
         self._workers, self._deadline = workers, deadline

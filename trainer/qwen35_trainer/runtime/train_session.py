@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LiveFields:
-    """The fields of the spec that may change while an attempt runs. The loop reads them at every update, and only the driver sets them."""
+    """The fields of the spec that may change while an attempt runs. Loops read them at every update; only the driver sets them."""
 
     now: LiveSettings
 
@@ -55,7 +55,7 @@ class LiveFields:
 
 @dataclass(frozen=True)
 class NextBatch:
-    """The next batch to train, with its origin."""
+    """The next batch to train, and where it comes from."""
 
     batch: TrainBatch
     version: int
@@ -67,7 +67,7 @@ class NextBatch:
 
 @dataclass
 class TrainSession:
-    """Trains with `pool` from `update` to `updates_total`."""
+    """The training of one attempt, from `update` to `updates_total`: trains batches, records updates, and saves checkpoints."""
 
     spec: TrainingSpec
     pool: TrainPool
@@ -205,7 +205,7 @@ class TrainSession:
     def span(
         self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
     ) -> None:
-        """Record a bar of the timeline. Times are wall-clock seconds."""
+        """Record a bar of the timeline in the report. Times are wall-clock seconds."""
         at = self.clock.at
         self.recorder.append(
             SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)

@@ -44,7 +44,7 @@ class TrainWorker(Process):
         self._engine: TrainEngine | None = None
 
     def listen(self, ranks: int) -> tuple[str, int]:
-        """Open the rendezvous on a free port. Returns its host and port."""
+        """Open the rendezvous of the process group on a free port. Returns its host and port."""
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
         host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"

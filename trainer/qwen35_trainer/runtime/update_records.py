@@ -19,7 +19,7 @@ from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
 @dataclass
 class UpdateTimes:
-    """Seconds since the previous update, by activity."""
+    """Seconds since the previous update that the train pool waited for a batch, trained, and published weights."""
 
     waiting: float = 0.0
     training: float = 0.0

@@ -14,7 +14,7 @@ from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 
 def run_json(row: SweepRow, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
-    """Return the output for one workload."""
+    """Return what `qwen35 simulate --json` prints for one workload."""
     return _head(row, constants) | {"result": row.result.as_dict()}
 
 
@@ -24,7 +24,7 @@ def sweep_json(
     skipped: Sequence[SkippedCombination],
     constants: Sequence[AssumedConstant],
 ) -> dict[str, Any]:
-    """Return the output for a sweep: one row per combination. `workload` is that of the first row."""
+    """Return what `qwen35 simulate --sweep --json` prints: one row per combination. `workload` is that of the first row."""
     keys = [axis.key for axis in axes]
     return _head(rows[0], constants) | {
         "rows": [{"values": dict(zip(keys, row.values, strict=True)), "result": row.result.as_dict()} for row in rows],
@@ -35,7 +35,7 @@ def sweep_json(
 
 
 def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
-    """The output for a plan: the plan, the manifest as it is, and every neighbour."""
+    """Return what `qwen35 plan --json` prints: the plan, the manifest as it is, and every neighbour."""
     best = plan.recommended.result.effective_throughput
     neighbours = [
         {

@@ -82,7 +82,7 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
 
 
 def constants(workload: Workload, given_fields: Collection[str]) -> tuple[AssumedConstant, ...]:
-    """The quantities that decide the result and that a manifest does not contain.
+    """Return the quantities that decide the result of a simulation and that a manifest does not contain.
 
     given_fields: the fields that options set, as paths of the workload.
     """

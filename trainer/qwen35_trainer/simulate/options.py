@@ -24,7 +24,7 @@ PARETO_CAP_PER_FLOOR: Final = 64
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """The options as given on the command line. None: the option was not given."""
+    """The options of `qwen35 simulate` and `qwen35 plan` as given on the command line. None: the option was not given."""
 
     file: Path | None = None
     overrides: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 
 class PeerBuffer(Buffer, ABC):
-    """A buffer with an order of dispatch and an order of completion, and without deadlines."""
+    """A buffer that takes groups by other projects' rules, for comparison: without deadlines."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(window)
@@ -43,7 +43,7 @@ class PeerBuffer(Buffer, ABC):
         self._order[group] = False
 
     def born(self, group: int, version: int) -> None:
-        """Ignore the version: these rules do not use ages."""
+        """Do nothing: the rules of other projects do not use the version of a group's first token."""
 
     def finish(self, group: int) -> None:
         self._order[group] = True
@@ -71,15 +71,17 @@ class PeerBuffer(Buffer, ABC):
 
 
 class CompletionOrder(PeerBuffer):
-    """Takes groups in order of completion."""
+    """The rule of other projects that takes groups in order of completion."""
 
     def _choose(self, size: int) -> list[int]:
         return [group for group, _ in zip(self._completed, range(size), strict=False)]
 
 
 class WindowedFifo(PeerBuffer):
-    """Takes groups in order of dispatch. A finished group may leave if it was dispatched less than `reach` groups after the
-    first one that still runs; a reach of 1 is strict FIFO.
+    """The rule of other projects that takes groups in order of dispatch, within a window.
+
+    A finished group may leave if it was dispatched less than `reach` groups after the first one that still runs; a reach of
+    1 is strict FIFO.
     """
 
     def __init__(self, window: Window, reach: int) -> None:

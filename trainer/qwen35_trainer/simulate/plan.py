@@ -39,7 +39,7 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """The recommended plan, with the alternatives that were compared with it."""
+    """The recommended plan, and the plans that it was compared with."""
 
     recommended: Trial
     manifest: Trial
@@ -66,7 +66,7 @@ def make_plan(
     max_lag: int | None = None,
     on_simulated: Callable[[], None] = lambda: None,
 ) -> PlanResult:
-    """Maximise effective throughput with a token lag of at most `max_lag`, by default the manifest's bound.
+    """Find the plan with the highest effective throughput whose tokens lag at most `max_lag`, by default the manifest's bound.
 
     Of the plans within THROUGHPUT_TOLERANCE of the maximum, the one with the minimum mean lag is recommended. changes:
     applied to every workload. on_simulated: called after each simulation. Raises WorkloadRefused for a manifest without two

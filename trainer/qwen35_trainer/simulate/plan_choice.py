@@ -26,7 +26,7 @@ class LaneChoice:
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """The choices of one plan. Compared by value, so that no plan is simulated twice."""
+    """The values that a plan chooses. Plans are compared by value, so that none is simulated twice."""
 
     rollout_nodes: int
     """Nodes of the rollout pool, including those of the lane."""
@@ -38,7 +38,7 @@ class PlanChoice:
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> PlanChoice:
-        """Return the choices of a manifest."""
+        """Return the values of a manifest, as a plan."""
         assert spec.rollout is not None
         knobs, lane = spec.effective_async, spec.rollout.stragglerLane
         return cls(
@@ -83,7 +83,7 @@ class PlanChoice:
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the choices by the paths of the manifest, as for `--set`."""
+        """Return the values by the paths of the manifest, as for `--set`."""
         lane = self.lane and {
             "nodes": self.lane.nodes,
             "tensorParallel": self.lane.tensor_parallel,
@@ -107,7 +107,7 @@ def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
 
 @dataclass(frozen=True)
 class NeighbourSteps:
-    """The values from which a neighbour takes the next lower or higher one."""
+    """The values of each choice, in order, from which a neighbouring plan takes the next lower or higher one."""
 
     splits: Sequence[int]
     """Numbers of rollout nodes."""

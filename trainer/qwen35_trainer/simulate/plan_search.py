@@ -176,17 +176,17 @@ class Trials:
         return choice.is_legal(self._spec)
 
     def short(self, choice: PlanChoice) -> SimulationResult | None:
-        """Return the result of a short simulation. None if the plan is not legal, or the limit of simulations is reached."""
+        """Simulate a plan for a short time. None if the plan is not legal, or the limit of simulations is reached."""
         if (choice, False) not in self._results and self.simulations >= self._limit:
             return None
         return self._result(choice, long=False)
 
     def long(self, choice: PlanChoice) -> SimulationResult | None:
-        """Return the result of a long simulation. None if the plan is not legal."""
+        """Simulate a plan for a long time, to compare it with others. None if the plan is not legal."""
         return self._result(choice, long=True)
 
     def simulated(self, *, long: bool) -> list[Trial]:
-        """Return the trials with short or with long simulations, in order."""
+        """Return all plans with the results of their short or their long simulations, in the order of simulation."""
         results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
         return [Trial(choice, result) for choice, result in results if result is not None]
 

@@ -115,7 +115,7 @@ class SimulatedReplica:
         self._step_seconds = [speed.step(sequences) for sequences in range(speed.slots + 1)]
 
     def advance(self, now: float) -> None:
-        """Decode up to this moment."""
+        """Decode from the previous moment up to `now`."""
         start = self._now
         if now > start:
             self._now = now
@@ -132,19 +132,19 @@ class SimulatedReplica:
         self.ready = max(self.ready, self._now) + seconds
 
     def begin_decoding(self, sequence: SimulatedSequence, until: float, extra_steps: float = 0.0) -> None:
-        """Begin a stretch of decoding up to `until` tokens in all, after `extra_steps` steps that give no token."""
+        """Begin to decode a sequence until it has `until` tokens, after `extra_steps` steps that give no token."""
         self.active += 1
         sequence.joined = self.service + extra_steps
         self.set_stop(sequence, until)
 
     def set_stop(self, sequence: SimulatedSequence, until: float) -> None:
-        """Set the next stop of a decoding sequence to `until` tokens."""
+        """Let a decoding sequence stop next when it has `until` tokens."""
         self._stamps += 1
         sequence.stamp, sequence.stop = self._stamps, until
         heapq.heappush(self._marks, (sequence.joined + until - sequence.tokens, self._stamps, sequence))
 
     def end_decoding(self, sequence: SimulatedSequence) -> None:
-        """End a stretch of decoding and record its tokens by version."""
+        """Stop decoding a sequence, and record which version gave each of its tokens."""
         self.active -= 1
         sequence.stamp = 0
         service, joined, versions = self.service, sequence.joined, self._versions

@@ -15,7 +15,7 @@ from qwen35_trainer.simulate.workload import Workload
 
 
 class SimulatedRollout:
-    """All replicas of a workload."""
+    """All rollout replicas of a simulated run, driven by the coordinator's actions."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class SimulatedRollout:
     # Measurement.
 
     def decoded(self, *, lane: bool) -> tuple[float, float]:
-        """Return (sequence-seconds, replica-seconds) of decoding so far, in the lane or in the pool."""
+        """Return the time spent decoding so far, in the lane or in the pool: (sequence-seconds, replica-seconds)."""
         for replica in self._replicas.values():
             replica.advance(self._clock.now)
         replicas = [replica for replica in self._replicas.values() if replica.lane is lane]
@@ -256,7 +256,7 @@ class SimulatedRollout:
 
 
 class SimulatedPublication:
-    """Publications: a transfer, then a pause of every replica, after which it decodes with the new version."""
+    """Publishes versions in a simulated run: a transfer, then a pause of every replica before it uses the new version."""
 
     def __init__(
         self,

@@ -42,7 +42,7 @@ class _SimulatedGroup:
 
 
 class Simulation:
-    """One run of a workload."""
+    """One simulated run of a workload, with the coordinator of real runs in virtual time."""
 
     def __init__(self, workload: Workload) -> None:
         self.workload = workload

@@ -15,7 +15,7 @@ from qwen35_trainer.simulate.workload import BatchPolicy, MissedDeadlinePolicy, 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The measures of a run. Shares are between 0 and 1, lags in versions, times in the workload's unit (seconds).
+    """The measures of a simulated run. Shares are between 0 and 1, lags in versions, times in the workload's unit (seconds).
 
     Measures that say "whole run" include warm-up and cool-down; all others cover the measured batches.
     """
@@ -89,7 +89,7 @@ def _camel(name: str) -> str:
 
 
 class TrainedTotals:
-    """Sums over the trained groups."""
+    """Sums over the groups that have trained so far."""
 
     def __init__(self, max_token_lag: int | None) -> None:
         """max_token_lag: tokens with a larger lag are masked. None: no token is masked."""
@@ -134,7 +134,7 @@ class _Totals:
 
 
 class Measurement:
-    """The measurement of one run. The simulation reports each batch to it, before and after training."""
+    """Collects the measures of one simulated run, which reports each batch before and after it trains."""
 
     def __init__(self, workload: Workload, sampler: GroupSampler, rollout: SimulatedRollout) -> None:
         masking = (
@@ -150,7 +150,7 @@ class Measurement:
         self._begin = self._end = _Totals(*[0.0] * 8)
 
     def batch_begins(self, now: float, batch: int, version: int, groups: Iterable[list[SimulatedSequence]]) -> None:
-        """Note that a batch begins to train at `version`."""
+        """Add a batch that begins to train at `version`."""
         if self.first_batch_at is None:
             self.first_batch_at = now
         if self._workload.warm_up <= batch < self._workload.batches:
@@ -158,7 +158,7 @@ class Measurement:
                 self.trained.add(version, group)
 
     def batch_trained(self, now: float, batch: int, seconds: float) -> None:
-        """Note that a batch has trained for `seconds` seconds."""
+        """Add the duration of a batch that has trained."""
         self.train_seconds += seconds
         if batch + 1 == self._workload.warm_up:
             self._begin = self._totals(now)
@@ -180,7 +180,7 @@ class Measurement:
         )
 
     def result(self, left_by_reason: dict[LeaveReason, int], publications: int, events: int) -> SimulationResult:
-        """The measures of the whole run, after its end."""
+        """Return the measures of the whole run, after its end."""
         workload, trained, begin, end = self._workload, self.trained, self._begin, self._end
         seconds = end.time - begin.time
         batches = workload.batches - workload.warm_up

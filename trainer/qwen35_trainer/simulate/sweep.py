@@ -76,9 +76,10 @@ def simulate_seeds(
 def combinations(
     workload: Workload, changes: Sequence[FieldChange], axes: Sequence[SweepAxis]
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
-    """The workload of each combination, and the combinations that are invalid, such as a count knob above the age knob.
+    """Return the workload of each combination of a sweep, and the combinations that are invalid.
 
-    Raises WorkloadRefused if all combinations are invalid, if a name or a value is wrong, or if there are too many rows.
+    A combination is invalid for example with a count knob above the age knob. Raises WorkloadRefused if all are invalid, if
+    a name or a value is wrong, or if there are too many rows.
     """
     _check(axes)
     workloads: list[tuple[tuple[str, ...], Workload]] = []

@@ -56,7 +56,7 @@ DROP_ORDER: Final = ("bias", "idle\nslots", "token\nmax", "of\nideal", "idle\ntr
 def run_table(
     workload: Workload, result: SimulationResult, seeds: int, constants: Sequence[AssumedConstant]
 ) -> RenderableType:
-    """Return the table of one workload."""
+    """Return the table that `qwen35 simulate` prints for one workload."""
     lane = "" if result.idle_lane is None else f"; {percent(result.idle_lane)} of the lane's"
     slots = "never all taken" if result.time_to_full is None else f"all taken after {number(result.time_to_full)}"
     share = percent(result.effective_throughput / result.ideal_throughput)
@@ -128,7 +128,7 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 
 
 def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
-    """Return the plan, its result, and the result of each neighbour."""
+    """Return the table that `qwen35 plan` prints: the plan, its result, and the result of each neighbour."""
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("change")

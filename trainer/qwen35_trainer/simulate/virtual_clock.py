@@ -27,7 +27,7 @@ class VirtualClock:
         heapq.heappush(self._calls, (self.now + seconds, next(self._serial), function, argument))
 
     def step(self) -> bool:
-        """Advance to the next call and make it. Returns False if there is none."""
+        """Advance to the next scheduled call and make it. Returns False if there is none."""
         if not self._calls:
             return False
         self.now, _, function, argument = heapq.heappop(self._calls)

@@ -59,7 +59,7 @@ class BatchPolicy(StrEnum):
 
 @dataclass(frozen=True)
 class Turns:
-    """Conversations with an environment. A response consists of `count` equal parts."""
+    """Conversations of a model with an environment: a response consists of `count` equal parts, with a wait between them."""
 
     count: int = 1
     latency: float = 0.0
@@ -73,7 +73,10 @@ class Turns:
 
 @dataclass(frozen=True)
 class Workload:
-    """Raises ValueError that lists every violated inequality: such a run would never end, or measure nothing."""
+    """Everything that a simulation runs: lengths, pools, costs, and the rule for batches.
+
+    Raises ValueError that lists every violated inequality: such a run would never end, or measure nothing.
+    """
 
     pools: tuple[ReplicaGroup, ...] = (ReplicaGroup(),)
     """The rollout pool. Its replicas are numbered in this order, followed by those of the lane."""
@@ -183,7 +186,7 @@ class Workload:
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """The settings of the coordinator."""
+        """Return the coordinator's settings for this workload."""
         strict = self.policy in {BatchPolicy.SYNCHRONOUS, BatchPolicy.COLOCATED}
         count = 0.0 if strict else self.staleness_threshold
         # The other rules do not use an age, but the window requires one that is not below the count.

@@ -16,7 +16,7 @@ DOWN, UP, SCALE = "lora_A", "lora_B", "lora_scale"
 
 
 def are_adapters(weights: Mapping[str, Tensor]) -> bool:
-    """Return whether these weights are adapters, which need a base."""
+    """Return whether these weights are low-rank adapters, which need the weights of a base model."""
     return SCALE in weights
 
 

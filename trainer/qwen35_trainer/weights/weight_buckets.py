@@ -30,7 +30,7 @@ ALIGNMENT = 64
 
 
 class WeightsDamaged(RuntimeError):
-    """A bucket does not match the manifest."""
+    """The bytes of published weights do not match the checksum or the size in their manifest."""
 
     failure = FailureReason.WEIGHTS_DAMAGED
 

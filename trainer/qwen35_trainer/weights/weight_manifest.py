@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """The position, shape and type of one tensor."""
+    """The position, shape and type of one tensor in the buckets of a version."""
 
     name: str
     shape: tuple[int, ...]
@@ -21,7 +21,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """The entries of all tensors of one version."""
+    """The table of contents of one published version of the weights: an entry for each tensor."""
 
     version: int
     tensors: tuple[TensorEntry, ...]

@@ -8,7 +8,10 @@ from qwen35_trainer.manifest import Problem
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """References to missing volumes, values given twice, and invalid labels. place: the manifest field of the change."""
+    """Yield references to missing volumes, values given twice, and invalid labels in a pod template.
+
+    place: the manifest's field that changed the template.
+    """
     yield from label_syntax.problems(template, place)
     spec = template["spec"]
     volumes = {volume["name"] for volume in spec["volumes"]}

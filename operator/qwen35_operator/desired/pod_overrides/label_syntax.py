@@ -24,7 +24,10 @@ KEY_FIX: Final = f"Write name or prefix/name, the prefix a DNS name in lower cas
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Return every invalid key and value. place: the manifest field of the change."""
+    """Yield every invalid key and value of labels and annotations in a pod template.
+
+    place: the manifest's field that changed the template.
+    """
     metadata, spec = template["metadata"], template["spec"]
     yield from _labels(metadata["labels"], f"{place}.metadata.labels")
     yield from _annotations(metadata.get("annotations", {}), f"{place}.metadata.annotations")

@@ -29,7 +29,7 @@ KEY_DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
 
 
 def merge(template: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    """The template merged with the change, which must have passed `shape.problems`."""
+    """Return the pod template with a user's change merged into it. The change must have passed `shape.problems`."""
     return _mapping(template, change, ())
 
 

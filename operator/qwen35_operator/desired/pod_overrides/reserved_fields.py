@@ -66,7 +66,7 @@ RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter
 
 
 def problems(training: TrainingResource) -> list[Problem]:
-    """Everything in spec.pods that users cannot set."""
+    """Return every field in spec.pods that users cannot set, because the operator sets it."""
     result = list(_variables([variable.name for variable in training.spec.pods.env], "spec.pods.env"))
     for pool in POOLS:
         change, place = getattr(training.spec.pods, pool), f"spec.pods.{pool}"

@@ -27,7 +27,7 @@ STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annota
 
 
 def problems(change: object, place: str) -> Iterator[Problem]:
-    """Everything in `change` that has the wrong shape. place: its field in the manifest."""
+    """Yield everything in a user's change of a pod template that has the wrong shape. place: its field in the manifest."""
     yield from _any(change, (), place)
 
 

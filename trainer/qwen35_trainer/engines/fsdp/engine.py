@@ -62,7 +62,10 @@ class NotFinite(RuntimeError):
 
 
 class NotFiniteInSFT(NotFinite):
-    """The same in SFT, where another attempt trains on the same examples."""
+    """Gradients of SFT were infinite or NaN for `MAX_SKIPPED_UPDATES` consecutive updates.
+
+    No further attempt follows, because it would train on the same examples.
+    """
 
     failure = FailureReason.NOT_FINITE_IN_SFT
 
@@ -80,10 +83,11 @@ class _Update:
 
 
 class FSDPEngine:
-    """One rank of FSDP2 training; needs an initialised process group. `origin`: the same model on every rank.
+    """One rank of FSDP2 training. It needs an initialised process group.
 
-    pictures: whether a batch may contain pictures, on any rank. Without pictures the vision tower does not train.
-    Raises ValueError for degrees, parts or adapters that do not fit the model, and PackingInexact.
+    origin: the same model on every rank. pictures: whether a batch may contain pictures, on any rank; without pictures the
+    vision tower does not train. Raises ValueError for degrees, parts or adapters that do not fit the model, and
+    PackingInexact.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:

@@ -21,7 +21,10 @@ from qwen35_trainer.manifest import AlgorithmSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """Tables (N, T) on the host; T is the length of the longest response."""
+    """The inputs of the policy loss besides the current log-probs.
+
+    Tables (N, T) on the host, where T is the length of the longest response.
+    """
 
     advantages: Tensor
     reference: Tensor | None
@@ -59,7 +62,10 @@ class LearningSignal:
 
 
 def rows(table: Tensor | None, samples: NDArray[np.int64], like: Tensor) -> Tensor | None:
-    """Select rows of a batch's table, with the width and on the device of the micro-batch's (n, T) `like`."""
+    """Select the rows of `samples` from the table of a batch.
+
+    like: (n, T), the micro-batch's table, whose width and device the result gets.
+    """
     if table is None:
         return None
     if len(samples) == 0:

@@ -24,7 +24,7 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, chec
 
 @dataclass(frozen=True)
 class Origin:
-    """A source of models with the same weights in every copy."""
+    """The origin of a model: a function that builds it, and the files that hold its values, if there are any."""
 
     construct: Callable[[], HFModule]
     """Build the model unsharded, on the CPU; on the meta device if `files` hold the values."""

@@ -26,7 +26,7 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 @dataclass(frozen=True)
 class Offsets:
-    """Start of each sample in the packed arrays."""
+    """The position of each sample's first token in a batch's packed arrays."""
 
     prompts: NDArray[np.int64]
     responses: NDArray[np.int64]
@@ -64,7 +64,7 @@ class Responses:
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Samples that the model computes together."""
+    """Samples that one forward and backward pass computes together."""
 
     inputs: ModelInput
     """Prompts and responses without their last tokens, which predict nothing."""
@@ -79,7 +79,7 @@ class MicroBatch:
     responses: Responses
 
     def table(self, values: Tensor) -> Tensor:
-        """Scatter (R,) values of the scored tokens into a table (n, T), 0 elsewhere."""
+        """Return a table (n, T) with the (R,) values of the scored tokens, and 0 elsewhere."""
         shape = self.responses.mask.shape
         return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
 

@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Take one step. Collective over the ranks that share a parameter."""
+        """Update the parameters once. All ranks that share a parameter must call it together."""
         assert closure is None, "no closure is evaluated"
         for group in self.param_groups:
             rate, momentum = group["lr"], group["momentum"]

@@ -16,14 +16,20 @@ from qwen35_trainer.models.qwen3_5.family import text_model
 
 
 class Optimizers:
-    """All optimizers of one model. parking_device: device of their state between steps; None: that of the parameters."""
+    """All optimizers of one model.
+
+    parking_device: where their state stays between steps; None: where the parameters are.
+    """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], parking_device: torch.device | None) -> None:
         self.parts, self._parking_device = list(parts), parking_device
 
     @classmethod
     def of(cls, model: HFModule, settings: Settings, parking_device: torch.device | None = None) -> Optimizers:
-        """Use AdamW (arXiv:1711.05101) for all, or Muon for matrices and AdamW for the rest. Raises ValueError if nothing trains."""
+        """Create AdamW (arXiv:1711.05101) for all parameters, or Muon for matrices and AdamW for the rest.
+
+        Raises ValueError if no parameter trains.
+        """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         if not trained:
             raise ValueError("spec.train.freeze: nothing is left to train; remove a part, or add lora")
@@ -46,7 +52,7 @@ class Optimizers:
         return cls(parts, parking_device)
 
     def step(self, learning_rate: float) -> None:
-        """Take one step, and drop the gradients. Collective."""
+        """Update the parameters once, and drop the gradients. All ranks must call it together."""
         self._move(None)
         for part in self.parts:
             for group in part.param_groups:
@@ -61,7 +67,7 @@ class Optimizers:
             part.zero_grad()
 
     def park_state(self) -> None:
-        """Move the state to the device where it stays between steps."""
+        """Move the optimizers' state to the device where it stays between steps."""
         self._move(self._parking_device)
 
     def _move(self, device: torch.device | None) -> None:

@@ -47,10 +47,10 @@ def begin(
     rank: int,
     group: ProcessGroup,
 ) -> Future[Any]:
-    """Start to write into `folder`, which exists. Collective. group: gloo, not used for anything else.
+    """Start to write this rank's share of model, optimizers and random state into `folder`, which exists. Collective.
 
-    Returns a future that is done when all ranks have written. Its `result` raises the error of the storage on any rank;
-    the folder is then unusable.
+    group: gloo, not used for anything else. Returns a future that is done when all ranks have written. Its `result` raises
+    the error of the storage on any rank; the folder is then unusable.
     """
     weights, state = _state(model, optimizers)
     torch.save(_random_state(), folder / f"random-{rank}.pt")
@@ -69,9 +69,10 @@ def begin(
 
 
 def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
-    """Read a checkpoint that `begin` wrote. Collective. A rank that did not exist then keeps its current random state.
+    """Read the checkpoint in `folder` that `begin` wrote, on the same or another number of ranks. Collective.
 
-    Settings of the optimizers (their parameter groups) are not restored: the manifest may have changed since.
+    A rank that did not exist when it was written keeps its current random state. Settings of the optimizers (their
+    parameter groups) are not restored: the manifest may have changed since.
     """
     weights, state = _state(model, optimizers)
     settings = {name: value for name, value in state.items() if name.startswith(_SETTINGS)}

@@ -26,7 +26,7 @@ from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 
 @dataclass(frozen=True)
 class Ranks:
-    """The position of this rank in the meshes."""
+    """The number of this rank, and the groups of ranks that share parameters, sequences, or samples with it."""
 
     rank: int
     world: int
@@ -44,7 +44,10 @@ class Ranks:
 
     @property
     def counts_sums(self) -> bool:
-        """Whether sums over ranks include this rank: each sample is counted by one rank of its context group."""
+        """Whether this rank's values enter sums over ranks.
+
+        The ranks of a context group hold the same samples, so only the first of them adds them.
+        """
         return self.context_group is None or self.context_group.rank() == 0
 
     @classmethod

@@ -23,7 +23,10 @@ def convolve(x: Tensor, filters: Tensor) -> Tensor:
 
 
 def step(window: Tensor, filters: Tensor) -> Tensor:
-    """Compute the last position of (B, W, C) inputs, the newest last.  Returns (B, C) in the type of `window`."""
+    """Compute the short convolution for the newest position of each sequence.
+
+    window: (B, W, C) inputs, the newest last.  Returns (B, C) in the type of `window`.
+    """
     return F.silu((window.float() * filters.float().T).sum(1)).type_as(window)
 
 

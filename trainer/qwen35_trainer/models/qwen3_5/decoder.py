@@ -50,7 +50,10 @@ class Decoder:
 
     @torch.inference_mode()
     def prefill(self, prompts: Sequence[Sequence[int]], slots: Sequence[Sequence[int]]) -> Tensor:
-        """Read prompts and store the state of prompt i in each of `slots[i]`.  Returns next-token logits (prompts, V)."""
+        """Process prompts, and store the decoding state of prompt i in each of `slots[i]`.
+
+        Returns next-token logits (prompts, V).
+        """
         device = self.lengths.device
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
         tokens = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.int64, device=device)
@@ -91,7 +94,7 @@ class Decoder:
 
     @torch.inference_mode()
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy slot `source[i]` to slot `target[i]`. Both (moves,) int64, disjoint."""
+        """Copy the decoding state of slot `source[i]` to slot `target[i]`. Both (moves,) int64, disjoint."""
         self.lengths[target] = self.lengths[source]
         for state in self._layers:
             for table in (state.inputs, state.memory) if isinstance(state, LinearState) else state:

@@ -21,14 +21,15 @@ CHUNK_POSITIONS = 64
 
 
 def normalise(x: Tensor) -> Tensor:
-    """Scale to unit length over the last dimension, with the formula of flash-linear-attention's kernels."""
+    """Scale vectors to unit length over the last dimension, with the formula of flash-linear-attention's kernels."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
 def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """Compute one position.  query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32.
+    """Compute the gated delta rule for one position of each sequence.
 
-    `state` is advanced in place.  Returns the output (B, H, V).
+    query, key (B, G, K), value (B, H, V), log_decay, beta (B, H), state (B, H, K, V), all float32. `state` is advanced in
+    place. Returns the output (B, H, V).
     """
     query, key = (_per_value_head(x, value) for x in (normalise(query) * query.shape[-1] ** -0.5, normalise(key)))
     state.mul_(log_decay.exp()[..., None, None])
@@ -40,10 +41,11 @@ def step(query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Ten
 def chunked(
     query: Tensor, key: Tensor, value: Tensor, log_decay: Tensor, beta: Tensor, state: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Compute a whole sequence.  query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V).
+    """Compute the gated delta rule for whole sequences, in chunks of positions.
 
-    A position with beta 0 and log_decay 0 does not change the state: padding is skipped in this way.
-    Returns the outputs (B, T, H, V) and the state after the last position (B, H, K, V), float32.
+    query, key (B, T, G, K), value (B, T, H, V), log_decay (≤ 0), beta (B, T, H), state (B, H, K, V). A position with beta 0
+    and log_decay 0 does not change the state: padding is skipped in this way. Returns the outputs (B, T, H, V) and the
+    state after the last position (B, H, K, V), float32.
     """
     length, chunk = query.shape[1], min(CHUNK_POSITIONS, query.shape[1])
     query, key = (_per_value_head(x, value) for x in (query, key))

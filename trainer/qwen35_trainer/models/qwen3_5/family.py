@@ -14,5 +14,5 @@ def text_model(model: HFModule) -> HFModule:
 
 
 def text_config(model: HFModule) -> HFModule:
-    """Return the configuration of the text decoder."""
+    """Return the configuration of the text decoder of a text or a vision-language model."""
     return text_model(model).config

@@ -18,7 +18,10 @@ from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout
 
 
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Compute the layer for every sequence of `layout`.  hidden: (n, l, D), normalised.  Returns (n, l, D)."""
+    """Compute a layer of full attention for every sequence of `layout`.
+
+    hidden: (n, l, D), normalised.  Returns (n, l, D).
+    """
     query, key, value, gate = project(layer, hidden, layout.cos.unsqueeze(-2), layout.sin.unsqueeze(-2))
     if layout.context_group is not None:
         key, value = (context_parallel.replicate(x, layout.context_group) for x in (key, value))

@@ -31,7 +31,7 @@ def prepare(product: Tensor, temperature: float) -> Tensor:
 def reduce(
     prepared: Tensor, targets: Tensor, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute `head_passes.reduce` from the product (R, V)."""
+    """Compute the results of `head_passes.reduce` with Triton kernels, from the product (R, V)."""
     rows, vocabulary = prepared.shape
     log_probs, logsumexp, entropy = torch.empty(3, rows, dtype=torch.float32, device=prepared.device)
     with torch.cuda.device_of(prepared):
@@ -59,7 +59,7 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute `head_passes.gradient` and overwrite the product (R, V) with it, in its precision."""
+    """Compute `head_passes.gradient` with Triton kernels. Overwrites the product (R, V) with it, in its precision."""
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):
         _gradient[(rows, triton.cdiv(vocabulary, BLOCK))](

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Convert a product (R, V) for `reduce` and `gradient`, and possibly overwrite it. Here to log-probabilities in float32."""
+    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32. May overwrite them."""
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
 
@@ -44,7 +44,10 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute the gradient for the product (R, V) from those for the results of `reduce`. Overwrites `prepared`."""
+    """Compute the gradient of the loss by the logits (R, V), from the gradients by log-probs and entropies (R,).
+
+    Overwrites `prepared`.
+    """
     probability, upstream = prepared.exp(), by_log_prob.unsqueeze(1)
     if entropy is not None and by_entropy is not None:
         surprise = prepared.add_(entropy.unsqueeze(1)).mul_(by_entropy.unsqueeze(1))

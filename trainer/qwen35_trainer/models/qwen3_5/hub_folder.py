@@ -58,9 +58,10 @@ class _Place:
 
 
 def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
-    """Write into `output`, an empty folder. Raises OSError.
+    """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError.
 
-    A crash leaves the folder incomplete: write to a temporary name, then rename.
+    files: the checkpoint whose names, shapes and shards it gets. values: of the tensors that trained. A crash leaves the
+    folder incomplete: write to a temporary name, then rename.
     """
     copy_the_rest(files.folder, output)
     places = _places(files)
@@ -87,7 +88,7 @@ def copy_the_rest(source: Path, output: Path) -> None:
 
 
 def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None) -> None:
-    """Write a file of safetensors. Raises OSError, also for a full disk."""
+    """Write tensors to one safetensors file. Raises OSError, also for a full disk."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, file, metadata=metadata)
@@ -96,9 +97,9 @@ def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None
 
 
 def seal(folder: Path) -> None:
-    """Write the checksums of all files, set their modes by the umask, and flush them to disk. Raises OSError.
+    """Complete a written folder: write the checksums of all files, set their modes by the umask, and flush all to disk.
 
-    Modes are set because safetensors creates files that only their owner may read.
+    Modes are set because safetensors creates files that only their owner may read. Raises OSError.
     """
     mask = os.umask(0)
     os.umask(mask)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class ModelInput:
-    """n sequences on the device of the model: padded to the right (n rows of L) or packed into one row.
+    """The tokens of n sequences on the device of the model, padded to the right (n rows of L) or packed into one row.
 
     Padding needs no mask: every mixer is causal, so tokens to the right of a sequence do not affect it, and rows that are
     not scored have no gradient.

@@ -30,7 +30,10 @@ class LinearState:
 
 
 def mix(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> Tensor:
-    """Compute the layer for every sequence of `layout` from an empty state.  hidden: (n, l, D), normalised.  Returns (n, l, D)."""
+    """Compute a linear-attention layer for every sequence of `layout` from an empty state.
+
+    hidden: (n, l, D), normalised.  Returns (n, l, D).
+    """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     filters = layer.conv1d.weight.squeeze(1)
     if layout.context_group is not None:
@@ -72,7 +75,7 @@ def _own_channels(
 
 
 def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, LinearState]:
-    """Compute all positions of right-padded sequences from an empty state, and the final state.
+    """Compute a linear-attention layer for all positions of right-padded sequences from an empty state, and the final state.
 
     hidden: (B, T, D).  lengths: (B,) valid positions.  Returns (B, T, D) and the state after `lengths` positions.
     """
@@ -89,7 +92,10 @@ def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, 
 
 
 def step(layer: HFModule, hidden: Tensor, state: LinearState) -> Tensor:
-    """Compute one position of each sequence.  hidden: (B, D).  `state` is advanced in place.  Returns (B, D)."""
+    """Compute a linear-attention layer for one position of each sequence.
+
+    hidden: (B, D).  `state` is advanced in place.  Returns (B, D).
+    """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     window = torch.cat((state.inputs, mixed.unsqueeze(1)), dim=1)
     state.inputs.copy_(window[:, 1:])

@@ -46,7 +46,7 @@ def adapt(model: HFModule) -> bool:
 
 
 def install(model: HFModule, operators: Operators, *, device: str) -> None:
-    """Replace the operations on inputs whose device has the type `device`.
+    """Replace norms, attention layers and experts by `operators`, for inputs whose device has the type `device`.
 
     Attention layers get an attribute `rotate(x, cos, sin)`, see below.
     """
@@ -80,13 +80,13 @@ def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Te
 
 
 def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
-    """Compute the norm of x (…, D) with a zero-centred weight, in float32 like the library."""
+    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32 like the library."""
     # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
 
 
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """Compute the norm of x (…, D) times the weight, which is not zero-centred, times silu(gate).  gate: (…, D).
+    """Compute silu(gate) times the RMS norm of x (…, D) times its weight, which is not zero-centred. gate: (…, D).
 
     The library rounds to the dtype of x before it multiplies by the weight; without that rounding the result is at least as
     close to the exact value.
@@ -96,17 +96,19 @@ def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor
 
 
 def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the channels x (n, L, H, R).  cos, sin: (n, L, 1, R).  Returns (n, L, H, R).
+    """Apply the rotary embedding to all channels of x (n, L, H, R).
 
-    Hardware: R is 64 for the published models; the operator requires an even R, and at most 1,000 heads and sequences.
+    cos, sin: (n, L, 1, R).  Returns (n, L, H, R). Hardware: R is 64 for the published models; the operator requires an even
+    R, and at most 1,000 heads and sequences.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
 
 
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """Compute the experts of x (T, D).  chosen: (T, k) int64 experts of each token.  weights: (T, k).  Returns (T, D).
+    """Compute the routed experts of tokens x (T, D), with grouped products.
 
-    Hardware: experts without a token, and gradients of the permutation (the operators define them).
+    chosen: (T, k) int64 experts of each token.  weights: (T, k).  Returns (T, D). Hardware: experts without a token, and
+    gradients of the permutation (the operators define them).
     """
     sorted_tokens, places = operators.npu_moe_token_permute(x, chosen.to(torch.int32))
     flat = chosen.flatten()

@@ -29,7 +29,7 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """Tokens that enter the losses, and the sequence of each."""
+    """The sequence to which each token belongs, for routing losses, which average over real tokens only."""
 
     sequences: Tensor
     """(t,) int64; n for padding."""
@@ -52,14 +52,17 @@ class Membership:
 
 
 def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute logits (t, E) and weights (t, k), float32, and experts (t, k) int64 of `hidden` (…, D), like the library."""
+    """Choose k experts for each token of `hidden` (…, D), as transformers does.
+
+    Returns router logits (t, E) and weights (t, k), float32, and the experts (t, k) int64.
+    """
     logits = F.linear(hidden.reshape(-1, hidden.shape[-1]).float(), gate.weight.float())
     weights, chosen = logits.softmax(-1).topk(gate.top_k, dim=-1)
     return logits, weights / weights.sum(-1, keepdim=True), chosen
 
 
 def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
-    """Compute the library's block of `hidden` (n, l, D), and `losses` if there is a `membership`."""
+    """Compute a mixture-of-experts block for `hidden` (n, l, D), with the losses of its router if there is a `membership`."""
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
     shared = block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)
@@ -68,9 +71,9 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 
 
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
-    """Compute (2,) float32: load balancing (times the length of each sequence) and z, summed over this process's tokens.
+    """Compute the routing losses (2,) float32: load balancing (times the length of each sequence) and z.
 
-    The results of processes that share a sequence add up to its loss.
+    Both are summed over this process's tokens; the results of processes that share a sequence add up to its loss.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]

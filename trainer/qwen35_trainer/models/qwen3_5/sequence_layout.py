@@ -41,9 +41,9 @@ class SequenceLayout:
     """Tokens that the losses of routers count; None: these losses are not computed."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-        """Apply `mix`, which takes right-padded sequences (b, l, …), to the sequences of `tensors`: (n, L, …) or (1, T, …).
+        """Apply `mix` to each sequence separately: no sequence affects the result of another one.
 
-        No sequence affects the result of another one.
+        mix: takes right-padded sequences (b, l, …). tensors: (n, L, …) or (1, T, …), as does the result.
         """
         if self.boundaries is None:
             return mix(*tensors)
@@ -53,7 +53,7 @@ class SequenceLayout:
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """A packed row of T tokens as batches of right-padded sequences."""
+    """The sequences of a packed row of T tokens, cut apart into batches of right-padded sequences."""
 
     buckets: tuple[Tensor, ...]
     """(b, l) int64 each: the position of every token in the row; arbitrary after the end of a sequence."""

@@ -31,9 +31,10 @@ from qwen35_trainer.models.qwen3_5.pictures import IMAGE, TEXT, VIDEO, Pictures
 
 
 def adapt(model: HFModule) -> None:
-    """Give the vision tower of `model` the forward of this file. A text model is unchanged. May be called again.
+    """Replace the forward of the vision tower of `model` by the one in this file. A text model is unchanged.
 
-    tower(patches (P, C), grids (pictures, 3)) returns the features (P / merge², D), picture by picture.
+    May be called again. tower(patches (P, C), grids (pictures, 3)) returns the features (P / merge², D), picture by
+    picture.
     """
     if (tower := getattr(model.model, "visual", None)) is not None:
         tower.forward = MethodType(_tower, tower)

@@ -52,7 +52,10 @@ _NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "tim
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
-    """Scalar name → value, without the values that the run does not have. Empty for spans and the end of the run."""
+    """Return the numbers of a record by name, as trackers show them; values that the run does not have are left out.
+
+    Empty for spans and the end of the run.
+    """
     match record:
         case UpdateRecord():
             names, group = _UPDATE, "train"

@@ -35,11 +35,12 @@ class Undelivered(Exception):
 
 
 class Courier:
-    """Call `start` first and `finish` last; any thread may call `notify` in between.
+    """Delivers reports to the operator, and fetches its orders, on a thread of its own.
 
-    newest: called on the courier's thread, returns the report to deliver. on_order: called on the courier's thread with each order.
-    packed: called on another thread, returns the history so far, or None while there is none. The history is delivered
-    once more before the last report, and nothing waits for it after that: a failure to deliver it is only a warning.
+    Call `start` first and `finish` last; any thread may call `notify` in between. newest: called on the courier's thread,
+    returns the report to deliver. on_order: called on the courier's thread with each order. packed: called on another
+    thread, returns the history so far, or None while there is none. The history is delivered once more before the last
+    report, and nothing waits for it after that: a failure to deliver it is only a warning.
     """
 
     def __init__(

@@ -97,12 +97,12 @@ class Reporter:
         self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
-        """RunRecord that the driver starts, with `updates` updates in all; from here on an order to stop goes to the driver."""
+        """Record that the driver starts to train, with `updates` updates in all. From here on, orders to stop go to the driver."""
         self._begun = True
         self._change(lambda standing: replace(standing, updates=updates))
 
     def stopping(self) -> None:
-        """RunRecord that the driver was asked to stop."""
+        """Record that the driver was asked to stop."""
         self._stopping = True
 
     def phase(self, text: str) -> None:

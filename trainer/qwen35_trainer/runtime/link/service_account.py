@@ -12,7 +12,7 @@ HOST_VARIABLE, PORT_VARIABLE = "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PO
 
 @dataclass(frozen=True)
 class ServiceAccount:
-    """The service account of a pod."""
+    """The credentials of a pod for the API server: address, namespace, token and certificate authority."""
 
     server: str
     """https://host:port"""
@@ -27,7 +27,7 @@ class ServiceAccount:
 
     @property
     def token(self) -> str:
-        """The token, read at each use, because the kubelet replaces it before it expires. Raises OSError."""
+        """The bearer token. It is read at each use, because the kubelet replaces it before it expires. Raises OSError."""
         return (self.folder / "token").read_text().strip()
 
     def context(self) -> ssl.SSLContext:

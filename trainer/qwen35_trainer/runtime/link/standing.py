@@ -39,7 +39,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Standing:
-    """State of the attempt. Totals are over all attempts; everything else is the latest value of this one."""
+    """The state of an attempt, from which reports are made. Totals are over all attempts; everything else concerns this one."""
 
     attempt: int
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
