@@ -62,11 +62,12 @@ def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp
     assert imported_by(code, "torch", "vllm", stdin=pickle.dumps(sent)) == set()
 
 
-def test_checking_a_manifest_imports_no_framework():
+@pytest.mark.parametrize("arguments", [["validate", "nowhere.yaml"], ["export", "nowhere", "--output", "out"]])
+def test_what_does_not_exist_is_refused_without_a_framework(arguments):
     code = (
         "import qwen35_trainer.commands\n"
         "from typer.testing import CliRunner\n"
-        "assert CliRunner().invoke(qwen35_trainer.commands.app, ['validate', 'nowhere.yaml']).exit_code == 2"
+        f"assert CliRunner().invoke(qwen35_trainer.commands.app, {arguments!r}).exit_code == 2"
     )
     assert imported_by(code, "torch", "ray", "transformers", "kubernetes") == set()
 

@@ -142,9 +142,7 @@ def export(
     ] = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder."""
-    from qwen35_trainer.engines.fsdp.saved_weights import WeightsUnreadable
     from qwen35_trainer.manifest import ManifestError
-    from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
     from qwen35_trainer.runtime.checkpoint_store import CheckpointError
     from qwen35_trainer.runtime.export_command import ExportRefused
     from qwen35_trainer.runtime.export_command import export as export_model
@@ -152,14 +150,7 @@ def export(
 
     try:
         done = export_model(what, output, source=source, adapter=adapter)
-    except (
-        ExportRefused,
-        CheckpointError,
-        CheckpointUnusable,
-        FolderRefused,
-        ManifestError,
-        WeightsUnreadable,
-    ) as error:
+    except (ExportRefused, CheckpointError, FolderRefused, ManifestError) as error:
         fail(str(error), REFUSED)
     except OSError as error:
         fail(f"{output} was not written: {error}", FAILED)

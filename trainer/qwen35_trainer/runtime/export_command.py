@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from qwen35_trainer.atomic_files import sync
 from qwen35_trainer.manifest import LoRASpec, Manifest, TrainingSpec, TrainSpec, load_manifest
-from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
@@ -54,46 +53,41 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     source: the folder of the model that the run started from, if it is not at the path in the manifest. It is required if that path
     is relative, and refused for a run that started from random weights.
     adapter: write only LoRA's A and B, in the format of PEFT, instead of adding them to the weights.
-    Raises ExportRefused, CheckpointError, CheckpointUnusable, WeightsUnreadable, ManifestError, FolderRefused for a damaged
-    owner.json, and OSError when writing fails.
+    Raises ExportRefused, CheckpointError, ManifestError, FolderRefused for a damaged owner.json, and OSError when writing fails.
     """
     manifest, checkpoint = _find(what)
+    output = output.resolve()
+    _check_options(what, output, manifest, source, adapter=adapter)
+    # torch takes seconds to import: not for what was refused so far.
+    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights, WeightsUnreadable
+    from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
+
+    try:
+        size = _write(SavedWeights(checkpoint.path), manifest, source, output, adapter=adapter)
+    except CheckpointUnusable as error:
+        raise ExportRefused(str(error)) from error
+    except WeightsUnreadable as error:
+        if checkpoint.path.is_dir():
+            raise ExportRefused(str(error)) from error
+        # Deleted by the run, which continues and keeps only the newest ones.
+        message = f"{checkpoint.path} was deleted meanwhile; export again, or raise checkpoint.keep"
+        raise ExportRefused(message) from error
+    return Exported(checkpoint.path, checkpoint.progress.update, output, size)
+
+
+def _check_options(what: Path, output: Path, manifest: Manifest, source: Path | None, *, adapter: bool) -> None:
     if source is not None and manifest.spec.model.source.random is not None:
         raise ExportRefused(
             f"--source {source}: the run started from random weights, which are drawn again from spec.seed; leave it out"
         )
-    lora = manifest.spec.train.lora
-    if adapter and lora is None:
+    if adapter and manifest.spec.train.lora is None:
         raise ExportRefused(f"--adapter: {what} trained all weights, not adapters; leave it out")
-    output = output.resolve()
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ExportRefused(f"--output {output} exists and is not an empty folder; name a new one")
     if output == Path.cwd() or output.is_mount():
         raise ExportRefused(
             f"--output {output} cannot be replaced, as a mount or the current folder; name a folder inside it"
         )
-    from qwen35_trainer.engines.fsdp.saved_weights import SavedWeights, WeightsUnreadable
-
-    saved = SavedWeights(checkpoint.path)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
-    try:
-        if adapter:
-            assert lora is not None
-            _write_adapter(saved, lora, manifest, partial_output)
-        else:
-            with ExitStack() as stack:
-                _write_model(saved, manifest, source, partial_output, stack)
-        size = _finish(partial_output, output)
-    except WeightsUnreadable as error:
-        if not checkpoint.path.is_dir():  # deleted by the run, which continues and keeps only the newest ones
-            raise ExportRefused(
-                f"{checkpoint.path} was deleted meanwhile; export again, or raise checkpoint.keep"
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(partial_output, ignore_errors=True)
-    return Exported(checkpoint.path, checkpoint.progress.update, output, size)
 
 
 def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
@@ -131,6 +125,22 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
     return load_manifest(own if own.is_file() else run.manifest), checkpoint
 
 
+def _write(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, *, adapter: bool) -> int:
+    """Write the whole output, or nothing. Returns its bytes."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
+    try:
+        lora = manifest.spec.train.lora
+        if adapter and lora is not None:
+            _write_adapter(saved, lora, manifest, partial_output)
+        else:
+            with ExitStack() as stack:
+                _write_model(saved, manifest, source, partial_output, stack)
+        return _finish(partial_output, output)
+    finally:
+        shutil.rmtree(partial_output, ignore_errors=True)
+
+
 def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, stack: ExitStack) -> None:
     from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles
     from qwen35_trainer.models.qwen3_5.hub_folder import write_hub_folder
@@ -157,6 +167,8 @@ def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, o
 
 def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> list[str]:
     """Return how the checkpoint does not fit this source, or the parts of the model that this manifest trains."""
+    from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
+
     wanted = {name: stored.shape for name, stored in files.tensors.items()}
     shapes = dict(saved.shapes)
     if files.config.tie_word_embeddings:
