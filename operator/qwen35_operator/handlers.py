@@ -128,7 +128,7 @@ def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.Operator
 
 
 class NoDiffs(kopf.AnnotationsDiffBaseStorage):
-    """Disables kopf's diffs: it copies each object several times to compute them, and event handlers do not use them."""
+    """Disables kopf's diffs. kopf copies each object several times to compute them, and event handlers do not use them."""
 
     def build(self, **_: Any) -> kopf.BodyEssence:  # noqa: ANN401  # kopf's calling convention
         return kopf.BodyEssence()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from qwen35_trainer.algorithms.aggregation import AGGREGATIONS, GlobalCounts, aggregate
+from tests.algorithms.whole_batch import counts_of
 
 MASK = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0]])
 PER_TOKEN = torch.tensor([[1.0, 2.0, 3.0], [4.0, math.nan, math.inf], [math.nan] * 3])
@@ -24,24 +25,20 @@ PER_TOKEN = torch.tensor([[1.0, 2.0, 3.0], [4.0, math.nan, math.inf], [math.nan]
     ],
 )
 def test_each_aggregation_divides_by_its_own_count(name, expected):
-    assert aggregate(name)(PER_TOKEN, MASK, GlobalCounts.of(MASK, max_tokens=5)).item() == pytest.approx(expected)
+    assert aggregate(name)(PER_TOKEN, MASK, counts_of(MASK, max_tokens=5)).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS.names)
 def test_padding_gets_no_gradient(name):
     per_token = PER_TOKEN.clone().requires_grad_()
-    aggregate(name)(per_token, MASK, GlobalCounts.of(MASK, max_tokens=5)).backward()
+    aggregate(name)(per_token, MASK, counts_of(MASK, max_tokens=5)).backward()
     assert per_token.grad.isfinite().all()
     assert torch.equal(per_token.grad != 0, MASK.bool())
 
 
-def test_counts_leave_fully_masked_sequences_out():
-    assert GlobalCounts.of(MASK, max_tokens=5) == GlobalCounts(tokens=4, sequences=2, max_tokens=5)
-
-
 def test_all_counts_below_one_are_refused_together():
     with pytest.raises(ValueError, match=r"global counts below 1: tokens 0, sequences 0\. Skip the update"):
-        GlobalCounts.of(torch.zeros(2, 3), max_tokens=5)
+        counts_of(torch.zeros(2, 3), max_tokens=5)
 
 
 @pytest.mark.parametrize("name", AGGREGATIONS.names)
@@ -63,7 +60,7 @@ def test_a_micro_batch_that_trains_nothing_adds_zero_and_can_be_differentiated(n
 def test_shares_of_any_split_add_up_to_the_whole(name, rows, cuts, seed):
     mask = (torch.arange(6) < torch.tensor(rows)[:, None]).double()
     per_token = torch.randn(len(rows), 6, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    counts = GlobalCounts.of(mask, max_tokens=6)
+    counts = counts_of(mask, max_tokens=6)
     edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
     shares = []
     for start, end in itertools.pairwise(edges):

@@ -12,6 +12,7 @@ from qwen35_trainer.algorithms.aggregation import AGGREGATIONS, GlobalCounts, ag
 from qwen35_trainer.algorithms.corrections import CORRECTIONS
 from qwen35_trainer.algorithms.losses import LOSSES
 from qwen35_trainer.algorithms.objective import Objective, needs_proximal, policy_objective, supervised_objective
+from tests.algorithms.whole_batch import counts_of
 
 PLAIN = Objective(
     loss="PPOClip",
@@ -168,7 +169,7 @@ COMPLETE = replace(PLAIN, kl_placement="Loss", kl_coefficient=0.1, entropy_coeff
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names)
 def test_on_policy_everything_is_the_policy_gradient(loss, correction, aggregation):
     inputs = batch()
-    log_probs, counts = inputs["log_probs"], GlobalCounts.of(MASK, max_tokens=4)
+    log_probs, counts = inputs["log_probs"], counts_of(MASK, max_tokens=4)
     same = {name: log_probs.detach() for name in ("behaviour_log_probs", "proximal_log_probs", "reference_log_probs")}
     objective = replace(PLAIN, loss=loss, correction=correction, aggregation=aggregation)
     value, _ = policy_objective(objective, **{**inputs, **same}, counts=counts)
@@ -180,7 +181,7 @@ def test_on_policy_everything_is_the_policy_gradient(loss, correction, aggregati
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS.names)
 def test_gspo_is_aggregated_over_sequences_whatever_is_asked(aggregation):
-    inputs, counts = batch(), GlobalCounts.of(MASK, max_tokens=4)
+    inputs, counts = batch(), counts_of(MASK, max_tokens=4)
     actual, _ = policy_objective(replace(COMPLETE, loss="GSPO", aggregation=aggregation), **inputs, counts=counts)
     fixed = replace(COMPLETE, loss="GSPO", aggregation="SequenceMeanTokenMean")
     assert torch.equal(actual, policy_objective(fixed, **inputs, counts=counts)[0])
@@ -207,7 +208,7 @@ objectives = st.builds(
 )
 def test_micro_batches_add_up_to_the_batch_in_loss_gradient_and_metrics(objective, seed, rows, cuts):
     whole = batch(torch.tensor(rows), seed)
-    counts = GlobalCounts.of(whole["mask"], max_tokens=5)
+    counts = counts_of(whole["mask"], max_tokens=5)
     loss, metrics = policy_objective(objective, **whole, counts=counts)
     gradients = torch.autograd.grad(loss, [whole["log_probs"], whole["entropy"]])
     edges = [0, *sorted(cut for cut in cuts if cut < len(rows)), len(rows)]
@@ -233,7 +234,7 @@ def test_what_stands_on_padding_reaches_nothing(junk, objective, recomputed):
         dirty[name] = value if trained else torch.where(MASK.bool(), value.detach(), junk)
     dirty["log_probs"].requires_grad_()
     dirty["entropy"].requires_grad_()
-    counts = GlobalCounts.of(MASK, max_tokens=4)
+    counts = counts_of(MASK, max_tokens=4)
     expected, expected_metrics = policy_objective(objective, **clean, counts=counts)
     loss, metrics = policy_objective(objective, **dirty, counts=counts)
     assert torch.equal(loss, expected)
@@ -248,15 +249,13 @@ def test_what_stands_on_padding_reaches_nothing(junk, objective, recomputed):
 
 
 def test_half_precision_log_probs_are_widened_first():
-    loss, metrics = policy_objective(
-        COMPLETE, **batch(dtype=torch.bfloat16), counts=GlobalCounts.of(MASK, max_tokens=4)
-    )
+    loss, metrics = policy_objective(COMPLETE, **batch(dtype=torch.bfloat16), counts=counts_of(MASK, max_tokens=4))
     assert loss.dtype == torch.float32
     assert {value.dtype for value in metrics.values()} == {torch.float32}
 
 
 def test_metrics_are_scalars_without_gradient():
-    _, metrics = policy_objective(COMPLETE, **batch(), counts=GlobalCounts.of(MASK, max_tokens=4))
+    _, metrics = policy_objective(COMPLETE, **batch(), counts=counts_of(MASK, max_tokens=4))
     assert all(value.dim() == 0 and not value.requires_grad for value in metrics.values())
     assert metrics["tokens"].item() == 7
 

@@ -101,6 +101,7 @@ def test_comments_of_shell_scripts_and_yaml_are_prose():
         "The loop ends when its queue is empty.",
         "Seconds to prefill `tokens` tokens.",
         "Read and check the manifest.",
+        "Context manager: open a connection.",
     ],
 )
 def test_a_sentence_with_a_verb_documents_a_function(sentence):
@@ -114,6 +115,7 @@ def test_a_sentence_with_a_verb_documents_a_function(sentence):
         ("The gradients.", "is a fragment"),
         ("Weight of the longer lengths.", "has no verb"),
         ("What there is to show.", "starts with"),
+        ("Context manager: of the whole group.", "starts with"),
     ],
 )
 def test_a_fragment_does_not_document_a_function(fragment, problem):

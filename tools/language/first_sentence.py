@@ -3,6 +3,7 @@
 what                          accepted
 function, method              a sentence with a verb: an imperative first ("Return …"), a finite verb ("The loop ends …"),
                               an infinitive ("Seconds to prefill …"), or "Whether …"
+context manager               "Context manager:" and then the same
 class, module, property       the same, or a noun phrase of at least three words ("Metadata of one checkpoint.")
 
 Neither may start with a preposition, a conjunction or a pronoun, which would continue the name ("Of the group.").
@@ -53,7 +54,7 @@ def fragments_in(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 def problem_of(docstring: str, *, noun_phrase_allowed: bool) -> str | None:
     """Return what is wrong with the first sentence of `docstring`, or None."""
-    sentence = re.split(r"(?<=[.?!])\s|\n\s*\n", docstring.strip(), maxsplit=1)[0]
+    sentence = re.split(r"(?<=[.?!])\s|\n\s*\n", docstring.strip().removeprefix("Context manager: "), maxsplit=1)[0]
     words = re.findall(r"[A-Za-z][\w'-]*|`[^`]*`", sentence)
     shown = f'"{" ".join(sentence.split())[:60]}"'
     if len(words) < MIN_WORDS:

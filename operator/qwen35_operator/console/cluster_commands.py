@@ -61,7 +61,7 @@ class ClusterAccess:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RestClient]:
-        """Connect to the cluster. Raises NotShown without credentials."""
+        """Context manager: connect to the cluster, and disconnect at the end. Raises NotShown without credentials."""
         check_credentials(self.kubeconfig, self.context)
         try:
             client = await connect(self.kubeconfig, lambda verb, resource, code: None, self.context)

@@ -103,7 +103,10 @@ class RestClient:
 
     @asynccontextmanager
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Yield the lines of a watch, until it ends or nothing has arrived for READ_IDLE_SECONDS. Raises ApiError."""
+        """Context manager: open a watch. Gives an iterator of its lines.
+
+        The iterator ends with the watch, or when nothing has arrived for READ_IDLE_SECONDS. Raises ApiError.
+        """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=READ_IDLE_SECONDS)
         try:
             response = await self._send("GET", path, None, query, PLAIN, accept, limit)

@@ -15,10 +15,10 @@ SERVER_TIMEOUT_SECONDS = 290
 async def watch_events(
     client: RestClient, path: str, selector: Query, version: str, *, accept: str
 ) -> AsyncIterator[AsyncIterator[JsonObject]]:
-    """Open a watch from `version` on, and yield its events until the stream ends.
+    """Context manager: open a watch from resourceVersion `version` on. Gives an iterator of its events, Bookmarks included.
 
-    selector: labelSelector or fieldSelector. Bookmarks are events too. Raises Gone if the version is too old to continue
-    from, and ApiError for any other refusal.
+    The iterator ends with the stream. selector: labelSelector or fieldSelector. accept: the media type of the answer.
+    Raises Gone if the version is too old to continue from, and ApiError for any other refusal.
     """
     query: Query = {
         "watch": "true",

@@ -35,12 +35,6 @@ class GlobalCounts:
         if empty:
             raise ValueError(f"global counts below 1: {', '.join(empty)}. Skip the update of a batch without tokens.")
 
-    @classmethod
-    def of(cls, mask: Tensor, max_tokens: int) -> "GlobalCounts":
-        """Count the tokens and sequences of a whole batch's `mask` (N, T)."""
-        trained = mask.bool()
-        return cls(int(trained.sum()), int(trained.any(dim=-1).sum()), max_tokens)
-
 
 type AggregationFunction = Callable[[Tensor, Tensor, GlobalCounts], Tensor]
 

@@ -119,7 +119,8 @@ def policy_objective(
     Returns the scalar loss, to be summed over micro-batches and data-parallel ranks, and scalar sums over trained
     tokens, to be summed likewise and divided by `tokens`: tokens, policy_loss (weighted), ratio, clip_fraction_*,
     correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats), entropy and kl if
-    passed. They are sums per token under every aggregation, so policy_loss / tokens is the loss under TokenMean only.
+    passed. They do not depend on the aggregation: policy_loss / tokens equals the policy's part of the loss only under
+    TokenMean.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
     # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.

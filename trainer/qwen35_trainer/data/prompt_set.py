@@ -27,8 +27,8 @@ class PromptSet(Sequence[Prompt]):
     def load(cls, sources: Iterable[SourceSpec], base: Path, *, answers_required: bool = False) -> "PromptSet":
         """Load the prompts of all sources.
 
-        base: the folder of the manifest, to which paths are relative. answers_required: rows of files must have an answer
-        (see `rewards.needs_answers`). Raises DataError with the problems of all sources.
+        base: the folder of the manifest, to which paths are relative. answers_required: rows of files must have an
+        answer, because a reward compares with it. Raises DataError with the problems of all sources.
         """
         parts: list[Sequence[Prompt]] = []
         problems: list[str] = []

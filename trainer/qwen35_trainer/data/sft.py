@@ -58,11 +58,11 @@ def encode_examples(
 ) -> list[SupervisedExample]:
     """Encode each row as sequences in which only the answers and their end tokens train.
 
-    A row is a prompt with an answer, or chat messages, of which every assistant's turn trains; an answer in addition to
-    messages is the last turn. A row gives one example, or several where the template rewrites earlier turns.
-    max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). thinking: see
-    TemplateEncoder. reader: of images and videos, None for a model without a vision tower.
-    Raises DataError with all problems.
+    A row is a prompt with an answer, or chat messages, of which every assistant's turn trains. If a row has both, its
+    answer is added to the messages as the last turn. A row gives one example, or several where the template rewrites
+    earlier turns. max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens).
+    overlong: how longer examples are handled. thinking: passed to the template as enable_thinking; None leaves the choice
+    to it. reader: of images and videos, None for a model without a vision tower. Raises DataError with all problems.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []

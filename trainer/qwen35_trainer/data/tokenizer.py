@@ -58,7 +58,7 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
 
     These are <|endoftext|> (0, padding), <|im_start|> (1) and <|im_end|> (2, ends a response); with vision also
     <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character outside the alphabet has
-    no token: see `unknown_characters`. Raises DataError for a character that is listed twice.
+    no token. Raises DataError for a character that is listed twice.
     """
     repeated = sorted({character for character in characters if characters.count(character) > 1})
     if repeated or not characters:

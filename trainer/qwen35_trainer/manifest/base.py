@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 class Section(BaseModel):
     """A mapping of the manifest: frozen, without unknown keys, and strictly typed ("3" is not an integer, 1 is a valid float).
 
-    Attributes carry the manifest's names. Where such a name is a Python keyword the attribute ends in an
-    underscore (`async_`, `lambda_`) and Python code may use either spelling; a manifest may use only its own.
+    Attributes have the manifest's names. Where such a name is a Python keyword the attribute ends in an underscore
+    (`async_`, `lambda_`). Python code may use either spelling; in a manifest only the name without the underscore is valid.
     """
 
     model_config = ConfigDict(

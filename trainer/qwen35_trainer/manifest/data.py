@@ -12,7 +12,7 @@ GymValue = Annotated[str, Field(max_length=1024)] | int | float | bool
 
 
 class FileVolumeSpec(Section):
-    """The volume that holds the files."""
+    """The volume that holds the files of prompts."""
 
     persistentVolumeClaim: PersistentVolumeClaimSpec = Field(
         description="PersistentVolumeClaim whose folder the paths are relative to. No default. verl: none."

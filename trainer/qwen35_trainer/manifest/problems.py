@@ -39,7 +39,7 @@ class ManifestError(ValueError):
 
 
 def beyond_release(file: Path | None, problems: Sequence[Problem]) -> str:
-    """Return the message of commands about a valid manifest that this release cannot run."""
+    """Return the text that a command prints for a valid manifest that this release cannot run. problems: what it cannot run."""
     head = f"{file}: valid" if file else "valid"
     return "\n".join([f"{head}, but this release cannot run it:", *map(str, problems)])
 

@@ -142,6 +142,7 @@ class Coordinator:
             self._publication.replica_joined(event.version)
 
     def _lost(self, event: on.ReplicaLost, actions: list[do.Action]) -> None:
+        """Enqueue the sequences of a lost replica again, with their tokens if `async.partialRollout`."""
         if event.replica in self._placement.behind:
             self._placement.behind.remove(event.replica)
             return

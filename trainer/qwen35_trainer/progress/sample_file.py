@@ -73,9 +73,9 @@ _ADAPTER: Final = TypeAdapter(Moment)
 
 
 class SampleFile:
-    """The file samples.jsonl, open for more samples. A resumed run keeps those of earlier attempts. For use by one thread.
+    """Appends to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
-    Raises OSError, and ValueError if the file contains anything else.
+    Raises OSError, and ValueError if a complete line of the file is not a record of samples.
     """
 
     def __init__(self, path: Path) -> None:

@@ -44,9 +44,9 @@ def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, Rewa
 def build_scorer(rewards: Sequence[RewardSpec], sources: Iterable[SourceSpec], base: Path, *, trial: int = 0) -> Scorer:
     """Return the scorer of `spec.rewards`, with its worker processes started and all functions loaded.
 
-    sources: all sources whose prompts will be scored, training and validation. The worker of a Gym reward
-    loads their tasks before the first call.
-    base: the manifest's folder, from which functions may be imported. trial: see Scorer. Raises RewardSetupError with every problem.
+    sources: all sources whose prompts will be scored, training and validation. The worker of a Gym reward loads their tasks
+    before the first call. base: the manifest's folder, from which functions may be imported. trial: number of first
+    responses; the run ends if every reward fails for all of them. Raises RewardSetupError with every problem.
     """
     gyms = [source.gym for source in sources if source.gym is not None]
     names = _names(rewards)

@@ -1,10 +1,12 @@
 """`qwen35 export`: the model of a checkpoint as a Hugging Face folder, or its adapters as a PEFT one.
 
     run.yaml ─► which model, which adapters ─────┐
-    checkpoint ─► trained weights ───────────────┼─► .OUTPUT.partial: weights, configuration, tokenizer, checksums ─► OUTPUT
+    checkpoint ─► the ranks' shards, joined ─────┼─► .OUTPUT.partial: weights, configuration, tokenizer, checksums ─► OUTPUT
     source folder, or seed ─► everything else ───┘
 
-The output is complete or absent, and never overwrites anything.
+The shards of the ranks are joined by engines/fsdp/saved_weights.py; weights get the dtypes of the source folder, or of
+model.precision where the run started from random weights (models/qwen3_5/hub_folder.py). The output is complete or absent,
+and never overwrites anything.
 """
 
 from __future__ import annotations

@@ -144,16 +144,20 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
-        """Claim the folder; with `locked`, also keep other runs out of it until the end. Raises FolderRefused."""
+        """Context manager: claim the folder for this run. Raises FolderRefused.
+
+        locked: also keep other runs out of it until the end.
+        """
         with self.held() if locked else contextlib.nullcontext():
             self.claim(manifest, resume=resume)
             yield
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of this folder until the end. The kernel releases the lock when the process ends, however it ends.
+        """Context manager: keep other runs out of this folder until the end.
 
-        Raises FolderRefused when another run uses the folder, or it cannot be written.
+        The kernel releases the lock when the process ends, however it ends. Raises FolderRefused when another run uses
+        the folder, or it cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)

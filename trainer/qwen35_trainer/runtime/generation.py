@@ -4,8 +4,9 @@
     Move ──► take, submit ──┘                        │
                                     all samples of a group ─► score ─► Scored
 
-Reported tokens of unfinished sequences are kept here, so that they are not lost with their replica. Reports about a sequence count
-only when they come from the replica that has it.
+Reported tokens of unfinished sequences are kept here, so that they are not lost with their replica; without
+async.partialRollout the coordinator starts such sequences over. Reports about a sequence count only when they come from the
+replica that has it.
 """
 
 from __future__ import annotations

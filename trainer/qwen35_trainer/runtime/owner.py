@@ -104,7 +104,7 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Record `owner` as the owner of the folder until the end of the `with` block; for good if a checkpoint was saved.
+        """Context manager: record `owner` as the folder's owner until the end, or for good if a checkpoint was saved meanwhile.
 
         Raises FolderRefused when the folder cannot be written, or has another owner or other checkpoints than in this
         state.

@@ -41,7 +41,7 @@ def _glibc(function: str, *arguments: int) -> None:
 
 @contextmanager
 def starting() -> Iterator[None]:
-    """Run the `with` block, which imports modules and builds the model, without garbage collection.
+    """Context manager: import modules and build the model without garbage collection.
 
     Their objects live as long as the process, and repeated collections would take a fifth of a worker's start. At the end
     these objects are frozen, so that later collections, which pause the process, skip them, and free memory returns to the

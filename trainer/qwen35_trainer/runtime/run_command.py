@@ -2,9 +2,9 @@
 
     manifest ─► checks ─► Ray, data ─► folder ─► driver ─► view … ─► summary.json, report.html
 
-After the first Ctrl-C or SIGTERM the run finishes the current update and saves; a second one ends it immediately. Before the folder is
-claimed, the first one ends the command, because nothing is written yet (signals.py). With --link, an order to stop has the
-effect of the first signal.
+After the first Ctrl-C or SIGTERM the run finishes the current update and saves; a second one ends it within seconds,
+without saving. Before the folder is claimed, the first one ends the command, because nothing is written yet (signals.py).
+With --link, an order to stop has the effect of the first signal.
 """
 
 from __future__ import annotations

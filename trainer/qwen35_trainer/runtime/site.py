@@ -38,7 +38,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def connected(*, in_cluster: bool) -> Iterator[None]:
-    """Connect to Ray, and disconnect at the end. Use it in a thread that lives that long: see signals.py."""
+    """Context manager: connect to the cluster's Ray if `in_cluster`, else start one; disconnect at the end.
+
+    Enter it in a thread that lives until Ray has ended: Linux ends Ray's processes with the thread that started them.
+    """
     if in_cluster:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
     else:

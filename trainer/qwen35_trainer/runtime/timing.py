@@ -30,7 +30,10 @@ class TrainingClock:
 
 @dataclass
 class PoolMeter:
-    """Measures how long the workers of a pool were busy, and their tokens. Times are wall-clock seconds."""
+    """Measures the idle share and the tokens per second of a pool of `workers` workers, each since the previous `read`.
+
+    The owner adds to `tokens`. Times are wall-clock seconds.
+    """
 
     workers: int
     tokens: int = 0

@@ -51,7 +51,7 @@ class PlanChoice:
         )
 
     def apply(self, spec: TrainingSpec) -> TrainingSpec:
-        """Return the spec with this plan. It may violate the rules of the spec, see `is_legal`."""
+        """Return the spec with this plan. It may violate the rules of the spec, which `is_legal` checks."""
         assert spec.rollout is not None
         lane = self.lane and StragglerLaneSpec(
             nodes=self.lane.nodes, tensorParallel=self.lane.tensor_parallel, afterTokens=self.lane.after_tokens

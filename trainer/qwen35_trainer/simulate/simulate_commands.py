@@ -260,7 +260,7 @@ def _collect[T](function: Callable[[], T], problems: list[str]) -> T | None:
 
 @contextmanager
 def _exit_on_problems() -> Iterator[None]:
-    """Problems are on_simulated, and end the command."""
+    """Context manager: print the problems of a refused workload, and end the command."""
     from qwen35_trainer.simulate.field_changes import WorkloadRefused
 
     try:

@@ -196,7 +196,7 @@ class FSDPEngine:
         trained = [parameter for parameter in self._model.parameters() if parameter.requires_grad]
         norm = float(_whole(nn.utils.clip_grad_norm_(trained, self._spec.train.optimizer.gradientClip)))
         self._step(norm, learning_rate)
-        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.counts_sums
+        summed = torch.stack([value.float() for value in totals.values()]) * self._ranks.adds_to_sums
         dist.all_reduce(summed)
         sums = dict(zip(totals, summed.tolist(), strict=True))
         tokens = sums.pop("tokens")
@@ -282,7 +282,7 @@ class FSDPEngine:
         for samples in self._plan(batch, np.arange(batch.samples)):
             micro = self._micro_batch(batch, offsets, samples)
             values = response_scores(model, micro, temperature, with_entropy=False).log_probs
-            if len(samples) and self._ranks.counts_sums:
+            if len(samples) and self._ranks.adds_to_sums:
                 table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(
                     ~micro.responses.mask, 0.0
                 ).cpu()

@@ -28,7 +28,7 @@ class LearningSignal:
 
     advantages: Tensor
     reference: Tensor | None
-    """Log-probs of the reference model of the KL penalty."""
+    """Log-probs of the reference model of the KL penalty: the initial weights, with LoRA the base model."""
     proximal: Tensor | None
     """Log-probs of the weights at the batch's start."""
 

@@ -64,7 +64,7 @@ def initialise(model: HFModule, seed: int) -> None:
 
 @contextmanager
 def adapters_disabled(model: HFModule) -> Iterator[None]:
-    """Compute without adapters in the `with` block: the model then equals a second copy of the base model."""
+    """Context manager: compute without adapters, as the base model would."""
     adapted = [module for module in model.modules() if hasattr(module, "adapter_scale")]
     scales = [module.adapter_scale for module in adapted]
     for module in adapted:

@@ -43,7 +43,7 @@ class Ranks:
         return self.rank // (self.world // self.data_shares)
 
     @property
-    def counts_sums(self) -> bool:
+    def adds_to_sums(self) -> bool:
         """Whether this rank's values enter sums over ranks.
 
         The ranks of a context group hold the same samples, so only the first of them adds them.

@@ -3,9 +3,9 @@
     source:  model-00001-of-00003.safetensors ─► tensor by tensor: trained? new value : unchanged ───► the same file
              config, tokenizer, templates, index ────────────────────────────────────────────────────► copied
 
-Names, the layout of experts, types and shards are those of the source. Heads for multi-token prediction and all other
-tensors that were not trained pass through. A few files are written at a time, each with one block of a tensor's rows in
-memory.
+Names, the layout of experts, dtypes and the division into files are those of the source. Heads for multi-token
+prediction and all other tensors that were not trained pass through. A few files are written at a time, each with one block
+of a tensor's rows in memory.
 """
 
 from __future__ import annotations

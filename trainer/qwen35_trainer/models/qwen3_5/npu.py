@@ -48,7 +48,7 @@ def adapt(model: HFModule) -> bool:
 def install(model: HFModule, operators: Operators, *, device: str) -> None:
     """Replace norms, attention layers and experts by `operators`, for inputs whose device has the type `device`.
 
-    Attention layers get an attribute `rotate(x, cos, sin)`, see below.
+    Attention layers get an attribute `rotate(x, cos, sin)`, by which `full_attention` applies the rotary embedding.
     """
     for module in model.modules():
         if replacement := _REPLACEMENTS.get(_CLASS.sub("", type(module).__name__)):

@@ -23,7 +23,10 @@ from qwen35_trainer.models.qwen3_5.router import Membership
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """Layout of the sequences of one forward pass; `cos` and `sin` are those of the tokens of this process."""
+    """The begin and end of each sequence of a forward pass, as the layers need them.
+
+    `cos` and `sin`: rotary embedding of this process's tokens.
+    """
 
     cos: Tensor
     """(n, l, rotary channels)"""

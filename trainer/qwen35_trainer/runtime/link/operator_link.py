@@ -18,11 +18,11 @@ _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_
 
 
 class LinkDown(Exception):
-    """A report was not delivered, but a later one may be. The message contains its destination and the answer."""
+    """A report or a history was not delivered; a later one may be. The message says where to, and why not."""
 
 
 class LinkRefused(ValueError):
-    """--link cannot be used with this value. The message lists everything that is missing."""
+    """The value of --link cannot be used. The message lists everything that is missing."""
 
     failure = None  # without a link there is no operator to report to
 
@@ -31,10 +31,10 @@ class Link(Protocol):
     """A connection to one operator. All methods are used from one event loop."""
 
     async def report(self, progress: ProgressReport) -> None:
-        """Replace the previous report with this one, within a deadline. Raises LinkDown."""
+        """Replace the previous report with this one. Raises LinkDown at its deadline."""
 
     async def history(self, packed: bytes) -> None:
-        """Replace the stored history with `packed` (see `progress.packed_history`), within a deadline. Raises LinkDown."""
+        """Replace the stored history with `packed`, made by `progress.packed_history`. Raises LinkDown at its deadline."""
 
     def orders(self) -> AsyncIterator[Control]:
         """Yield the operator's current orders, then the new orders after each change.

@@ -222,7 +222,7 @@ class RunHistory:
 
 @contextmanager
 def reporting(option: str | None) -> Iterator[Reporter]:
-    """Yield a reporter for --link, and report at the end how the body ended. Without --link nothing is reported.
+    """Context manager: give a reporter for --link, and report at the end how the body ended. Without --link it reports nothing.
 
     Raises LinkRefused and OutcomeUndelivered.
     """
