@@ -90,7 +90,7 @@ async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], tr
 
 
 async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
-    """The problem that only people can solve, if there is one. Raises ApiError for temporary errors."""
+    """Return the problem that only people can solve, if there is one. Raises ApiError for temporary errors."""
     try:
         group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
     except NotFound:
@@ -135,7 +135,7 @@ class NoDiffs(kopf.AnnotationsDiffBaseStorage):
 
 
 def settings() -> kopf.OperatorSettings:
-    """Settings for kopf: no annotations, finalizers or events of its own, and time limits that fit a reconcile."""
+    """Return settings for kopf: no annotations, finalizers or events of its own, and time limits that fit a reconcile."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.persistence.diffbase_storage = NoDiffs()
     kopf_settings.posting.enabled = False

@@ -20,7 +20,7 @@ class SettingsRefused(ValueError):
 
 
 def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
-    """The default trainer images with changes such as CPU=registry/image:tag. Raises SettingsRefused."""
+    """Return the default trainer images with changes such as CPU=registry/image:tag. Raises SettingsRefused."""
     chosen = dict(IMAGES)
     for change in changes:
         profile, _, image = change.partition("=")

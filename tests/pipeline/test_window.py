@@ -1,4 +1,4 @@
-"""The arithmetic of the two knobs."""
+"""The arithmetic of the two bounds of staleness."""
 
 import pytest
 from hypothesis import given

@@ -17,7 +17,7 @@ The operator reads Preempted from the pod's status (kube/object_parsing.py).
 
 
 class Interrupted(Exception):
-    """A signal, or the operator, ended the run without a last checkpoint; says what was kept."""
+    """A signal, or the operator, ended the run without a last checkpoint. The message says what was kept."""
 
     failure = FailureReason.INTERRUPTED
 

@@ -171,7 +171,7 @@ def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping
 
 
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
-    """The default. Sections get {}, so that the defaults of their fields apply.
+    """Return the default. Sections get {}, so that the defaults of their fields apply.
 
     null is allowed only if absence would mean something else. Elsewhere the API server prunes it, which means None.
     """

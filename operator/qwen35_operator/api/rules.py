@@ -44,7 +44,7 @@ REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
 
 
 def _message(message: str, *values: str) -> str:
-    """A CEL expression for a message with integers."""
+    """Return a CEL expression for a message with integers."""
     return f"'{message}'.format([{', '.join(values)}])"
 
 

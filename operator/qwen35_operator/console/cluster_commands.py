@@ -187,7 +187,7 @@ async def _log(client: RestClient, states: States, console: Console, *, as_json:
 
 
 async def _with_warnings(client: RestClient, raw: JsonObject, before: TrainingView | None) -> tuple[TrainingView, str]:
-    """The training with its latest warnings. If they cannot be read, with the earlier ones, and the reason."""
+    """Return the training with its latest warnings. If they cannot be read, with the earlier ones, and the reason."""
     try:
         return TrainingView.of(raw, await warnings_of(client, raw)), ""
     except NotShown as problem:
@@ -219,7 +219,7 @@ async def _report(cluster: ClusterAccess, name: str, output: Path, console: Cons
 
 
 def _document(raw: JsonObject, view: TrainingView | None = None) -> JsonObject:
-    """The output of --json: the training's status with the field names of the custom resource."""
+    """Return the output of --json: the training's status with the field names of the custom resource."""
     metadata = {
         key: raw["metadata"].get(key) for key in ("name", "namespace", "uid", "generation", "creationTimestamp")
     }

@@ -116,7 +116,7 @@ async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
 
 
 def not_found(namespace: str, name: str, others: list[str]) -> str:
-    """The message that the training does not exist, with names that may be meant."""
+    """Return the message that the training does not exist, with names that may be meant."""
     similar = difflib.get_close_matches(name, others, SHOWN_NAMES)
     if similar:
         fix = f"Did you mean {' or '.join(similar)}?"

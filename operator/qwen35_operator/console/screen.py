@@ -51,7 +51,7 @@ def _head(view: TrainingView, now: datetime) -> Table:
 
 
 def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
-    """The state and its reason, the unmet conditions, and whether the training is degraded."""
+    """Return the state and its reason, the unmet conditions, and whether the training is degraded."""
     reason = explanation(view)
     state = Text.assemble(
         (view.state, f"bold {STATE_STYLES.get(view.state, 'yellow')}"), f": {reason}" if reason else ""
@@ -154,7 +154,7 @@ def _pools(view: TrainingView) -> Table:
 
 
 def _attempt_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
-    """The open attempt, and how the last ended attempt ended."""
+    """Return the open attempt, and how the last ended attempt ended."""
     attempts = view.status.attempts
     if not attempts:
         return []
@@ -178,7 +178,7 @@ def _ended(view: TrainingView, attempt: Attempt, now: datetime) -> str:
 
 
 def _short(text: str) -> Text:
-    """The text, cut to MAX_LINES lines."""
+    """Return the text, cut to MAX_LINES lines."""
     flat = " ".join(text.split())
     limit = (SCREEN_COLUMNS - LABEL_COLUMNS - 4) * MAX_LINES
     return Text(flat if len(flat) <= limit else f"{flat[: limit - 2]} …")

@@ -36,7 +36,7 @@ def explanation(view: TrainingView) -> str:
 
 
 def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
-    """The type and meaning of each condition that does not hold; after an unmet prerequisite, no others."""
+    """Return the type and meaning of each condition that does not hold; after an unmet prerequisite, no others."""
     if view.state in ("Succeeded", "Failed", "Suspended"):
         return []
     unmet = []
@@ -73,7 +73,7 @@ def ago(time: datetime | str, now: datetime) -> str:
 
 
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Seconds until the last update at the present pace; None if that cannot be known."""
+    """Return seconds until the last update at the present pace; None if that cannot be known."""
     progress = view.status.progress
     if (
         view.state != "Running"

@@ -52,29 +52,29 @@ def labels(training: str, component: str) -> dict[str, str]:
 
 
 def job_name(training: str, attempt: int) -> str:
-    """Name of an attempt's RayJob."""
+    """Return the name of an attempt's RayJob."""
     return f"{training}-{attempt}"
 
 
 def account_name(training: str) -> str:
-    """Name of the trainer's ServiceAccount, Role and RoleBinding."""
+    """Return the name of the trainer's ServiceAccount, Role and RoleBinding."""
     return f"{training}-trainer"
 
 
 def selector(training: str) -> str:
-    """Label selector of all objects of a training."""
+    """Return the label selector of all objects of a training."""
     return f"{TRAINING}={training}"
 
 
 def rollout_selector(training: str) -> str:
-    """Label selector of the rollout pool's pods, for the scale subresource."""
+    """Return the label selector of the rollout pool's pods, for the scale subresource."""
     return f"{selector(training)},{POOL}={ROLLOUT}"
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields that a running attempt cannot take over. When it changes, a new attempt must start.
+    """Return a hash of all fields whose change needs a new attempt, because a running one cannot adopt it.
 
-    Fields with their default value do not count, so that a release with a new field ends no attempt.
+    Fields with their default value do not count: a release that adds fields must not end running attempts.
     """
     spec = training.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=LIVE_FIELDS)
     return digest({section: value for section, value in spec.items() if value != {}})

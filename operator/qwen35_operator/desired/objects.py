@@ -50,7 +50,7 @@ def sealed(manifest: KubeObject) -> dict[str, Any]:
 
 
 def hash_of(manifest: KubeObject) -> str:
-    """Hash of the whole object except the hash annotation: 16 hexadecimal digits."""
+    """Return the hash of the whole object except the hash annotation: 16 hexadecimal digits."""
     written = dict(manifest["metadata"])
     annotations = {key: value for key, value in written.pop("annotations", {}).items() if key != object_names.HASH}
     return object_names.digest(dict(manifest) | {"metadata": written | {"annotations": annotations}})

@@ -80,7 +80,7 @@ def _container(training: TrainingResource, settings: OperatorSettings, pool: Pod
 
 
 def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
-    """The head's ServiceAccount. Only the driver contacts the API server."""
+    """Return the head's ServiceAccount. Only the driver contacts the API server."""
     if pool == "head":
         return {"serviceAccountName": object_names.account_name(training.name), "automountServiceAccountToken": True}
     return {"automountServiceAccountToken": False}
@@ -89,7 +89,7 @@ def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
 def _environment(
     training: TrainingResource, profile: DeviceProfile, pool: PodPool, attempt: int
 ) -> list[dict[str, Any]]:
-    """The operator's variables, then the profile's, then the user's, which cannot have a name of the operator's."""
+    """Return the operator's variables, then the profile's, then the user's, which cannot have a name of the operator's."""
     values = {
         TRAINING_VARIABLE: training.name,
         NAMESPACE_VARIABLE: training.namespace,

@@ -22,5 +22,5 @@ def all_pools(spec: TrainingSpec) -> tuple[PodPool, ...]:
 
 
 def rollout_nodes(spec: TrainingSpec) -> int:
-    """Nodes that the rollout pool starts with; 0 if the mode has no separate rollout pool."""
+    """Return nodes that the rollout pool starts with; 0 if the mode has no separate rollout pool."""
     return spec.rollout.nodes if spec.rollout is not None and "rollout" in worker_pools(spec) else 0

@@ -222,14 +222,15 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _proxy(url: str) -> str | None:
-    """The proxy for the API server that the environment names, as other clients read it."""
+    """Return the proxy for the API server that the environment names, as other clients read it."""
     server = urlsplit(url)
     return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
 
 
 def _offset(date: str, before: timedelta) -> timedelta:
-    """The difference between the API server's clock and this machine's, in whole seconds like the header. Small ones
-    are noise.
+    """Return the difference between the API server's clock and this machine's.
+
+    It is in whole seconds, like the header. Less than two seconds count as none.
     """
     try:
         shift = parsedate_to_datetime(date) - datetime.now(UTC)
@@ -247,7 +248,7 @@ def _refused(status: int, raw: bytes) -> ApiError:
 
 
 def _resource(path: str) -> str:
-    """The plural in a path, for metrics. Object names would make unlimited label values."""
+    """Return the plural in a path, for metrics. Object names would make unlimited label values."""
     parts = path.strip("/").split("/")
     rest = parts[3:] if parts[0] == "apis" else parts[2:]
     if rest[:1] == ["namespaces"] and len(rest) > 2:

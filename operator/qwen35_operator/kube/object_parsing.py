@@ -55,7 +55,7 @@ def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
 
 
 def training_of(raw: KubeObject) -> str:
-    """Name of the training that an object belongs to, from its label."""
+    """Return the name of the training that an object belongs to, from its label."""
     return sys.intern(str(raw["metadata"].get("labels", {}).get(object_names.TRAINING, "")))
 
 

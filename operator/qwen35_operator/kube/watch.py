@@ -126,7 +126,7 @@ class Watch:
         return version
 
     def _record(self, raw: JsonObject) -> ObjectRecord | None:
-        """The record of an object; None if it has our label but the operator did not create it."""
+        """Return the record of an object; None if it has our label but the operator did not create it."""
         try:
             return record(self.kind, raw)
         except (KeyError, ValueError, TypeError, AttributeError) as error:

@@ -55,7 +55,7 @@ def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, .
 
 
 def _wait(attempt: Attempt, *, job_ended: bool, now: datetime) -> float | None:
-    """Seconds until the RayJob is deleted; None if it is kept as the record of its attempt."""
+    """Return seconds until the RayJob is deleted; None if it is kept as the record of its attempt."""
     if attempt.outcome == "Suspended":
         return 0.0
     if job_ended:

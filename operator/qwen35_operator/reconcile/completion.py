@@ -71,7 +71,7 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
 
 
 def _replacement_head(situation: AttemptSituation) -> Pod | None:
-    """A head pod other than the one that the attempt reports from, in the same cluster.
+    """Return a head pod other than the one that the attempt reports from, in the same cluster.
 
     KubeRay replaces a lost head pod and submits the job to it again, without limit and without counting. An attempt
     that its queue evicted returns with a new cluster, which is younger than the last report: that is not a failure.

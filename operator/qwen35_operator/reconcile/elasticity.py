@@ -114,7 +114,7 @@ def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
-    """The pods to delete when shrinking: first those already leaving, then failing ones, then the idlest whole
+    """Return the pods to delete when shrinking: first those already leaving, then failing ones, then the idlest whole
     replicas.
     """
     if count <= 0:

@@ -106,7 +106,7 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
 
 
 def _advice(observed: Observed) -> str:
-    """A warning about a spec that can be run but has a costly omission."""
+    """Return a warning about a spec that can be run but has a costly omission."""
     if observed.training is None or observed.training.spec.checkpoint.storage is not None:
         return ""
     return (
@@ -134,7 +134,7 @@ def _pool_findings(
 
 
 def _needed_nodes(training: TrainingResource | None, pool: PoolStatus) -> int:
-    """Nodes without which the training cannot continue."""
+    """Return nodes without which the training cannot continue."""
     if pool.name != "rollout" or training is None or training.spec.rollout is None:
         return pool.desired
     return min(pool.desired, training.spec.rollout.minNodes or pool.desired)
@@ -153,7 +153,7 @@ def _quota(observed: Observed, verdict: Verdict) -> Finding:
 
 
 def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...]:
-    """The pools that the mode has. Unchanged while the spec cannot be read."""
+    """Return the pools that the mode has. Unchanged while the spec cannot be read."""
     if observed.training is None:
         return observed.status.pools
     spec = observed.training.spec
@@ -179,7 +179,7 @@ def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...
 def _progress(
     observed: Observed, report: ProgressReport | None, verdict: Verdict, now: datetime
 ) -> tuple[ProgressStatus | None, float | None]:
-    """The numbers to show, and the seconds until newer ones may be copied."""
+    """Return the numbers to show, and the seconds until newer ones may be copied."""
     before = observed.status.progress
     if report is None or observed.report is None:
         return before, None
@@ -193,7 +193,7 @@ def _progress(
 
 
 def _numbers(report: ProgressReport, time: str) -> ProgressStatus:
-    """The report's numbers, rounded: more digits would fill the columns of kubectl and change with each report."""
+    """Return the report's numbers, rounded: more digits would fill the columns of kubectl and change with each report."""
     counts = ("update", "version", "lagMax")
     measures = {"reward": 4, "accuracy": 4, "heldOutReward": 4, "lagMean": 2, "rolloutIdle": 2, "trainIdle": 2}
     measures |= {"tokensPerSecond": 1, "secondsPerUpdate": 2}

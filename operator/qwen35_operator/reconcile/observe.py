@@ -119,13 +119,16 @@ def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, 
 
 
 def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:
-    """The training's clusters. One whose RayJob is not among `jobs` belongs to no attempt, and delays the next one."""
+    """Return the training's clusters.
+
+    One whose RayJob is not among `jobs` belongs to no attempt, and delays the next one.
+    """
     clusters = [cluster for cluster in cache.stores[RAY_CLUSTER].of(key) if isinstance(cluster, RayCluster)]
     return tuple(cluster if cluster.owner in jobs else replace(cluster, attempt=0) for cluster in clusters)
 
 
 def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
-    """The training's pods. Those of an earlier training of the same name belong to no attempt."""
+    """Return the training's pods. Those of an earlier training of the same name belong to no attempt."""
     pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod)]
     return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
 

@@ -57,7 +57,7 @@ def _state(situation: AttemptSituation) -> tuple[State, str, str]:
 
 
 def _new_fault(situation: AttemptSituation) -> Fault | None:
-    """A pod's fault that the attempt's record does not contain yet."""
+    """Return a pod's fault that the attempt's record does not contain yet."""
     failing = [pod for pod in failure_rules.failing_pods(situation) if pod.reason in failure_rules.FAULTS]
     if not failing:
         return None
@@ -76,7 +76,7 @@ def _new_fault(situation: AttemptSituation) -> Fault | None:
 
 
 def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
-    """The most important problem of an attempt that nevertheless continues."""
+    """Return the most important problem of an attempt that nevertheless continues."""
     report = situation.observed.report
     if report is not None and report.problem is not None:
         return yes("ProgressUnreadable", report.problem)

@@ -62,7 +62,7 @@ def leftovers(observed: Observed, now: datetime) -> list[str]:
 
 
 def _backoff(situation: Situation, last: Attempt) -> float:
-    """Seconds until the next attempt may start; at most 0 if it may start now."""
+    """Return seconds until the next attempt may start; at most 0 if it may start now."""
     if last.outcome != "Failed" or last.endTime is None:
         return 0.0
     wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, situation.status.restarts)

@@ -55,7 +55,10 @@ def _read(text: str) -> tuple[list[Segment], object]:
 
 
 def _path(spelled: str) -> list[Segment]:
-    """The segments of a path, which must exist in the models. Below a map with free keys the remainder is one key."""
+    """Return the segments of a path, which must exist in the models.
+
+    Below a map with free keys the remainder is one key.
+    """
     first = re.split(r"[.\[]", spelled)[0]
     remainder = spelled if first in fields.fields(Manifest) else f"spec.{spelled}"
     path: list[Segment] = []

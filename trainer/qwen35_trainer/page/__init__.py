@@ -32,7 +32,7 @@ def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figu
 
 
 def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
-    """The HTML of the place where figure `name` is drawn, with its caption.
+    """Return the HTML of the place where figure `name` is drawn, with its caption.
 
     size: a class of the caller's style sheet. key: HTML that is appended to the caption.
     """

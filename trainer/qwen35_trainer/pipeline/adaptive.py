@@ -100,7 +100,7 @@ class AdaptiveDispatch:
         self._tokens, self._batches = self._tokens * DECAY_PER_BATCH, self._batches * DECAY_PER_BATCH
 
     def expected_late(self, batch: int) -> float:
-        """The expected number of groups in flight that will run beyond their deadline."""
+        """Return the expected number of groups in flight that will run beyond their deadline."""
         if self._batches == 0.0:
             return 0.0
         tokens_per_batch = self._tokens / self._batches

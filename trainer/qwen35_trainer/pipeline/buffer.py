@@ -118,7 +118,7 @@ class Buffer:
         return self.window.limit - self.counted
 
     def deadline(self, group: int) -> int:
-        """The last batch that may train a held group."""
+        """Return the last batch that may train a held group."""
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
@@ -210,8 +210,9 @@ class Buffer:
         return excess
 
     def _required(self) -> tuple[int, int | None]:
-        """The number of finished groups that the batch must contain, counted in order of deadlines, and the first deadline
-        of a due group that still runs.
+        """Return the number of finished groups that the batch must contain, counted in order of deadlines.
+
+        Return also the first deadline of a due group that still runs.
         """
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
         first_running: int | None = None
@@ -227,7 +228,7 @@ class Buffer:
         return required, first_running
 
     def _running_until(self, deadline: int) -> Iterator[int]:
-        """The running groups whose deadline has not passed and is not after `deadline`."""
+        """Return the running groups whose deadline has not passed and is not after `deadline`."""
         for candidate in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
             if candidate <= deadline:
                 yield from self._buckets[candidate].running

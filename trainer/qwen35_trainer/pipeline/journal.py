@@ -127,7 +127,7 @@ def _checksum(text: bytes) -> bytes:
 
 
 def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
-    """Every line with its record, without the torn tail."""
+    """Return every line with its record, without the torn tail."""
     lines = [(line, _decode(line)) for line in data.split(b"\n")[:-1]]
     while lines and lines[-1][1] is None:
         lines.pop()
@@ -135,7 +135,7 @@ def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
 
 
 def _replay(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> tuple[Replay, int]:
-    """The state before `batch` was taken, and the number of lines that lead to it. Raises JournalDamaged."""
+    """Return the state before `batch` was taken, and the number of lines that lead to it. Raises JournalDamaged."""
     replay = _begin(lines, batch)
     for replayed, (_, record) in enumerate(lines[1:], 1):
         match record:

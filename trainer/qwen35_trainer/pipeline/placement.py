@@ -92,7 +92,7 @@ class Placement:
     # Replicas.
 
     def pool_of(self, number: int) -> ReplicaPool:
-        """The collection that holds a replica: the lane, those behind, or the pool."""
+        """Return the collection that holds a replica: the lane, those behind, or the pool."""
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:
@@ -208,7 +208,7 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _replica_for(self, sequence: PlacedSequence) -> ReplicaState | None:
-        """A replica with a free slot: the lane's for stragglers, and for all sequences while the pool has no replica."""
+        """Return a replica with a free slot: the lane's for stragglers, and for all sequences while the pool has no replica."""
         uses_lane = self._is_straggler(sequence) or not len(self.pool)
         return (self.lane.least_loaded() if uses_lane else None) or self.pool.least_loaded()
 

@@ -23,7 +23,7 @@ class PromptFeed:
 
     @property
     def returned(self) -> tuple[int, ...]:
-        """The positions of prompts that come again, before any new one."""
+        """The positions of prompts to dispatch again, before any new prompt."""
         return tuple(self._returned)
 
     def take(self) -> int:

@@ -52,7 +52,7 @@ class PublicationState:
         return all(step is None for step in waiting) and not self._evaluation_groups
 
     def version_trained(self, version: int) -> None:
-        """All batches of a version have trained: publish it."""
+        """Begin to publish a version, all of whose batches have trained."""
         self._pending = version
 
     def replica_joined(self, version: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two knobs of staleness, and what follows from them. Raises ValueError for knobs that contradict each other."""
+    """The two bounds of staleness, and what follows from them. Raises ValueError for bounds that contradict each other."""
 
     groups_per_batch: int
     """P: prompt groups per batch."""
@@ -50,9 +50,9 @@ class Window:
         return math.floor((1 + self.staleness_threshold) * self.groups_per_batch * self.batches_per_version + 1e-9)
 
     def version_of(self, batch: int) -> int:
-        """The weight version at which batch number `batch` (from 0) trains."""
+        """Return the weight version at which batch number `batch` (from 0) trains."""
         return batch // self.batches_per_version
 
     def deadline(self, born: int) -> int:
-        """The last batch that may train a group whose first token came from version `born`."""
+        """Return the last batch that may train a group whose first token came from version `born`."""
         return (born + self.max_version_lag + 1) * self.batches_per_version - 1

@@ -53,7 +53,7 @@ def charts(
     staleness: Mapping[int, int],
     bound: int | None,
 ) -> list[Chart]:
-    """The charts for which the run has numbers, in the order of the page. staleness: trained tokens by lag."""
+    """Return the charts for which the run has numbers, in the order of the page. staleness: trained tokens by lag."""
     if not updates and not evaluations:
         return []
     loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
@@ -331,7 +331,7 @@ def _trace(line: _Series) -> Figure:
 
 
 def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[Figure]:
-    """The name of each line at its end. Names of lines that end close together are moved apart."""
+    """Return the name of each line at its end. Names of lines that end close together are moved apart."""
     low, high = limits
     ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
     placed: list[Figure] = []

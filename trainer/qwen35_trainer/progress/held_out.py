@@ -26,7 +26,7 @@ type HeldOutResult = tuple[float | None, float | None]
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
-    """The measures to show for some evaluations, the earliest first; usually the first and the latest of a run."""
+    """Return the measures to show for some evaluations, the earliest first; usually the first and the latest of a run."""
     accuracies = [accuracy for accuracy, _ in evaluations if accuracy is not None]
     rewards = [reward for _, reward in evaluations if reward is not None]
     shown = []
@@ -38,7 +38,7 @@ def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
 
 
 def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
-    """The measures of a run before training and at its last evaluation. For SFT, the held-out loss."""
+    """Return the measures of a run before training and at its last evaluation. For SFT, the held-out loss."""
     losses = [loss for loss in (summary["heldOutLossBefore"], summary["heldOutLossAfter"]) if loss is not None]
     if losses:
         return [HeldOutMeasure("loss", arrows([f"{loss:.3f}" for loss in losses]), "nats per token")]

@@ -48,7 +48,7 @@ def write_report(
 
 
 def _samples(run_dir: Path, summary: Summary) -> str:
-    """The section of sampled responses. If their file cannot be read, the section gives the reason instead."""
+    """Return the section of sampled responses. If their file cannot be read, the section gives the reason instead."""
     try:
         return sample_section(read_samples(run_dir / SAMPLES_FILE_NAME), summary["maxVersionLag"])
     except (OSError, ValueError) as error:
@@ -169,7 +169,10 @@ def _ending(summary: Summary, finish: FinishRecord | None) -> str:
 
 
 def _warning(summary: Summary) -> str:
-    """A warning about failed reward calls, with the first error. A run can succeed although most of its calls failed."""
+    """Return a warning about failed reward calls, with the first error.
+
+    A run can succeed although most of its calls failed.
+    """
     if not summary["rewardErrors"]:
         return ""
     failed = formatting.failures(summary["errorsByReward"], summary["timeoutsByReward"])

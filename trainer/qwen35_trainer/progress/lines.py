@@ -80,7 +80,10 @@ def _update_fields(run: RunState, update: UpdateRecord) -> list[tuple[str, str]]
 
 
 def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
-    """The fields of an evaluation. Accuracy is `-` if it is not meaningful, as for graded rewards (see held_out)."""
+    """Return the fields of an evaluation.
+
+    Accuracy is `-` if it is not meaningful, as for graded rewards (see held_out).
+    """
     samples = ("samples", str(evaluation.samples))
     if evaluation.loss is not None:
         return [("evaluation", str(evaluation.update)), ("loss", f"{evaluation.loss:.4f}"), samples]

@@ -54,7 +54,7 @@ class HistoryUnreadable(ValueError):
 
 @dataclass(frozen=True)
 class PackedHistory:
-    """The contents of a packed history."""
+    """A run as its packed history shows it: manifest, summary, records, and sampled responses."""
 
     manifest: str
     """The resolved manifest, as YAML."""
@@ -146,13 +146,13 @@ def unpack(packed: bytes) -> PackedHistory:
 
 
 def _thinned[R: UpdateRecord | EvaluationRecord](records: Sequence[R], stride: int) -> list[R]:
-    """Every `stride`-th record, plus the last one."""
+    """Return every `stride`-th record, plus the last one."""
     last = len(records) - 1
     return [record for place, record in enumerate(records) if place % stride == 0 or place == last]
 
 
 def _compact(record: RunRecord) -> dict[str, Any]:
-    """The record with numbers rounded to the six digits that a chart can show, times to milliseconds, and without nulls."""
+    """Return the record with numbers rounded to the six digits that a chart can show, times to milliseconds, and without nulls."""
     times = {name: getattr(record, name, None) for name in ("time", "start", "end", "wall_time")}
     fields = json.loads(to_line(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     exact = {name: round(time, 3) for name, time in times.items() if time is not None}

@@ -74,7 +74,7 @@ def _head(run: RunState, spinner: Spinner, elapsed: float) -> Table:
 
 
 def _rows(run: RunState) -> list[tuple[str, Text]]:
-    """The label and the value of each line that applies to this run."""
+    """Return the label and the value of each line that applies to this run."""
     rows: list[tuple[str, Text]] = []
     update = run.update
     if update and update.reward_mean is not None:
@@ -134,7 +134,7 @@ def _deviation(update: UpdateRecord) -> tuple[str, str]:
 
 
 def _parts(label: str, values: Mapping[str, float]) -> list[tuple[str, Text]]:
-    """A row with the mean of each reward or source. Empty for a single one, whose mean is already shown."""
+    """Return a row with the mean of each reward or source. Empty for a single one, whose mean is already shown."""
     if len(values) < 2:
         return []
     return [(label, Text(formatting.by_name(values)))]

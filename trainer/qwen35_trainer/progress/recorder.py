@@ -68,7 +68,7 @@ class Recorder:
 
 
 def _complete_size(file: BinaryIO) -> int:
-    """The number of bytes up to and including the last newline."""
+    """Return the number of bytes up to and including the last newline."""
     end = file.seek(0, os.SEEK_END)
     while end > 0:
         start = max(0, end - _BLOCK_BYTES)

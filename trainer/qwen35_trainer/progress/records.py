@@ -286,7 +286,7 @@ def surviving_updates(records: Iterable[RunRecord]) -> list[UpdateRecord]:
 
 
 def surviving_evaluations(records: Sequence[RunRecord]) -> list[EvaluationRecord]:
-    """Return the evaluations of `surviving_updates`, in order, at most one per update."""
+    """Return the evaluations of the updates that led to the final weights, in order, at most one per update."""
     kept: list[EvaluationRecord] = []
     for record in records:
         if isinstance(record, UpdateRecord):

@@ -137,7 +137,7 @@ def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def _thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """The first moment of every `stride` updates, plus the newest.
+    """Return the first moment of every `stride` updates, plus the newest.
 
     The stride is a power of two, so a moment that is kept at one stride was kept at all smaller ones.
     """
@@ -169,7 +169,7 @@ def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, 
 
 
 def _between(pieces: Sequence[TextPiece], start: int, end: int) -> list[TextPiece]:
-    """The characters from `start` to `end` of the concatenated pieces."""
+    """Return the characters from `start` to `end` of the concatenated pieces."""
     selected: list[TextPiece] = []
     offset = 0
     for lag, text in pieces:

@@ -75,7 +75,7 @@ def _piece(piece: TextPiece, max_lag: int) -> str:
 
 
 def _key(largest: int, max_lag: int) -> str:
-    """The legend of the colours behind tokens."""
+    """Return the legend of the colours behind tokens."""
     lags = range(min(largest, 8) + 1)
     colours = "".join(f'<li style="--lag:{_colour_percent(lag, max_lag)}%">{lag}</li>' for lag in lags)
     return f"<ul><li>lag of the tokens, in versions:</li>{colours}</ul>"

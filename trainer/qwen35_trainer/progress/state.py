@@ -53,7 +53,10 @@ class RunState:
                 self.finish = record
 
     def seconds_left(self) -> float | None:
-        """The estimated time to the end, from the mean duration of the latest updates. None before the first update."""
+        """Return the estimated time to the end, from the mean duration of the latest updates.
+
+        None before the first update.
+        """
         if not self.update or not self.updates_total:
             return None
         return (self.updates_total - self.update.update) * sum(self.seconds) / len(self.seconds)

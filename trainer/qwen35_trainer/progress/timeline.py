@@ -115,7 +115,7 @@ def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:
-    """A sort key: rollout, train, publish, then others; within a pool by number, so rollout-2 comes before rollout-10."""
+    """Return a sort key: rollout, train, publish, then others; within a pool by number, so rollout-2 comes before rollout-10."""
     pool = next((place for place, name in enumerate(_POOLS) if lane.startswith(name)), len(_POOLS))
     return pool, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", lane)]
 

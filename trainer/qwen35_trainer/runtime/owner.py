@@ -74,7 +74,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def hold(folder: Path, owner: Owner) -> None:
-    """Check that `owner` may still save into the folder, and write a deleted record of it again.
+    """Check that `owner` may still save into the folder. If the folder's owner record was deleted, write it again.
 
     Raises FolderRefused when another attempt owns the folder.
     """
@@ -99,7 +99,7 @@ class Claim:
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """Return the present state of the folder. Raises like `read_owner`."""
+        """Return the present state of the folder. Raises FolderRefused and OSError as `read_owner` does."""
         return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
 
     @contextmanager

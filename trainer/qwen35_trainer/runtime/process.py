@@ -43,9 +43,9 @@ def _glibc(function: str, *arguments: int) -> None:
 def starting() -> Iterator[None]:
     """Context manager: import modules and build the model without garbage collection.
 
-    Their objects live as long as the process, and repeated collections would take a fifth of a worker's start. At the end
-    these objects are frozen, so that later collections, which pause the process, skip them, and free memory returns to the
-    system.
+    What is imported and built here lives as long as the process, and repeated collections would take a fifth of a worker's
+    start. At the end these objects are frozen, so that later collections, which pause the process, skip them; unused memory
+    returns to the system.
     """
     outermost = gc.isenabled()
     gc.disable()

@@ -91,10 +91,11 @@ class Signals:
             self._parent.send(BEGUN)
 
     def attend[T](self, work: Callable[[], T], needs: Future[Any] | None = None) -> T:
-        """Run `work` in a thread, and return its result. Raises what it raises, or Interrupted when a signal sets a limit.
+        """Run `work` in a thread, and return its result. Raises the error of `work`.
 
-        needs: a future that `work` waits for; its error is raised immediately. After that and after Interrupted the thread still runs,
-        and the process is about to end without waiting for it.
+        Raises Interrupted when a signal limits the time that is left (`limit`). needs: a future that `work` waits for; its
+        error is raised immediately. After Interrupted, or an error of `needs`, the thread still runs: the caller ends the
+        process without waiting for it.
         """
         if self._parent is None:
             return work()

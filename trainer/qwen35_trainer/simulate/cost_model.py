@@ -144,7 +144,7 @@ class PrefillCost:
         )
 
     def seconds(self, tokens: float) -> float:
-        """The time to prefill `tokens` tokens."""
+        """Return the time to prefill `tokens` tokens."""
         return tokens / self.tokens_per_second
 
 
@@ -173,7 +173,7 @@ class Faults:
         )
 
     def gaps(self, seed: int, replica: int) -> Iterator[float]:
-        """The times from each start of a replica to its next failure, in seconds."""
+        """Return the times from each start of a replica to its next failure, in seconds."""
         draw = np.random.default_rng((seed, 1, replica))
         while self.mtbf is not None:
             yield float(draw.exponential(self.mtbf))

@@ -35,12 +35,12 @@ class Estimate:
         return min(self.rollout, self.trainer)
 
     def throughput(self, staleness_threshold: float) -> float:
-        """Return x(s): the estimated maximum throughput with a count knob of `staleness_threshold`."""
+        """Return x(s): the estimated maximum throughput with this staleness threshold."""
         return min(self.ideal, (1 + staleness_threshold) * self.version_tokens / self.group_time)
 
     @property
     def min_staleness(self) -> float:
-        """S*: the minimum count knob that can keep both pools busy."""
+        """S*: the minimum staleness threshold that can keep both pools busy."""
         return max(0.0, self.ideal * self.group_time / self.version_tokens - 1)
 
 
@@ -66,7 +66,7 @@ def estimate(workload: Workload) -> Estimate:
 
 @lru_cache(maxsize=8)  # a search estimates every split of the nodes with the same lengths
 def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, seed: int) -> tuple[float, float]:
-    """The mean length, and the mean of the maximum length of a group, over one block of groups."""
+    """Return the mean length, and the mean of the maximum length of a group, over one block of groups."""
     sampler = GroupSampler(lengths, group_size, correlation, 1.0, 1.0, seed)
     groups = [sampler.draw(position, 0)[0] for position in range(BLOCK_PROMPTS)]
     tokens = sum(map(sum, groups))

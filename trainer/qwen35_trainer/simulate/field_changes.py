@@ -82,7 +82,8 @@ def is_workload_path(path: str) -> bool:
 def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workload:
     """Apply all changes to a workload.
 
-    Raises WorkloadRefused with every problem of changes and workload, as ChangeRefused if a change is among them.
+    Raises WorkloadRefused with all problems of the changes and of the changed workload; a ChangeRefused if a change is wrong
+    for every workload.
     """
     draft = _Draft(workload)
     problems: list[str] = []
@@ -142,7 +143,7 @@ class _Draft:
         return [*self._parts, *(SHORT_NAMES if isinstance(self._original, Workload) else ())]
 
     def _validated(self, name: str, value: object) -> object:
-        """A value of the field's type, from YAML text or as it is."""
+        """Return a value of the field's type, from YAML text or as it is."""
         if not isinstance(value, str):
             return value
         try:
@@ -157,12 +158,12 @@ class _Draft:
         return get_type_hints(type(self._original))[name]
 
     def _default_part(self, name: str) -> _Draft | None:
-        """The defaults of a part that is None, for a change of one of its fields."""
+        """Return the defaults of a part that is None, for a change of one of its fields."""
         classes = [option for option in get_args(self._annotation(name)) if is_dataclass(option)]
         return _Draft(classes[0]()) if classes else None  # type: ignore[operator]  # a class, not an instance
 
     def _inner_drafts(self, name: str, index: int | None) -> list[_Draft]:
-        """The part, all items of a list, or the item at `index`."""
+        """Return the part, all items of a list, or the item at `index`."""
         part = self._parts[name]
         drafts = part if isinstance(part, list) else [part]
         if not all(isinstance(draft, _Draft) for draft in drafts):

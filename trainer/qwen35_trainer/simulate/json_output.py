@@ -59,7 +59,7 @@ def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[st
 
 
 def without_infinities(value: Any) -> Any:  # noqa: ANN401  (JSON)
-    """The value with null in place of numbers that JSON cannot represent."""
+    """Return the value with null in place of numbers that JSON cannot represent."""
     if isinstance(value, dict):
         return {key: without_infinities(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):
@@ -76,7 +76,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
 
 
 def _workload_json(workload: Workload, seeds: int) -> dict[str, Any]:
-    """The knobs and sizes of a workload."""
+    """Return the bounds of staleness and the sizes of a workload."""
     window, lane = workload.settings.window, workload.lane
     return {
         "policy": str(workload.policy),

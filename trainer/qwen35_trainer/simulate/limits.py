@@ -13,10 +13,10 @@ def raise_if_any(*problems: str | None) -> None:
 
 
 def below_minimum(minimum: float, **values: float) -> list[str]:
-    """The message `name value < minimum` for each value that is below the minimum or not finite."""
+    """Return the message `name value < minimum` for each value that is below the minimum or not finite."""
     return [f"{name} {value} < {minimum}" for name, value in values.items() if not minimum <= value < math.inf]
 
 
 def not_above(limit: float, **values: float) -> list[str]:
-    """The message `name value <= limit` for each value that is not above the limit or not finite."""
+    """Return the message `name value <= limit` for each value that is not above the limit or not finite."""
     return [f"{name} {value} <= {limit}" for name, value in values.items() if not limit < value < math.inf]

@@ -140,7 +140,7 @@ def _lane(spec: TrainingSpec, replica: ReplicaSpeed, speed: float) -> LaneSpeed 
 
 
 def _shared_devices(workload: Workload) -> Workload:
-    """The workload of pools that share their devices.
+    """Return the workload of pools that share their devices.
 
     `BatchPolicy.COLOCATED` adds up the hardware of two pools, so one unit moves from the rollout pool to the trainer. A
     single replica cannot be divided; the synchronous policy has the same result for it.

@@ -89,7 +89,7 @@ def _spec(options: SimulationOptions, misplaced: Collection[str]) -> TrainingSpe
 
 
 def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
-    """The --set options that cannot apply to a manifest, each with the problem: none is given, or the path is a workload's."""
+    """Return the --set options that cannot apply to a manifest, each with the problem: none is given, or the path is a workload's."""
     manifest_names = {*fields(Manifest), *fields(TrainingSpec)}
     problems = {}
     for text in options.overrides:
@@ -152,7 +152,7 @@ def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange
 
 
 def _replayed(file: Path, cap: int | None) -> Replayed:
-    """The lengths of a file, clipped where generation would stop."""
+    """Return the lengths of a file, clipped where generation would stop."""
     try:
         observed = Replayed.read(file)
     except OSError as error:
@@ -169,7 +169,7 @@ def _replayed(file: Path, cap: int | None) -> Replayed:
 def _lane_speeds(
     options: SimulationOptions, workload: Workload, changes: Sequence[FieldChange], speeds: HardwareSpeeds
 ) -> list[FieldChange]:
-    """The speeds of a lane that the options add: those of the pool in place of the reference workload's."""
+    """Return the speeds of a lane that the options add: those of the pool in place of the reference workload's."""
     adds_lane = workload.lane is None and any(change.segments[0] == "lane" for change in changes)
     if options.decode is None or not adds_lane:
         return []

@@ -1,4 +1,4 @@
-"""The planner: it chooses the split of a manifest's nodes, the two knobs, and whether to use a straggler lane.
+"""The planner: it chooses the split of a manifest's nodes, the two bounds of staleness, and whether to use a straggler lane.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │

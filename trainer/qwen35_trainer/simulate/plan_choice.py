@@ -1,4 +1,4 @@
-"""The choices of a plan: the split of the nodes, the two knobs and the straggler lane; and the grid of plans to search."""
+"""The choices of a plan: the split of the nodes, the two bounds of staleness and the straggler lane; and the grid of plans to search."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class PlanChoice:
 
 
 def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
-    """The numbers of rollout nodes of all legal splits with the same total, ascending."""
+    """Return the numbers of rollout nodes of all legal splits with the same total, ascending."""
     total = choice.rollout_nodes + choice.train_nodes
     return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
 
@@ -112,7 +112,7 @@ class NeighbourSteps:
     splits: Sequence[int]
     """Numbers of rollout nodes."""
     threshold: float
-    """Difference of the count knob, in versions."""
+    """Difference of the staleness threshold, in versions."""
     lane_sizes: Sequence[int]
     """Devices of a replica of the lane."""
     after_tokens: Sequence[int]
@@ -121,7 +121,10 @@ class NeighbourSteps:
 
 
 def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
-    """Every plan that differs in one choice, with a description of the change. Some may violate the rules of the spec."""
+    """Return every plan that differs in one choice, with a description of the change.
+
+    Some may violate the rules of the spec.
+    """
     for nodes in _adjacent_values(choice.rollout_nodes, steps.splits):
         moved = choice.with_split(nodes)
         yield f"rollout.nodes {nodes}, train.nodes {moved.train_nodes}", moved
@@ -154,7 +157,7 @@ def _lane_neighbours(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tupl
 
 
 def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
-    """The next lower and the next higher value."""
+    """Return the next lower and the next higher value."""
     lower = [other for other in ascending if other < value]
     higher = [other for other in ascending if other > value]
     return [*lower[-1:], *higher[:1]]
@@ -202,7 +205,7 @@ class PlanGrid:
 
     @property
     def sizes(self) -> GridPoint:
-        """The length of each list."""
+        """The number of values in each list of the grid."""
         return (
             len(self.splits),
             len(self.thresholds),
@@ -217,7 +220,7 @@ class PlanGrid:
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
 
     def choice(self, point: GridPoint) -> PlanChoice:
-        """Return the plan at a point."""
+        """Return the plan at a point of the grid: one index into each list."""
         split, threshold, nodes, size, after = point
         lane = LaneChoice(self.lane_nodes[nodes], self.lane_sizes[size], self.after_tokens[after])
         return replace(
@@ -228,7 +231,7 @@ class PlanGrid:
 
 
 def _lane_sizes(pool: int, per_node: int) -> list[int]:
-    """The numbers of devices of a lane's replica: multiples of the pool's that fit into a node, or else the smallest."""
+    """Return the numbers of devices of a lane's replica: multiples of the pool's that fit into a node, or else the smallest."""
     return [pool * factor for factor in (2, 4) if pool * factor <= per_node] or [pool * 2]
 
 

@@ -1,12 +1,12 @@
 """The search for the best plan of a grid with few and short simulations.
 
-    analytic estimate ─► splits with little idle time, and the minimum count knob that can keep them busy
+    analytic estimate ─► splits with little idle time, and the minimum staleness threshold that can keep them busy
         │
         ▼ without a lane, and with a lane of each size
     the MAX_CLIMBS best ─► pattern search: steps along one axis at a time, first large, then small
         │
         ▼
-    the maximum effective throughput ─► lower count knob, then lower age knob, within THROUGHPUT_TOLERANCE
+    the maximum effective throughput ─► lower staleness threshold, then lower maximum lag, within THROUGHPUT_TOLERANCE
 
 Deterministic: equal manifests give equal plans.
 """
@@ -36,7 +36,9 @@ MAX_STARTING_SPLITS: Final = 4
 MIN_IDEAL_SHARE: Final = 0.6
 """A split to start from must have this share of the maximum ideal throughput."""
 MAX_STARTING_THRESHOLD_SHARE: Final = 0.6
-"""The count knob at the start is at most this share of the age knob. If both are equal, the scheduler has no choice left."""
+"""The staleness threshold at the start is at most this share of the maximum lag. If both were equal, the scheduler would have
+no choice left.
+"""
 MAX_CLIMBS: Final = 2
 """Number of starting points from which the search climbs."""
 LAG_TOLERANCE_VERSIONS: Final = 0.1
@@ -44,7 +46,7 @@ LAG_TOLERANCE_VERSIONS: Final = 0.1
 
 
 def search(grid: PlanGrid, trials: Trials) -> Trial:
-    """The best plan that pattern search finds. Raises WorkloadRefused if no plan can be simulated."""
+    """Return the best plan that pattern search finds. Raises WorkloadRefused if no plan can be simulated."""
 
     def score(point: GridPoint) -> float:
         result = trials.short(grid.choice(point))
@@ -60,7 +62,7 @@ def search(grid: PlanGrid, trials: Trials) -> Trial:
 
 
 def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
-    """The starting points from the analytic estimate: some splits, each without a lane and with the smallest of each size."""
+    """Return the starting points from the analytic estimate: some splits, each without a lane and with the smallest of each size."""
     estimates = [estimate(trials.workload(grid.start.with_split(nodes))) for nodes in grid.splits]
     ideal = max(split_estimate.ideal for split_estimate in estimates)
     busy = [index for index, split in enumerate(estimates) if split.ideal >= MIN_IDEAL_SHARE * ideal]
@@ -99,7 +101,7 @@ def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float
 
 
 def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
-    """Lower the count knob, then the age knob, as far as the throughput stays within THROUGHPUT_TOLERANCE."""
+    """Lower the staleness threshold, then the maximum lag, as far as the throughput stays within THROUGHPUT_TOLERANCE."""
     low, high = 0, sum(threshold < best.choice.staleness_threshold for threshold in grid.thresholds)
     while low < high:
         middle = (low + high) // 2
@@ -168,7 +170,7 @@ class Trials:
         self.simulations = 0
 
     def workload(self, choice: PlanChoice) -> Workload:
-        """The workload of a plan, before its duration is set. Raises WorkloadRefused."""
+        """Return the workload of a plan, before its duration is set. Raises WorkloadRefused."""
         return apply_changes(workload_of(choice.apply(self._spec), self._speeds), self._changes)
 
     def is_legal(self, choice: PlanChoice) -> bool:
@@ -209,12 +211,12 @@ class Trials:
 
 
 def _short(workload: Workload) -> Workload:
-    """The workload with the duration that suffices to find good plans."""
+    """Return the workload with the duration that suffices to find good plans."""
     return _of_length(workload, sequences=6_000, min_versions=8, max_versions=24)
 
 
 def _long(workload: Workload) -> Workload:
-    """The workload with the duration that suffices to compare good plans."""
+    """Return the workload with the duration that suffices to compare good plans."""
     return _of_length(workload, sequences=16_000, min_versions=16, max_versions=50)
 
 

@@ -189,7 +189,7 @@ def _layout(x: str, y: str, form: str, traces: int) -> Figure:
 
 
 def _numbers_of(axis: SweepAxis) -> dict[str, float]:
-    """The number of each value. Empty if a value is not a number."""
+    """Return the number of each value. Empty if a value is not a number."""
     try:
         numbers = {value: float(value) for value in axis.values}
     except ValueError:
@@ -198,7 +198,7 @@ def _numbers_of(axis: SweepAxis) -> dict[str, float]:
 
 
 def _numbers(axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> str:
-    """A table of all measures, with one column per row of the sweep."""
+    """Return a table of all measures, with one column per row of the sweep."""
     columns = [row.result.as_dict() for row in rows]
     heads = "".join(f"<th>{escape(', '.join(row.values))}</th>" for row in rows) if axes else "<th></th>"
     lines = [f"<tr><th>{escape(', '.join(axis.key for axis in axes))}</th>{heads}</tr>"]

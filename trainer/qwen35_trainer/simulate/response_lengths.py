@@ -142,7 +142,7 @@ class GroupSampler:
         return self._clip(lengths[row], self._drift**batch), signal[row]
 
     def mean(self, batches: range) -> float:
-        """The mean length, in tokens, of the sequences that are drawn while these are the next batches."""
+        """Return the mean length, in tokens, of the sequences that are drawn while these are the next batches."""
         factors = [1.0] if self._drift == 1 else [self._drift**batch for batch in batches]
         return float(np.mean([mean_length(self._lengths, factor) for factor in factors]))
 
@@ -185,7 +185,7 @@ def _quantiles(lengths: Lognormal | BoundedPareto) -> Floats:
 
 
 def _share(normal: Floats) -> Floats:
-    """The standard normal distribution function at each deviate."""
+    """Return the standard normal distribution function at each deviate."""
     return np.asarray(np.vectorize(STANDARD_NORMAL.cdf, otypes=[np.float64])(normal))
 
 

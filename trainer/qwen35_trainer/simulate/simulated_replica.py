@@ -174,7 +174,7 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """A sequence that has reached its next stop. Each stop is returned once; None if there is no other."""
+        """Return a sequence that has reached its next stop. Each stop is returned once; None if there is no other."""
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]
@@ -198,7 +198,7 @@ class SimulatedReplica:
         return max(self.ready, self._now) + max(missing, 0.0) * self._step_seconds[self.active]
 
     def held_tokens(self) -> float:
-        """The number of response tokens of the sequences that it holds."""
+        """Return the number of response tokens of the sequences that this replica holds."""
         return sum(
             sequence.tokens + (max(self.service - sequence.joined, 0.0) if sequence.stamp else 0.0)
             for sequence in self.held.values()

@@ -155,7 +155,7 @@ class SimulatedRollout:
             self._schedule(sequence.replica)
 
     def _next_stop(self, sequence: SimulatedSequence) -> float:
-        """The number of tokens at the next stop."""
+        """Return the number of tokens at the next stop."""
         stop = float(sequence.length)
         turns = self._workload.turns.count
         if sequence.turns + 1 < turns:

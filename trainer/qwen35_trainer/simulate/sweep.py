@@ -78,7 +78,7 @@ def combinations(
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
     """Return the workload of each combination of a sweep, and the combinations that are invalid.
 
-    A combination is invalid for example with a count knob above the age knob. Raises WorkloadRefused if all are invalid, if
+    A combination is invalid for example with a staleness threshold above the maximum lag. Raises WorkloadRefused if all are invalid, if
     a name or a value is wrong, or if there are too many rows.
     """
     _check(axes)

@@ -119,7 +119,7 @@ def sweep_table(
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """The columns that fit next to each other."""
+    """Return the columns that fit next to each other."""
     for dropped in DROP_ORDER:
         if sum(max(map(len, head.split("\n"))) + 1 for head, _, _ in columns) <= width:
             break
@@ -176,7 +176,7 @@ def _head(workload: Workload, seeds: int) -> Text:
 
 
 def _assumptions(constants: Sequence[AssumedConstant]) -> list[RenderableType]:
-    """The quantities that decide the result, those given and those assumed."""
+    """Return the quantities that decide the result, those given and those assumed."""
     texts: list[RenderableType] = []
     for title, is_given in (("Given", True), ("Assumed, and decisive", False)):
         lines = [f"  {constant.name}: {constant.value}" for constant in constants if constant.is_given == is_given]
@@ -190,7 +190,7 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 
 
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
-    """Return three lines: policy, knobs and batches; pools; lengths and duration."""
+    """Return three lines: policy, bounds of staleness and batches; pools; lengths and duration."""
     window = workload.settings.window
     knobs = [str(workload.policy)]
     if workload.policy is BatchPolicy.DEADLINE_FIRST:
@@ -222,7 +222,7 @@ def _lane(workload: Workload) -> list[str]:
 
 
 def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
-    """The shares of groups by lag: "1: 29%, 2: 47%"."""
+    """Return the shares of groups by lag: "1: 29%, 2: 47%"."""
     total = sum(result.lag_histogram) or 1
     shares = [(lag, count / total) for lag, count in enumerate(result.lag_histogram) if count]
     texts = [f"{lag}: {percent(share)}" for lag, share in shares[:max_lags]]

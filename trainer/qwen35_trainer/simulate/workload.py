@@ -44,15 +44,15 @@ class BatchPolicy(StrEnum):
     """The rule by which a batch takes groups. All rules but the first are those of other projects, for comparison."""
 
     DEADLINE_FIRST = "deadline-first"
-    """The rule of this project, with both knobs."""
+    """The rule of this project, with the staleness threshold s and the maximum lag S."""
     FIFO = "fifo"
-    """Take groups in order of dispatch, and wait for each. Count knob only; the lag does not exceed it."""
+    """Take groups in order of dispatch, and wait for each. Without S; the lag does not exceed it."""
     WINDOWED_FIFO = "windowed-fifo"
-    """Take finished groups among the first W in order of dispatch. Count knob only; the lag does not exceed s + W / P."""
+    """Take finished groups among the first W in order of dispatch. Without S; the lag does not exceed s + W / P."""
     COMPLETION = "completion"
-    """Take groups in order of completion. Count knob only; the lag is not bounded."""
+    """Take groups in order of completion. Without S; the lag is not bounded."""
     SYNCHRONOUS = "synchronous"
-    """Generate the batches of a version, train them, publish. Both knobs are 0."""
+    """Generate the batches of a version, train them, publish. Both s and S are 0."""
     COLOCATED = "colocated"
     """As `synchronous`, with pools that take turns on the hardware of both. A trainer unit equals a replica of the first kind."""
 
@@ -110,9 +110,9 @@ class Workload:
     batches_per_version: int = 1
     """K: batches between two publications."""
     staleness_threshold: float = 2.0
-    """s, the count knob, in versions. It has no effect with `synchronous` and `colocated`."""
+    """s, the staleness threshold, in versions. It has no effect with `synchronous` and `colocated`."""
     max_version_lag: int = 4
-    """S, the age knob, in versions. Only `deadline-first` has it."""
+    """S, the maximum lag, in versions. Only `deadline-first` has it."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
     adaptive: bool = False

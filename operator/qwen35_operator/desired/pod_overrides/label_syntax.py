@@ -95,7 +95,7 @@ def _expressions(value: object, place: str) -> Iterator[Problem]:
 
 
 def _key(key: object, place: str) -> Iterator[Problem]:
-    """The problem of an invalid key. The RayJob's schema already refuses keys that are not strings."""
+    """Return the problem of an invalid key. The RayJob's schema already refuses keys that are not strings."""
     if isinstance(key, str):
         match = KEY.fullmatch(key)
         if match is None or len(match["prefix"] or "") > MAX_PREFIX_LENGTH:

@@ -26,7 +26,7 @@ _STATUS: Final = {"Succeeded": "FINISHED", "Stopped": "KILLED", "Failed": "FAILE
 def mlflow_sink(
     *, tracking_uri: str, experiment: str, name: str, run_id: str, config: Mapping[str, object]
 ) -> ServiceSink:
-    """A sink that continues the run of the experiment that is tagged `run_id`, if it exists.
+    """Return a sink that continues the run of the experiment that is tagged `run_id`, if it exists.
 
     config: the resolved manifest, logged as parameters such as "train.nodes".
     """

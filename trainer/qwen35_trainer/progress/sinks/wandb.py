@@ -22,7 +22,7 @@ except ModuleNotFoundError as error:
 def wandb_sink(
     *, project: str, entity: str | None, name: str, run_id: str, folder: Path, config: Mapping[str, object]
 ) -> ServiceSink:
-    """A sink that continues the run `run_id` of the project if it exists. WANDB_MODE=offline keeps it in `folder`.
+    """Return a sink that continues the run `run_id` of the project if it exists. WANDB_MODE=offline keeps it in `folder`.
 
     config: the resolved manifest, by which W&B compares runs.
     """
