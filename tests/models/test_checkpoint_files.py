@@ -150,6 +150,12 @@ def test_a_tied_output_layer_may_be_stored_or_not(tmp_path, stored):
     same_as(files, model)
 
 
+def test_a_stored_copy_of_the_tied_output_layer_has_the_shape_of_the_embedding(tmp_path):
+    vision_language(tied=True).save_pretrained(tmp_path)
+    rewrite(tmp_path, lambda weights: weights.update({"lm_head.weight": torch.zeros(5, 32)}))
+    assert problems(tmp_path) == ("lm_head.weight: shape (5, 32), config.json requires (23, 32).",)
+
+
 def test_an_untied_output_layer_must_be_there(folder):
     rewrite(folder, lambda weights: weights.pop("lm_head.weight"))
     assert problems(folder) == ("missing lm_head.weight: config.json describes another model, or files are missing.",)

@@ -127,9 +127,9 @@ class RunFolder:
         identity = self.root / "run.id"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.manifest, dump_manifest(manifest))
+            write_atomically(self.manifest, dump_manifest(manifest), durable=True)
             if not resume or not identity.exists():
-                write_atomically(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n")
+                write_atomically(identity, f"{manifest.metadata.name}-{secrets.token_hex(4)}\n", durable=True)
             if not new and not resume:
                 for records in (self.metrics, self.samples, self.journal, self.summary, self.root / "report.html"):
                     records.unlink(missing_ok=True)

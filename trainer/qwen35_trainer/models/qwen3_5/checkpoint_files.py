@@ -255,12 +255,13 @@ def _differences(
     problems = []
     if missing := [name for name in expected if name not in stored]:
         problems.append(f"missing {_some(missing)}: config.json describes another model, or files are missing.")
-    spare = {"lm_head.weight"} if tied else set()
-    if unexpected := [name for name in stored if name not in expected and name not in spare]:
+    embedding = next(shape for name, shape in expected.items() if name.endswith("embed_tokens.weight"))
+    allowed = {"lm_head.weight": embedding, **expected} if tied else expected
+    if unexpected := [name for name in stored if name not in allowed]:
         problems.append(f"unexpected {_some(unexpected)}: config.json describes another model.")
     problems.extend(
         f"{name}: shape {stored[name].shape}, config.json requires {shape}."
-        for name, shape in expected.items()
+        for name, shape in allowed.items()
         if name in stored and stored[name].shape != shape
     )
     return problems
