@@ -264,16 +264,6 @@ CASES = {
         {"checkpoint.storage": {"path": "/c"}},
     ),
     "no storage": ({"checkpoint.storage": {}}, "spec.checkpoint.storage", {"checkpoint.storage": None}),
-    "a path from the home folder": (
-        {"data.train": [{"name": "f", "files": {"paths": ["a.jsonl", "~/b.jsonl"]}}], "rewards": [{"type": "Math"}]},
-        "spec.data.train[0].files.paths[1]",
-        {"data.train": FILES, "rewards": [{"type": "Math"}]},
-    ),
-    "storage in the home folder": (
-        {"checkpoint.storage": {"path": "~/c"}},
-        "spec.checkpoint.storage.path",
-        {"checkpoint.storage": {"path": "c~"}},
-    ),
     "reward pattern": (
         {"rewards": [{"type": "Math", "extract": "(a"}]},
         "spec.rewards[0].extract",

@@ -72,6 +72,18 @@ CASES = {
         '"my_rewards.py" has an invalid form.',
         "Write it like my_rewards:score.",
     ),
+    "path from the home folder": (
+        {"data.train": [{"name": "f", "files": {"paths": ["a.jsonl", "~/b.jsonl"]}}], "rewards": [{"type": "Math"}]},
+        "spec.data.train[0].files.paths[1]",
+        '"~/b.jsonl" starts with ~, which is not expanded.',
+        "Write the path in full, or relative to the manifest.",
+    ),
+    "storage in the home folder": (
+        {"checkpoint.storage": {"path": "~"}},
+        "spec.checkpoint.storage.path",
+        '"~" starts with ~, which is not expanded.',
+        None,
+    ),
     "required": ({"model": {"name": "x"}}, "spec.model.source", "is required.", None),
 }
 

@@ -18,8 +18,8 @@ MAX_FILES_FOUND = 20
 
 
 def _file(name: str) -> Path:
-    (found,) = [package / name for package in PACKAGES if package / name in TEXTS]
-    return found
+    (path,) = [package / name for package in PACKAGES if package / name in TEXTS]
+    return path
 
 
 def test_the_table_has_every_row():
@@ -32,8 +32,8 @@ def test_a_search_leads_to_the_symbol_in_two_hops(row):
     opened = _file(row["opens"])
     then = _file(row["then"]) if row["then"] else opened
     symbol = row["symbol"].split(".")[-1]
-    found = [path for path, text in TEXTS.items() if row["term"].lower() in text.lower()]
-    assert opened in found
-    assert len(found) <= MAX_FILES_FOUND
+    hits = [path for path, text in TEXTS.items() if row["term"].lower() in text.lower()]
+    assert opened in hits
+    assert len(hits) <= MAX_FILES_FOUND
     assert re.search(rf"(?:class|def) {symbol}\b|^{symbol}\b|, {symbol}\b", TEXTS[then], re.MULTILINE)
     assert then == opened or re.search(rf"\b(?:{symbol}|{then.stem})\b", TEXTS[opened])

@@ -43,4 +43,6 @@ class PersistentVolumeClaimSpec(Section):
 FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$"
 """Pattern of a reference to a user's function: module:function."""
 MAX_PATH_CHARACTERS = 1024
-PathName = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARACTERS)]
+NOT_IN_HOME = r"^[^~]"
+"""Pattern of a path that does not start with ~: a shell would expand that, and here it would name a folder."""
+PathName = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARACTERS, pattern=NOT_IN_HOME)]

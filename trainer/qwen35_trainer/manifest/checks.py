@@ -30,7 +30,6 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (layout.replicas, ("accelerator", "rollout")),
     (contents.model_source, ("model",)),
     (contents.random_model, ("model",)),
-    (contents.home_paths, ("model", "data", "checkpoint")),
     (contents.data_sources, ("data",)),
     (contents.gym_reward, ("rewards", "data")),
     (contents.reward_options, ("rewards",)),

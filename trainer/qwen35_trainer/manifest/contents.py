@@ -35,26 +35,6 @@ def random_model(spec: TrainingSpec) -> Iterator[Problem]:
         yield Problem(f"{path}.characters", f"{shown} appears more than once.", "Name each character once.")
 
 
-def home_paths(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that no path starts with ~, which shells expand and manifests do not: a folder of that name would be made."""
-    storage = spec.checkpoint.storage
-    paths = [
-        ("spec.model.source.path", spec.model.source.path),
-        ("spec.checkpoint.storage.path", storage and storage.path),
-    ]
-    for kind in ("train", "validation"):
-        for number, source in enumerate(getattr(spec.data, kind)):
-            named = enumerate(source.files.paths if source.files else ())
-            paths += [(f"spec.data.{kind}[{number}].files.paths[{index}]", path) for index, path in named]
-    for place, path in paths:
-        if path and path.startswith("~"):
-            yield Problem(
-                place,
-                f"{path} starts with ~, which is not expanded.",
-                "Write the path in full, or relative to the manifest.",
-            )
-
-
 def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that each source has one kind and a unique name, which its prompts carry."""
     places = [(f"spec.data.train[{index}]", source) for index, source in enumerate(spec.data.train)]

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from qwen35_trainer.manifest import fields, foreign, renamed
+from qwen35_trainer.manifest.base import NOT_IN_HOME
 from qwen35_trainer.manifest.fields import Segment
 from qwen35_trainer.manifest.problems import Problem, did_you_mean, near
 
@@ -86,8 +87,8 @@ def _message_and_fix(detail: ErrorDetails, loc: tuple[Segment, ...], model: type
     if get_origin(fields.bare(fields.at(model, loc))) in (Union, UnionType):
         wrong = "too long" if isinstance(value, str) else _kind(value)
         return f"{show(value)} is {wrong}.", "Give a short string, a number, true or false."
-    if kind == "string_pattern_mismatch" and (examples := (field.examples if (field := _field(model, loc)) else None)):
-        return f"{show(value)} has an invalid form.", f"Write it like {examples[0]}."
+    if kind == "string_pattern_mismatch" and (better := _for_pattern(value, bounds["pattern"], _field(model, loc))):
+        return better
     if kind in EXPECTED_TYPES:
         return f"expected {EXPECTED_TYPES[kind]}, got {_typed(value)}.", _retyped(kind, value)
     return _for_bound(kind, value, bounds) or (f"{show(value)}: {detail['msg']}.", f"It is: {_what(model, loc)}")
@@ -109,6 +110,17 @@ def _for_literal(value: object, names: tuple[Any, ...]) -> tuple[str, str]:
     if isinstance(value, str) and (new := renamed.VALUES.get(value)) in names:
         return f"{show(value)} is not one of {', '.join(map(str, names))}.", f"Renamed to {new}."
     return f"{show(value)} is not one of {', '.join(map(str, names))}.", did_you_mean(str(value), map(str, names))
+
+
+def _for_pattern(value: object, pattern: str, field: FieldInfo | None) -> tuple[str, str] | None:
+    if pattern == NOT_IN_HOME:
+        return (
+            f"{show(value)} starts with ~, which is not expanded.",
+            "Write the path in full, or relative to the manifest.",
+        )
+    if field and field.examples:
+        return f"{show(value)} has an invalid form.", f"Write it like {field.examples[0]}."
+    return None
 
 
 def _for_bound(kind: str, value: object, bounds: dict[str, Any]) -> tuple[str, str] | None:
