@@ -72,7 +72,7 @@ async def follow(
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched. Otherwise kopf would end without an explanation for people."""
+    """Wait until trainings can be listed and watched. kopf itself would end, with an error that does not say what to grant."""
     logged = ""
     while True:
         try:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial", durable: bool = False) -> None:
-    """Write to `.<name>.<suffix>` and rename it, so that a reader never sees half a file. Raises OSError, and leaves nothing then.
+    """Write to `.<name>.<suffix>` and rename it, so that a reader never sees half a file. Raises OSError after removing
+    its own file.
 
-    suffix: differs between processes that may write the same file at the same time. durable: return when the file is on disk.
+    suffix: differs between processes that may write the same file at the same time. durable: return when the file is on
+    disk.
     """
     partial = path.with_name(f".{path.name}.{suffix}")
     try:

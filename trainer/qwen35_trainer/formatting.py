@@ -90,7 +90,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def bars(counts: Mapping[int, int], last: int) -> str:
-    """Draw one block for each of 0 to `last`, as high as its count; "·" for a count of 0."""
+    """Draw a histogram in one line: a block for each number from 0 to `last`, as high as its count; "·" for a count of 0."""
     top = max(counts.values(), default=0)
     heights = (counts.get(index, 0) for index in range(last + 1))
     return "".join(_BLOCKS[-(-height * 8 // top) - 1] if height else "·" for height in heights)

@@ -36,7 +36,9 @@ def explanation(view: TrainingView) -> str:
 
 
 def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
-    """Return the type and meaning of each condition that does not hold; after an unmet prerequisite, no others."""
+    """Return the type and meaning of each condition that does not hold, without those that wait for an unmet one before
+    them.
+    """
     if view.state in ("Succeeded", "Failed", "Suspended"):
         return []
     unmet = []

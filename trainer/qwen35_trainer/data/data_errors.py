@@ -33,7 +33,7 @@ class RowError(Exception):
 
 
 def kind(value: object) -> str:
-    """Describe a value of a data file for an error message."""
+    """Describe a value of a data file in an error message: "null", "the number 3", …"""
     match value:
         case None:
             return "null"

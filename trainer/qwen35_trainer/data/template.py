@@ -73,8 +73,8 @@ class TemplateEncoder:
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool) -> str:
         """Render a conversation as text. Raises EncodingError without a template, and if the template rejects it.
 
-        Qwen3.5's template rejects a conversation without a user message. It is rendered with an empty user message after
-        the system prompt, and the text of that message is removed.
+        A conversation without a user message, which Qwen3.5's template rejects, is rendered with an empty one after the
+        system prompt; its text is then removed from the result.
         """
         if any(message["role"] == "user" for message in messages):
             return self._apply(messages, tools, generation_prompt=generation_prompt)

@@ -40,9 +40,10 @@ class Difference:
 
 
 def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Difference]:
-    """Return the fixed fields in which `now` differs from an earlier spec, which a release wrote with all defaults.
+    """Return the fixed fields in which `now` differs from an earlier spec.
 
-    A field that the earlier release did not have counts only if `now` sets it to something other than its default.
+    earlier: a spec as an earlier release stored it, with all defaults that it had. A field that this release added
+    counts only if `now` sets it to something other than its default.
     """
     written = now.model_dump(mode="json", by_alias=True)
     chosen = now.model_dump(mode="json", by_alias=True, exclude_defaults=True)

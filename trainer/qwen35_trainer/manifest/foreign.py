@@ -72,8 +72,8 @@ class Foreign:
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
     """Return what to write in place of an unknown field, or None if no other trainer has a field of that name.
 
-    path: the names from the spec down to the field. model: the spec. The answer names our fields whose foreign keys share the most
-    words with the end of the path; of a section and its fields only the section.
+    path: the names from the spec down to the field. model: the spec. The answer names those of our fields whose foreign
+    keys have the most words in common with the end of the path. Of a section and its fields it names only the section.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:

@@ -19,7 +19,10 @@ _OUR_KIND = re.compile(rb"^kind:\s*[\"']?qwen35", re.MULTILINE | re.IGNORECASE)
 
 
 def manifests_in(path: Path) -> list[Path]:
-    """Return the path itself, or for a folder all YAML files below it that hold a Qwen35Training, if there are any."""
+    """Return the manifests at a path: the file itself, or all YAML files below a folder that hold a Qwen35Training.
+
+    A folder without any is returned itself, so that reading it explains what is wrong.
+    """
     files = sorted(file for file in path.rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file())
     return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
 

@@ -67,7 +67,9 @@ def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def window(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the fields that bound staleness are set only in FullyAsync: no other mode runs ahead."""
+    """Check that the fields that bound staleness are set only in FullyAsync, because no other mode generates ahead of
+    training.
+    """
     if spec.mode == "FullyAsync":
         return
     neutral = {"stalenessThreshold": 0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}

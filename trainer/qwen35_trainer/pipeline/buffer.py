@@ -179,9 +179,10 @@ class Buffer:
         return Blocked(self.finished, self.window.groups_per_batch, due)
 
     def take(self) -> Batch | None:
-        """Take the next batch out of the buffer. None if it is not complete; `missing` explains why.
+        """Take the next batch out of the buffer. None if it is not complete.
 
-        Called after every event, so it does not collect the groups that the batch waits for.
+        It is called after every event, so it must be cheap: only `missing` collects the groups that the batch waits
+        for.
         """
         size = self.window.groups_per_batch
         if self._finished < size:

@@ -92,7 +92,7 @@ class Placement:
     # Replicas.
 
     def pool_of(self, number: int) -> ReplicaPool:
-        """Return the collection that holds a replica: the lane, those behind, or the pool."""
+        """Return the collection that holds a replica: the lane, the replicas that still load newer weights, or the pool."""
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:

@@ -51,9 +51,9 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether to show accuracy: a response was right, or the reward is the accuracy.
+    """Whether to show accuracy: some response was right, or the reward itself is an accuracy.
 
-    With rewards that are not 0 or 1, an accuracy of 0 throughout says nothing.
+    With rewards other than 0 and 1, an accuracy that is always 0 says nothing.
     """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 

@@ -58,7 +58,7 @@ def _samples(run_dir: Path, summary: Summary) -> str:
 def render_report(
     name: str, records: Sequence[RunRecord], resolved_manifest_yaml: str, summary: Summary, samples: str = ""
 ) -> str:
-    """Render the page. name: the heading if the manifest has no metadata.name. samples: HTML that follows the charts."""
+    """Render the page. name: the heading if the manifest has no metadata.name. samples: HTML, placed after the charts."""
     manifest = yaml.safe_load(resolved_manifest_yaml)
     manifest = manifest if isinstance(manifest, dict) else {}
     name = str(_at(manifest, "metadata", "name") or name)

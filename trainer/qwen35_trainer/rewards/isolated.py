@@ -81,12 +81,14 @@ class IsolatedFunction:
     def load(self) -> Future[None]:
         """Start the worker and load the function. The future raises RewardError when that fails.
 
-        After it, `asynchronous` is whether the function is a coroutine function, which `call` cannot run.
+        Afterwards `asynchronous` says whether it is a coroutine function, which `call` cannot run.
         """
         return self._thread.submit(self._load)
 
     async def call(self, *arguments: object) -> float:
-        """Return the function's score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures."""
+        """Call the function in the worker. Returns its score. Raises RewardTimeoutError after timeout_seconds, and
+        RewardError for other failures.
+        """
         try:
             pending = self._thread.submit(self._call, arguments)
         except RuntimeError as error:

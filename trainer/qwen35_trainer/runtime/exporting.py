@@ -43,7 +43,7 @@ class Exports:
     async def export(self, checkpoint: Path, keep: int) -> tuple[Path, str]:
         """Export the model of `checkpoint`, and delete all exports but the newest `keep`.
 
-        Returns the folder of the export, and the problem, or "".
+        Returns the folder of the export, and the problem if there was one, else "".
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():

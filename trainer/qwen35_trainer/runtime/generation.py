@@ -91,7 +91,7 @@ class Generation:
         self._evaluations = FIRST_EVALUATION_GROUP
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Start all further tasks in `tasks`."""
+        """Start the tasks of this object in `tasks`, now and later."""
         self._tasks = tasks
 
     # Actions of the coordinator.

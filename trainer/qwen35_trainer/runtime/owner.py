@@ -104,10 +104,11 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Context manager: record `owner` as the folder's owner until the end, or for good if a checkpoint was saved meanwhile.
+        """Context manager: record `owner` as the folder's owner until the end, or for good if a checkpoint was saved
+        meanwhile.
 
-        Raises FolderRefused when the folder cannot be written, or has another owner or other checkpoints than in this
-        state.
+        Raises FolderRefused when the folder cannot be written, or when its owner or its checkpoints have changed since
+        this state was read.
         """
         try:
             current = Claim.on(self.folder)

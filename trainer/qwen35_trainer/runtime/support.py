@@ -6,7 +6,7 @@ from qwen35_trainer.manifest import Manifest, Problem, cannot_run
 
 
 def unsupported(manifest: Manifest) -> list[Problem]:
-    """Return a problem for each part of the manifest that needs a cluster or a later release."""
+    """Return a problem for each part of the manifest that `qwen35 run` does not support on this machine, or in this release."""
     spec = manifest.spec
     problems: list[Problem] = []
 

@@ -93,7 +93,9 @@ class TrainSession:
         self._saved_at = self.update
 
     async def train(self, upcoming: NextBatch, pipeline: Callable[[], PipelineMeasures | None] = lambda: None) -> None:
-        """Train a batch, and write a record for each of its updates. `pipeline` is called after it has trained."""
+        """Train a batch, and write a record for each of its updates. pipeline: measures the rollout pool, called after the
+        training.
+        """
         rates = [
             learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
             for step in range(upcoming.batch.updates)

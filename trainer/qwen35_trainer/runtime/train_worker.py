@@ -30,7 +30,8 @@ that trains at the same time has ended."""
 class TrainWorker(Process):
     """Ray actor of one rank. Call `listen` on rank 0, `join` on all ranks, then all other methods on all ranks alike.
 
-    The actor needs a concurrency group `SAVING`. pictures: whether any batch has pictures.
+    Create the actor with a concurrency group named `SAVING`, so that calls of `saved` are answered while a batch
+    trains. pictures: whether any batch has pictures.
     """
 
     def __init__(

@@ -80,8 +80,8 @@ class CompletionOrder(PeerBuffer):
 class WindowedFifo(PeerBuffer):
     """The rule of other projects that takes groups in order of dispatch, within a window.
 
-    A finished group may leave if it was dispatched less than `reach` groups after the first one that still runs; a reach of
-    1 is strict FIFO.
+    A batch may take a finished group that was dispatched less than `reach` groups after the first one that still runs.
+    With a reach of 1 this is strict FIFO.
     """
 
     def __init__(self, window: Window, reach: int) -> None:

@@ -113,7 +113,7 @@ type LengthDistribution = Lognormal | BoundedPareto | Replayed
 class GroupSampler:
     """Samples the groups of a run.
 
-    The same prompt has the same lengths under every policy, and new ones if it comes again.
+    A prompt gets the same lengths under every policy, and new lengths each time that it is dispatched again.
     """
 
     def __init__(

@@ -174,7 +174,7 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached its next stop. Each stop is returned once; None if there is no other."""
+        """Return a sequence that has reached its next stop, once for each stop. None if there is no such sequence left."""
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]

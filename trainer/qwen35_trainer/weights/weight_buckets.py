@@ -56,8 +56,8 @@ def pack[Stored](
 class Unpacked(Mapping[str, Tensor]):
     """The tensors of a version, on the host. Each is a view of its bucket, and keeps the bucket's memory alive.
 
-    Do not write to them: all replicas of a node share the buckets, and shared memory that is mapped for reading alone ends the
-    process that writes to it.
+    Do not write to them: all replicas of a node share the buckets, which are mapped read-only, so that a write ends the
+    process.
     """
 
     def __init__(self, manifest: WeightManifest, buckets: Sequence[Bucket]) -> None:

@@ -85,9 +85,9 @@ class _Update:
 class FSDPEngine:
     """One rank of FSDP2 training. It needs an initialised process group.
 
-    origin: the same model on every rank. pictures: whether a batch may contain pictures, on any rank; without pictures the
-    vision tower does not train. Raises ValueError for degrees, parts or adapters that do not fit the model, and
-    PackingInexact.
+    origin: of the model, which is the same on every rank. pictures: whether a batch may contain pictures, on any rank;
+    without pictures the vision tower does not train. Raises ValueError for degrees, parts or adapters that do not fit
+    the model, and PackingInexact.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:

@@ -53,8 +53,8 @@ def read_config(folder: Path) -> HFConfig:
 def construct(config: HFConfig) -> HFModule:
     """Build the model of a configuration with random weights in float32, whatever types the configuration names.
 
-    The library builds each half of a vision-language model in the type in its part of the configuration. Published
-    configurations have bfloat16 for the text, and no type for the vision tower.
+    transformers would use the types in the configuration, which may differ between the text model and the vision tower:
+    published configurations name bfloat16 for the text, and no type for the tower.
     """
     import transformers
 

@@ -34,12 +34,12 @@ def score(
     context_group: ProcessGroup | None = None,
     float32_logits: bool = False,
 ) -> TokenScores:
-    """Compute the scores of the tokens that follow `rows`; the call of an adapted model.
+    """Compute the scores of the tokens that follow `rows`. This is what a call of an adapted model does.
 
-    rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored.  targets: (R,) int64.
+    rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored. targets: (R,) int64.
     lengths: (n,) int64 tokens of each sequence that the routers' losses count; None: without these losses.
-    context_group: processes that share each sequence; all get the same arguments and all scores (`context_parallel.py`).
-    float32_logits: do not round logits to the model's precision.
+    context_group: processes that share each sequence; all get the same arguments and all scores
+    (`context_parallel.py`). float32_logits: do not round logits to the model's precision.
     """
     length = inputs.tokens.shape[1]
     hidden, router_losses = hidden_states(model, inputs, context_group, lengths)

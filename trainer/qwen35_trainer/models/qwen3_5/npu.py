@@ -98,8 +98,8 @@ def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor
 def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply the rotary embedding to all channels of x (n, L, H, R).
 
-    cos, sin: (n, L, 1, R).  Returns (n, L, H, R). Hardware: R is 64 for the published models; the operator requires an even
-    R, and at most 1,000 heads and sequences.
+    cos, sin: (n, L, 1, R). Returns (n, L, H, R). R is 64 in the published models. Torch-npu's operator requires an even
+    R, and at most 1,000 heads and sequences; neither limit was tried on hardware.
     """
     return operators.npu_rotary_mul(x.contiguous(), cos.to(x.dtype), sin.to(x.dtype))
 
@@ -107,8 +107,8 @@ def rotate(operators: Operators, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """Compute the routed experts of tokens x (T, D), with grouped products.
 
-    chosen: (T, k) int64 experts of each token.  weights: (T, k).  Returns (T, D). Hardware: experts without a token, and
-    gradients of the permutation (the operators define them).
+    chosen: (T, k) int64 experts of each token. weights: (T, k). Returns (T, D). Two things are still to be checked on
+    hardware: experts without a token, and the gradients of the permutation, which the operators define.
     """
     sorted_tokens, places = operators.npu_moe_token_permute(x, chosen.to(torch.int32))
     flat = chosen.flatten()

@@ -43,9 +43,9 @@ def adapt(model: HFModule) -> None:
 def embed(model: HFModule, inputs: ModelInput) -> Tensor:
     """Compute the input (n, L, D) of the first decoder layer of an adapted model, text or vision-language.
 
-    Without pictures the tower still runs, on a blank; loss and gradients are then exactly those of the text alone (the
-    tower's are 0, not None; an engine that never gets pictures freezes it). With a frozen tower too, the ranks of a process
-    group run the same collectives. Raises ValueError where the numbers of placeholders and features differ.
+    Without pictures the tower still runs, on a blank picture, so that the ranks of a process group run the same
+    collectives. Loss and gradients are then exactly those of the text alone; the gradients of the tower are 0, not
+    None. Raises ValueError where the numbers of placeholders and features differ.
     """
     tower = getattr(model.model, "visual", None)
     if tower is None:
