@@ -105,15 +105,18 @@ class GroupMeter:
         self._group = hierarchy / f"{GROUP}{secrets.token_hex(4)}"
         self._group.mkdir()
         self._used: dict[Path, float] = {}
-        """By group. A group that is gone keeps its last figure."""
+        """By group, when it was last read."""
+        self._total = 0.0
         self._move_to(self._group)
 
     def read(self) -> float:
         nodes = (path for path in self._hierarchy.glob(f"{NODES}*") if not path.name.startswith(GROUP))
         for group in (self._group, *(nodes if self._nodes else ())):
             with suppress(OSError):  # a node that has just ended
-                self._used[group] = used_by(group)
-        return sum(self._used.values())
+                used = used_by(group)
+                self._total += increase(self._used.get(group, 0.0), used)
+                self._used[group] = used
+        return self._total
 
     def close(self) -> None:
         self._move_to(self._hierarchy)
@@ -123,6 +126,11 @@ class GroupMeter:
     @staticmethod
     def _move_to(group: Path) -> None:
         (group / "cgroup.procs").write_text(str(os.getpid()))
+
+
+def increase(before: float, now: float) -> float:
+    """Core-seconds between two readings of a group. A lower one is of a new group of that name: a node started again."""
+    return now - before if now >= before else now
 
 
 def used_by(group: Path) -> float:

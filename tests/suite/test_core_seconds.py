@@ -1,9 +1,10 @@
 """The figures that `make test` prints at its end."""
 
+import itertools
 import json
 from pathlib import Path
 
-from tests.core_seconds import Budget, Cost, budgets, by_folder, load, recorded, table, used_by
+from tests.core_seconds import Budget, Cost, budgets, by_folder, increase, load, recorded, table, used_by
 
 TABLE = """
 | folder | budget | recorded | what needs it |
@@ -44,6 +45,11 @@ def test_control_groups_of_both_versions_are_read_in_seconds(tmp_path: Path):
     (tmp_path / "cpuacct.usage").unlink()
     (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
     assert used_by(tmp_path) == 1.5
+
+
+def test_a_node_that_starts_again_adds_what_it_used_and_takes_nothing_away():
+    readings = [0.0, 40.0, 42.5, 1.5, 2.0]
+    assert [increase(before, now) for before, now in itertools.pairwise(readings)] == [40.0, 2.5, 1.5, 0.5]
 
 
 def test_sessions_that_ran_side_by_side_are_one_list(tmp_path: Path):
