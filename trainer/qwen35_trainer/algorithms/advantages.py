@@ -12,7 +12,8 @@ GAE                λ-weighted temporal differences of a value function, whitene
 
 All estimators deviate from the textbook formulas in the same way:
 - Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0. The usual
-  formula gives rounding noise over 1e-6 in the first case, and the raw reward in the second.
+  formula gives rounding noise over 1e-6 in the first case, and the raw reward in the second. A group of equal scores still
+  takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
 - A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
 - Time steps are the tokens that train: neither discount nor λ counts the others (a tool's output), and rewards flow
   back across them.

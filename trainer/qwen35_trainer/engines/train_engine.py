@@ -49,7 +49,7 @@ class TrainEngine(Protocol):
 
         Collective: all ranks exhaust the iterator before the next call. Rank 0 gets the tensors, on the host, one at a time;
         the other ranks get none, and hold at most one in memory. A tensor may share memory with the live weights: copy it
-        before the next step.
+        before the next step. `TrainWorker.publication` copies them into Ray's object store (`weights/published.py`).
         """
         ...
 

@@ -23,7 +23,7 @@ _PAGE: Final = Path(__file__).with_name("page.html")
 
 
 def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figure]) -> str:
-    """Render the whole document. Each figure is drawn where `body` contains its `figure_card`."""
+    """Return the HTML of a whole page. Each figure is drawn where `body` contains its `figure_card`."""
     from plotly.offline import get_plotlyjs  # a second to import
 
     return Template(_PAGE.read_text(encoding="utf-8")).substitute(

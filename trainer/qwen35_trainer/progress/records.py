@@ -100,7 +100,10 @@ class UpdateRecord:
     first_reward_error: str = ""
     """Reward, prompt and reason of the first failed call."""
     groups_without_signal: int = 0
-    """Trained groups whose rewards were all equal: they have no advantage and no gradient."""
+    """Trained groups whose rewards were all equal: they have no advantage and no gradient.
+
+    With `algorithm.dynamicSampling` such groups leave untrained instead, as "filtered".
+    """
     groups_left: dict[str, int] = field(default_factory=dict)
     """Groups that left untrained since the previous update, by reason: filtered, discarded, failed."""
     wall_time: float | None = None

@@ -30,7 +30,8 @@ from qwen35_trainer.weights.weight_buckets import shapes
 
 
 class TorchEngine:
-    """Generates with `slots` sequences at a time. `max_length` bounds prompt and response together, in tokens.
+    """Generates with small models, at most `slots` sequences at a time. `max_length` bounds prompt and response together,
+    in tokens.
 
     float32_logits: do not round logits to the model's precision (train.headPrecision).
     """

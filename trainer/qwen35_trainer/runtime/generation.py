@@ -74,7 +74,7 @@ class _PendingGroup:
 
 
 class Generation:
-    """Carries out the coordinator's actions on `pool`, and listens to the pool."""
+    """Carries out the coordinator's actions on the rollout pool, and reports the pool's events to the coordinator."""
 
     pool: RolloutPool
 

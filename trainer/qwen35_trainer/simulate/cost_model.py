@@ -1,7 +1,8 @@
 """The cost model of a workload: replicas, the straggler lane, the trainer, publications, prefill and faults.
 
 Times are in seconds. Any other unit works if it is used throughout: the reference workload uses the decode step of a replica
-that holds one sequence.
+that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` has assumed speeds; `--decode` and
+`--train-seconds-per-token` replace them by measured ones.
 """
 
 from __future__ import annotations

@@ -78,10 +78,11 @@ class CompletionOrder(PeerBuffer):
 
 
 class WindowedFifo(PeerBuffer):
-    """The rule of other projects that takes groups in order of dispatch, within a window.
+    """The rule of other projects with a window: a batch takes finished groups in order of dispatch, and may skip running
+    ones.
 
-    A batch may take a finished group that was dispatched less than `reach` groups after the first one that still runs.
-    With a reach of 1 this is strict FIFO.
+    It takes no group that was dispatched `reach` or more groups after the first one that still runs: a reach of 1 is
+    strict FIFO.
     """
 
     def __init__(self, window: Window, reach: int) -> None:

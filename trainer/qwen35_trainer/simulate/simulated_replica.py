@@ -174,7 +174,9 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached its next stop, once for each stop. None if there is no such sequence left."""
+        """Return a sequence that has reached the number of tokens at which it stops next, and forget that stop. None
+        without one.
+        """
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]

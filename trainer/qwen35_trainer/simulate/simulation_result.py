@@ -221,7 +221,8 @@ class Measurement:
 def ideal_throughput(workload: Workload) -> float:
     """Return tokens per second of the slower pool with all slots taken, or of both pools in turn if they share hardware.
 
-    Prefill, environments, publications and the trainer's overhead are not included: they count as losses.
+    Prefill, environments, publications and the trainer's overhead are not included: they lower the real throughput
+    below this.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
     rollout = sum(replica.tokens_per_second for replica in (*workload.replicas, *lane))

@@ -1,5 +1,8 @@
 """A published version of the weights: its manifest, and its buckets in Ray's object store.
 
+    TrainEngine.weights ─► TrainWorker.publication ─► put ─► object store ─► RolloutPool.publish ─► RolloutWorker.load
+    gathered on rank 0     one tensor at a time       buckets, checksums     to every replica       verified, mapped
+
 The driver imports this module, so it imports torch only where tensors are copied.
 """
 
