@@ -1,4 +1,4 @@
-"""The operator's HTTP servers: metrics for Prometheus, probes for the kubelet."""
+"""The operator's HTTP servers: metrics for Prometheus, liveness and readiness probes for the kubelet."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -1,6 +1,6 @@
 """The CustomResourceDefinition, rendered from the pydantic models.
 
-    models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules ─► CRD
+    models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules, printer columns ─► CRD
 
 `python -m qwen35_operator.api.crd` prints it.
 """

@@ -1,6 +1,6 @@
-"""The CEL rules of the CRD, by place in the schema.
+"""The CEL rules of the CRD, by place in the schema. The API server evaluates them: there is no admission webhook.
 
-They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that must not change in a
+They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that are immutable in a
 running training. Fields with a default always exist; has() tests optional ones. The API server prunes a null in an optional
 field before it evaluates rules, so has() is enough. Rules are attached only to sections without a default: the API server
 would evaluate those of a defaulted section on its bare {}, before the defaults of its fields apply. Messages with values use
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 class Rule:
     """One validation rule of the CRD (x-kubernetes-validations).
 
-    expression: a message with values, in CEL. field: path below the rule's place.
+    rule: a CEL expression that is true for a valid object. expression: CEL that computes a message with the object's
+    values; `message` is used where its evaluation fails. field: path of the invalid field, from the section that the
+    rule is attached to.
     """
 
     rule: str

@@ -36,8 +36,8 @@ def explanation(view: TrainingView) -> str:
 
 
 def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
-    """Return the type and meaning of each condition that does not hold, without those that wait for an unmet one before
-    them.
+    """Return the type and meaning of each condition that does not hold, except those that only wait for one of the
+    others.
     """
     if view.state in ("Succeeded", "Failed", "Suspended"):
         return []

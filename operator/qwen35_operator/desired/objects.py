@@ -19,7 +19,7 @@ def metadata(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a child. Kubernetes deletes it together with its training."""
+    """Return the metadata of a child. By its ownerReference, garbage collection deletes it together with its training."""
     written: dict[str, Any] = {
         "name": name,
         "namespace": training.namespace,

@@ -68,6 +68,6 @@ METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HIS
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
-    """Return the kind under which an object that the operator wrote is watched. It differs only for `-history`."""
+    """Return the kind whose watch reports an object that the operator wrote: `kind` itself, but HISTORY for `-history`."""
     component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
     return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

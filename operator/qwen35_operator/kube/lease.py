@@ -1,4 +1,4 @@
-"""Leader election with a coordination.k8s.io Lease: one of several operators works.
+"""Leader election with a coordination.k8s.io Lease: one of several operators works, and never two together.
 
     standby ── holder released it ──────────────────────────────────────────────► leader ── renewed every RENEW ──┐
        ▲   ├── held, but not renewed for LEASE seconds, as seen by this process ─►  │ └──────────────────────────┘

@@ -1,4 +1,4 @@
-"""Deletes the RayJobs of ended attempts, and the children of ended trainings."""
+"""Deletes the RayJobs of ended attempts, and the children of ended trainings after their time (a TTL)."""
 
 from datetime import datetime
 from typing import Literal

@@ -26,7 +26,7 @@ class Resize:
 
     nodes: int
     leaving: tuple[str, ...] = ()
-    """Pods that the trainer should stop giving work to."""
+    """Pods that are removed next: the trainer drains them, which means that they get no new sequences."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
     """Why the running cluster keeps another size."""

@@ -1,7 +1,7 @@
 """Carries out the writes of a decision, in order, up to the first one that the API server refuses.
 
 Every write is guarded: a creation by its name, all others by a uid or a test. A repeated write, or one from an outdated
-observation, therefore changes nothing. The API server's answers go into the stores immediately.
+observation, therefore changes nothing (writes are idempotent). The API server's answers go into the stores immediately.
 """
 
 import logging

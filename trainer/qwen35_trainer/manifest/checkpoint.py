@@ -10,7 +10,7 @@ Export = Literal["None", "AtEnd", "EveryCheckpoint"]
 
 
 class CheckpointStorageSpec(Section):
-    """Storage of checkpoints: exactly one of the two."""
+    """Storage of checkpoints: exactly one of persistentVolumeClaim and path."""
 
     persistentVolumeClaim: PersistentVolumeClaimSpec | None = Field(
         None,

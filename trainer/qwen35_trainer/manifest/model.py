@@ -162,7 +162,7 @@ class RandomModelSpec(Section):
 
 
 class ModelSourceSpec(Section):
-    """Origin of the weights: exactly one of the three."""
+    """Origin of the weights: exactly one of persistentVolumeClaim, path and random."""
 
     persistentVolumeClaim: PersistentVolumeClaimSpec | None = Field(
         None,

@@ -18,7 +18,7 @@ class LeaveReason(StrEnum):
 
     TRAINED = "trained"
     FILTERED = "filtered"
-    """Its rewards are all equal, so it has no gradient."""
+    """Its rewards are all equal, so it has no gradient (dynamic sampling of DAPO, `algorithm.dynamicSampling`)."""
     DISCARDED = "discarded"
     """It missed its deadline. Its prompt is dispatched again, as another group."""
     FAILED = "failed"

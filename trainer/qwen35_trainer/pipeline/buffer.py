@@ -122,7 +122,7 @@ class Buffer:
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
-        """Add a running group. `version`: every replica has at least these weights, so its birth is not earlier."""
+        """Add a running group. `version`: the published weights, the oldest that its first token can come from."""
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:

@@ -52,7 +52,7 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """Return the scheduling state from which weights that have trained all batches before `batch` continue.
+    """Return the scheduling state that fits weights which have trained all batches before `batch`, and no others.
 
     This is the state before batch `batch` was taken, or after all records if it was not. Damage after that point does not
     matter. Raises JournalDamaged.

@@ -141,7 +141,7 @@ class Placement:
             self._report_birth(event.sequence[0])
 
     def progressed(self, event: on.SequencesProgressed) -> None:
-        """Note how long running sequences are. Those that have become stragglers wait for the lane."""
+        """Note the tokens of running sequences. Sequences that have become stragglers wait for a slot of the lane."""
         for name, tokens in event.tokens.items():
             group = self.groups.get(name[0])
             if group is None or group.sequences[name[1]].done:

@@ -69,7 +69,7 @@ class Scorer:
         self._untried = self.trial
 
     async def score(self, completion: Response, *, in_trial: bool = True) -> CombinedScore:
-        """Score a response with all rewards. in_trial: whether the response counts in the trial.
+        """Score a response with all rewards. in_trial: whether it counts among the run's first responses (`trial`).
 
         Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response
         of the trial.

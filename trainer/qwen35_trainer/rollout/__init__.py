@@ -1,1 +1,1 @@
-"""Engines that generate sequences: one contract (`base`), one file per engine."""
+"""Engines that generate sequences: one contract (`rollout_engine`), one file per engine."""

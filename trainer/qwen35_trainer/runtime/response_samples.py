@@ -48,7 +48,7 @@ def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
-    """Return a response as a sample. version: that of the weights which train on its tokens, or which are evaluated."""
+    """Return a response as a sample. version: of the weights that train on it or are evaluated."""
     group, index = pick
     sequence, scored, prompt = group.sequences[index], group.scores[index], group.prompt.prompt
     return Sample(

@@ -149,9 +149,10 @@ class EngineThread:
 
 
 class RolloutWorker(Process):
-    """Ray actor of one replica. end_token, vocabulary: of the tokenizer.
+    """Ray actor of one replica.
 
-    life: differs between all actors of a run and its resumed attempts, so that no two of them draw the same samples.
+    life: the numbers of the attempt and of the replica, which seed its samples: no two actors of a run draw the same.
+    end_token: the token that ends a response. vocabulary: number of the tokenizer's tokens.
     """
 
     @starting()

@@ -93,7 +93,10 @@ def driver_options() -> dict[str, Any]:
 
 
 def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
-    """Return Ray's options of each worker of a pool. Ray must not restart a lost worker, because its state is lost."""
+    """Return Ray's options of each worker of a pool. Ray must not restart a lost worker, because its state is lost.
+
+    Workers need no placement group: a label assigns them to the pods of their pool, which exist before the run starts.
+    """
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
     wanted = {} if device is None else {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}}
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0} | wanted

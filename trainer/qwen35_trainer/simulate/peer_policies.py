@@ -36,7 +36,7 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group itself, so that stragglers go to the lane in order of dispatch."""
+        """Return the group's number as its deadline, so that stragglers move to the lane in order of dispatch."""
         return group
 
     def dispatch(self, group: int, version: int) -> None:

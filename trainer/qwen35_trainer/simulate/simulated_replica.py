@@ -71,7 +71,7 @@ class SimulatedSequence:
 
 
 class SimulatedReplica:
-    """A replica and the sequences that it holds. The caller calls `advance` before any other method, for the same moment."""
+    """A replica and the sequences that it holds. Call `advance` with the present moment before any other method."""
 
     __slots__ = (
         "_marks",
@@ -174,9 +174,7 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached the number of tokens at which it stops next, and forget that stop. None
-        without one.
-        """
+        """Return a sequence that has reached its next stop, and remove that stop; None if no sequence has."""
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]
@@ -193,7 +191,7 @@ class SimulatedReplica:
         return None
 
     def next_stop_time(self) -> float:
-        """Return when the next stop is reached if nothing changes, or an earlier moment; infinity without a stop."""
+        """Return the moment of the next stop at the present rate, or an earlier moment; infinity if there is no stop."""
         if not self._marks or not self.active:
             return inf
         missing = self._marks[0][0] - self.service
@@ -208,7 +206,7 @@ class SimulatedReplica:
 
 
 class Capacity:
-    """The slots and replicas of a pool, with their integrals over time."""
+    """The slots and replicas of a pool now, and the slot-seconds and replica-seconds so far."""
 
     __slots__ = ("_since", "replica_seconds", "replicas", "slot_seconds", "slots")
 
@@ -217,7 +215,7 @@ class Capacity:
         self.slot_seconds = self.replica_seconds = self._since = 0.0
 
     def advance(self, now: float) -> None:
-        """Add the time up to this moment to the integrals."""
+        """Add the slot-seconds and replica-seconds since the previous call."""
         self.slot_seconds += self.slots * (now - self._since)
         self.replica_seconds += self.replicas * (now - self._since)
         self._since = now

@@ -5,8 +5,9 @@
                                                                   ─► clip ─► optimizer step (skipped if not finite)
 
 The loss divides by counts over all ranks, so any number of ranks and any micro-batch size make the same step. Gradients
-are reduced into the shards after each micro-batch: unsharded gradients, kept until the last one, would take 4 bytes per
-parameter on every rank, more than the weights. Only the sum over copies of the model (HSDP) waits for the last micro-batch.
+accumulate over micro-batches, and are reduced into the shards after each one: unsharded gradients, kept until the last one,
+would take 4 bytes per parameter on every rank, more than the weights. Only the sum over copies of the model (HSDP) waits for
+the last micro-batch.
 """
 
 from __future__ import annotations
@@ -85,9 +86,9 @@ class _Update:
 class FSDPEngine:
     """One rank of FSDP2 training. It needs an initialised process group.
 
-    origin: of the model, which is the same on every rank. pictures: whether a batch may contain pictures, on any rank;
-    without pictures the vision tower does not train. Raises ValueError for degrees, parts or adapters that do not fit
-    the model, and PackingInexact.
+    origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
+    pictures; without pictures the vision tower does not train. Raises ValueError where degrees of parallelism, frozen
+    parts or adapters do not fit the model, and PackingInexact.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:

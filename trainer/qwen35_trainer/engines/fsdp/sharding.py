@@ -84,8 +84,9 @@ def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
 def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: TrainSpec) -> HFModule:
     """Shard `model` in place; it may be on the meta device.
 
-    Parameters keep their type; computation is in `precision`, and in float32 for parameters of `keeps_float32`; gradients
-    are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules` is in the model.
+    Mixed precision: parameters keep their type, computation is in `precision`, or in float32 for parameters of
+    `keeps_float32`, and gradients are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules`
+    is in the model.
     """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
