@@ -10,7 +10,7 @@
               room in the window ◄── VersionPublished ◄── VersionLoaded by all ◄── PublishWeights ◄──── CopyWeights
 
 waits                 for                                                              then
-a prompt              room in the window, a free slot, an empty queue                  GroupDispatched, StartSequences
+a prompt              no reason in `why_no_dispatch`, a free slot, an empty queue      GroupDispatched, StartSequences
 a sequence            a free slot; the earliest birth first                            StartSequences
 a straggler           a free slot of the lane; the earliest deadline first             MoveSequence
 a batch               P finished groups, among them those due; an idle trainer         TrainGroups

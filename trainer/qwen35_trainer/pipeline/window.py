@@ -4,7 +4,8 @@
     batch     0 … K-1          K … 2K-1         2K … 3K-1
     with a maximum lag S = 1, a group born at version 0 may train up to and including batch 2K-1
 
-docs/design/staleness.md states the rule and proves it.
+docs/design/staleness.md states the rule and proves it. `Buffer` follows it, and `runtime/assembly.py` checks the lag of
+every token again before it trains.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class TokenAge:
     histogram: dict[int, int]
     """Lag → tokens in the loss."""
     masked: int
-    """Number of tokens that do not train because their lag is above the bound."""
+    """Number of tokens whose lag is above the bound, which do not train; those of samples without a reward count too."""
 
 
 def assemble(

@@ -107,7 +107,7 @@ class CheckpointStore:
         return final
 
     def latest(self) -> SavedCheckpoint | None:
-        """Return the newest complete checkpoint after verifying it; None when there is none."""
+        """Return the newest complete checkpoint after verifying that its files have their sizes; None when there is none."""
         newest = self.newest
         return None if newest is None else load(newest)
 
@@ -152,7 +152,10 @@ class CheckpointStore:
 
 
 def load(path: Path) -> SavedCheckpoint:
-    """Return the checkpoint at `path`. Raises CheckpointError when it is not complete, StorageFailed when it cannot be read now."""
+    """Return the checkpoint at `path`. Raises CheckpointError when it is not complete, StorageFailed when it cannot be read now.
+
+    Complete: every file exists in its size. Tensors are not read here.
+    """
     if not path.is_dir() or (_number(path) is None and not (path / CONTENTS_FILE).is_file()):
         what = "is not a checkpoint" if path.is_dir() else "does not exist"
         raise CheckpointError(

@@ -48,7 +48,7 @@ class HardwareSpeeds:
 
     @property
     def lane_per_sequence(self) -> float:
-        """Return the same as `per_sequence`, for a lane with twice the devices."""
+        """Return `per_sequence` of a lane whose replicas have twice the devices: the work is divided among more of them."""
         return self.per_sequence * SEQUENCE_COST_FACTOR_PER_DOUBLING
 
 

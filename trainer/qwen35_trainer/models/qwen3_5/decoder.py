@@ -1,5 +1,7 @@
 """Token-by-token decoding of many sequences of different lengths, with explicit state.
 
+The state is the KV cache of full attention, and the memory and last inputs of each Gated DeltaNet.
+
 A decoder owns a table of *slots*. A sequence occupies one slot from its prompt to its end; occupied slots are always
 the first `n`, so that every step works on views and gathers nothing.
 
