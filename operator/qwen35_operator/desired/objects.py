@@ -19,7 +19,10 @@ def metadata(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a child. By its ownerReference, garbage collection deletes it together with its training."""
+    """Return the metadata of a child. By its ownerReference, garbage collection deletes it together with its training.
+
+    There is no finalizer: a deleted training does not wait for the operator. Its pods get SIGTERM and their grace period.
+    """
     written: dict[str, Any] = {
         "name": name,
         "namespace": training.namespace,

@@ -22,7 +22,7 @@ MAX_BACKOFF_SECONDS = 3600.0
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
 """Reasons that end a pod. KubeRay replaces the pod, and its reason disappears with it. Other reasons, for example
-ImagePullBackOff, may pass."""
+ImagePullBackOff and Unschedulable, may pass: the attempt waits, Degraded, without a limit but activeDeadlineSeconds."""
 PREEMPTIONS: Final = ("Preempted", "Evicted")
 NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
 """Reasons of the trainer that would end the next attempt in the same way."""
@@ -74,7 +74,11 @@ class RuleDecision:
 
 
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
-    """Apply the first rule that matches a piece of evidence. `evidence` is not empty; earlier pieces explain more."""
+    """Apply the first rule that matches any piece of evidence, which is not empty.
+
+    If several pieces match the same rule, the decision names the earliest, which explains most. The order of rules comes
+    first: a preempted pod restarts the attempt although the trainer, which lost that pod, reported another reason.
+    """
     for rule in rules:
         if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
             return RuleDecision(rule.action, rule.name, match)

@@ -32,7 +32,7 @@ class Pace:
 def pace(situation: AttemptSituation) -> Pace | None:
     """Return how long ago the attempt's latest weight version was, with the limit for it; None while that cannot be judged.
 
-    That is until two versions and the current head's first report exist, and while a queue holds the job. After an eviction
+    That is until three versions and the current head's first report exist, and while a queue holds the job. After an eviction
     the attempt continues in a new cluster: reports from the old cluster do not count, and its pods may exist for a while.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster

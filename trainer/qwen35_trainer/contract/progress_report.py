@@ -40,7 +40,7 @@ class ProgressReport(ContractMessage):
     time: ReportedSeconds
     """Time of this report."""
     stopAcknowledged: str | None = None
-    """The `Stop.id` that the driver is carrying out, or has carried out when the state is Stopped."""
+    """The `StopOrder.id` that the driver is carrying out, or has carried out when the state is Stopped."""
     reason: Annotated[str, Field(max_length=128)] | None = None
     """Why the attempt failed: a `FailureReason`. A text, because the trainer may be of another release than the operator."""
     message: Annotated[str, Field(max_length=4096)] = ""

@@ -1,4 +1,4 @@
-"""The wait between retries, for both sides: operator and trainer retry requests to the API server and to each other."""
+"""The wait between retries of requests to the API server, by the operator and by the trainer, and between attempts."""
 
 
 def backoff_seconds(failures: int, *, first: float, maximum: float) -> float:

@@ -51,8 +51,8 @@ class CheckpointSpec(Section):
         600,
         ge=0,
         le=86_400,
-        description="Seconds that a suspended training has to finish its update and save before its pods are deleted."
-        " Default 600, which fits the update and the save of a large model. verl: none.",
+        description="Seconds that a training has to finish its update and save, after an order to stop and before its pods are "
+        "deleted: suspended, past its deadline, or with a changed spec. Default 600, which fits the update and the save of a large model. verl: none.",
     )
     storage: CheckpointStorageSpec | None = Field(
         None,

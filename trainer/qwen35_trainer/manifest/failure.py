@@ -55,7 +55,8 @@ class FailurePolicySpec(Section):
         5,
         ge=0,
         le=1000,
-        description="Maximum number of attempts after the first. Default 5, enough for transient faults. verl: none.",
+        description="Maximum number of restarts; those by RestartAndIgnoreMaxRestarts do not count. Default 5, enough for "
+        "transient faults. verl: none.",
     )
     backoffSeconds: float = Field(
         10.0,

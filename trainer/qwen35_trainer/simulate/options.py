@@ -1,4 +1,7 @@
-"""The options of the commands, read as a workload and changes to it. All problems are reported together."""
+"""The options of `qwen35 simulate` and `qwen35 plan`, from which the workload and the changes to it are built.
+
+All problems are reported together.
+"""
 
 from __future__ import annotations
 

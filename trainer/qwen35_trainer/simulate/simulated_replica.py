@@ -71,7 +71,7 @@ class SimulatedSequence:
 
 
 class SimulatedReplica:
-    """A replica and the sequences that it holds. Call `advance` with the present moment before any other method."""
+    """A replica and the sequences that it holds. All methods act at the time of the latest `advance`."""
 
     __slots__ = (
         "_marks",

@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 
 from qwen35_trainer.contract import ContractError, Control, ProgressReport, parse_control
+from qwen35_trainer.contract.retry import backoff_seconds
 from qwen35_trainer.contract.shared_names import (
     CONTROL_KEY,
     HISTORY_KEY,
@@ -29,7 +30,7 @@ from qwen35_trainer.contract.shared_names import (
     history_name,
     progress_name,
 )
-from qwen35_trainer.runtime.link.operator_link import LinkDown, backoff_seconds
+from qwen35_trainer.runtime.link.operator_link import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, LinkDown
 from qwen35_trainer.runtime.link.service_account import ServiceAccount
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,8 @@ class ConfigMapLink:
                 failures = 1 if clock() - started > MIN_STEADY_SECONDS else failures + 1
                 if failures == FAILURES_BEFORE_WARNING:
                     logger.warning("ConfigMap %s cannot be watched: %s; still trying", self._control, _message(error))
-                await asyncio.sleep(backoff_seconds(failures))
+                wait = backoff_seconds(failures, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
+                await asyncio.sleep(wait)
 
     async def close(self) -> None:
         if self._opened is not None:

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable
 
 from qwen35_trainer.contract import Control, ProgressReport
-from qwen35_trainer.runtime.link.operator_link import Link, LinkDown, backoff_seconds
+from qwen35_trainer.contract.retry import backoff_seconds
+from qwen35_trainer.runtime.link.operator_link import FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, Link, LinkDown
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +160,10 @@ class Courier:
     async def _wait_for_turn(self, failures: int) -> None:
         """Wait for a change, and until the next report may be sent."""
         await self._changed.wait()
-        pause = backoff_seconds(failures) if failures else self._sent_at + self._every - self._loop.time()
+        if failures:
+            pause = backoff_seconds(failures, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
+        else:
+            pause = self._sent_at + self._every - self._loop.time()
         if pause > 0:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._urgent.wait(), pause)

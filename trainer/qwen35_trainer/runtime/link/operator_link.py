@@ -11,6 +11,7 @@ from qwen35_trainer.runtime.link.service_account import HOST_VARIABLE, MOUNT_PAT
 
 CLUSTER = "cluster"
 """The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
+FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
 """An operator that was unreachable receives the next report at most this long after it is reachable again."""
 
@@ -44,11 +45,6 @@ class Link(Protocol):
 
     async def close(self) -> None:
         """Close all connections."""
-
-
-def backoff_seconds(failures: int) -> float:
-    """Return the wait before the next try after `failures` consecutive failures (from 1)."""
-    return min(MAX_BACKOFF_SECONDS, 0.5 * 2.0 ** min(failures - 1, 16))
 
 
 def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
