@@ -1,6 +1,7 @@
 """Processes that form a process group over gloo and carry out one job after another: starting them costs seconds.
 
     Group.run("train", …) ──(job to every rank's stdin)──► rank.py ──(result or traceback on a pipe)──► results by rank
+                             all have answered ──(stdin)──► rank.py closes the job's connections
 
 after a job          the group
 every rank answered  continues, even if all raised: after an error on all ranks no rank waits in a collective
@@ -42,16 +43,14 @@ class Group:
     def begin(self, job: str, **arguments: Any) -> None:
         if not self.processes:
             self._start()
-        for process in self.processes:
-            assert process.stdin is not None
-            pickle.dump((job, arguments), process.stdin)
-            process.stdin.flush()
+        self._send((job, arguments))
 
     def results(self) -> list[Any]:
         answers = self._answers()
         silent = sorted(set(range(self.ranks)) - answers.keys())
         if silent or any(status == "lost" for status, _ in answers.values()):
             self.stop()
+        self._send(None)
         for rank, (status, value) in answers.items():
             if status != "done":
                 raise AssertionError(f"rank {rank}: {value}")
@@ -87,6 +86,12 @@ class Group:
         if self._folder is not None:
             self._folder.cleanup()
         self.processes, self._results, self._folder = [], [], None
+
+    def _send(self, message: object) -> None:
+        for process in self.processes:
+            assert process.stdin is not None
+            pickle.dump(message, process.stdin)
+            process.stdin.flush()
 
     def _start(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="group-")
