@@ -186,8 +186,8 @@ def main(rank: int, ranks: int, folder: Path, pipe: int) -> None:
         body = pickle.dumps(answer)
         with os.fdopen(os.dup(pipe), "wb") as out:
             out.write(len(body).to_bytes(8) + body)
-        try:
-            pickle.load(sys.stdin.buffer)  # every rank has answered, so none is still making a connection that this one closes
+        try:  # every rank has answered by the next message, so none is still making a connection that this one closes
+            pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         # With the groups of the job's engines. Each has a thread that wakes a hundred times a second, for as long as it lives.

@@ -65,7 +65,7 @@ def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: fl
 def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
     """Weigh each token by its ratio, truncated at `cap`: truncated importance sampling.
 
-    The correction DecoupledPPO uses the same weights; it differs only in requiring recomputed proximal log-probs.
+    The correction DecoupledPPO uses the same weights; it differs only in requiring proximal log-probs as an argument.
     """
     return _corrected(_log_ratio(behaviour, proximal, mask).exp().clamp(max=cap), mask.bool())
 

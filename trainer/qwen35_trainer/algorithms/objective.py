@@ -94,7 +94,7 @@ class Objective:
 
 
 def needs_proximal(correction: str) -> bool:
-    """Whether `policy_objective` needs recomputed proximal log-probs. Raises ValueError for an unknown correction."""
+    """Whether `policy_objective` needs proximal log-probs as an argument. Raises ValueError for an unknown correction."""
     CORRECTIONS.get(correction)
     return correction == "DecoupledPPO"
 

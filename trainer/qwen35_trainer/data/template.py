@@ -122,7 +122,7 @@ class TemplateEncoder:
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Return the length of the part of an assistant's turn that the model writes, including the last end token."""
+        """Return the characters of an assistant's turn that the model writes: up to and including the last end token."""
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
         return len(text) if at < 0 else at + len(str(end))

@@ -38,7 +38,7 @@ def item(annotation: object) -> object | None:
 
 
 def is_map(annotation: object) -> bool:
-    """Return whether the annotation is a map with arbitrary keys."""
+    """Return whether the type annotation of a field is a map with arbitrary keys."""
     return get_origin(bare(annotation)) is dict
 
 

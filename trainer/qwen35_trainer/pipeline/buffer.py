@@ -181,8 +181,8 @@ class Buffer:
     def take(self) -> Batch | None:
         """Take the next batch out of the buffer. None if it is not complete.
 
-        It is called after every event, so it must be cheap: only `missing` collects the groups that the batch waits
-        for.
+        It is called after every event, so it must be cheap. It therefore does not collect the groups that the batch waits
+        for, as `missing` does.
         """
         size = self.window.groups_per_batch
         if self._finished < size:

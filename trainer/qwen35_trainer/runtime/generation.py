@@ -1,8 +1,8 @@
 """The part of the loop that generates: passes the coordinator's actions to replicas, and their results back.
 
-    Start ─► submit ─► replica ─► started, progress, finished ─► events ─► coordinator
-    Move ──► take, submit ──┘                        │
-                                    all samples of a group ─► score ─► Scored
+    StartSequences ─► submit ─► replica ─► started, progress, finished ─► events ─► coordinator
+    MoveSequence ──► take, submit ──┘                        │
+                                            all samples of a group ─► score ─► GroupScored
 
 Reported tokens of unfinished sequences are kept here, so that they are not lost with their replica; without
 async.partialRollout the coordinator starts such sequences over. Reports about a sequence count only when they come from the

@@ -99,7 +99,10 @@ def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> 
 
 
 def gather_rows(values: Tensor, indices: Tensor, count: int, group: ProcessGroup) -> Tensor:
-    """Gather (count,) values from the processes that have them. The backward pass takes the gradient of the local values."""
+    """Return all (count,) values on every process, from `values` at `indices` of each: no index is on two processes.
+
+    The backward pass gives a process the gradient of its own values.
+    """
     return group_sum(values.new_zeros(count).index_copy(0, indices, values), group)
 
 
