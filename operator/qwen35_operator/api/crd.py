@@ -91,7 +91,7 @@ def schema() -> Schema:
 
 
 def fields(tree: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield every node of a structural schema with its path; items of lists end in [], values of maps in {}."""
+    """Yield every node of a structural schema with its path. Paths of a list's items end in [], of a map's values in {}."""
     yield path, tree
     for name, inside in tree.get("properties", {}).items():
         yield from fields(inside, f"{path}.{name}" if path else name)

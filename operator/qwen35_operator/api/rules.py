@@ -240,8 +240,8 @@ VALUES = (
     ),
 )
 
-# Fields without a rule below are live: suspend, checkpoint except its storage, evaluation, failurePolicy, the two
-# deadlines, and the sizes and autoscale of rollout.
+# Fields without a rule below are live: suspend, checkpoint except its storage, evaluation, failurePolicy,
+# activeDeadlineSeconds, cleanupSecondsAfterFinished, and the sizes and autoscale of rollout.
 WHILE_SUSPENDED = (
     *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "publication", "tracking", "pods")),
     _suspended(

@@ -75,7 +75,7 @@ def ago(time: datetime | str, now: datetime) -> str:
 
 
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Return seconds until the last update at the present pace; None if that cannot be known."""
+    """Return the seconds until the last update at the present pace; None unless it runs at a known pace to a known end."""
     progress = view.status.progress
     if (
         view.state != "Running"

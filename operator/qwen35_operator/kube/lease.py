@@ -85,7 +85,7 @@ class Election:
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
 
     async def run(self) -> None:
-        """Take part until cancelled; then release the Lease."""
+        """Take part in the election until cancelled, then release the Lease."""
         while True:
             if (requested := await self._acquire()) is not None:
                 await self._hold(requested)

@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 64
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """Return the observation with an attempt in its history for each RayJob that exists, also for unrecorded ones."""
+    """Return the observation with an attempt for every RayJob that exists, also for those that no status has recorded."""
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:

@@ -1,4 +1,4 @@
-"""Deletes the RayJobs of ended attempts, and the children of ended trainings after their time (a TTL)."""
+"""Deletes RayJobs that must not outlive their attempt, and the children of ended trainings after their time (a TTL)."""
 
 from datetime import datetime
 from typing import Literal
@@ -43,7 +43,10 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
 
 
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
-    """Return deletions of RayJobs whose attempts have ended, and the seconds until the next one is due."""
+    """Return deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
+
+    A RayJob that has ended is kept as a record, unless its attempt was suspended: pods of a suspended training must go.
+    """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [
         (job, _wait(closed[job.attempt], job_ended=job.deployment in attempts.FINAL_JOB_STATES, now=now))

@@ -43,7 +43,7 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
 
 
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
-    """Return the writes that give the attempt's cluster this number of rollout nodes; none if it has them."""
+    """Return the writes that give the attempt's cluster this number of rollout nodes; none if it has that number."""
     training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
         return Resize(nodes)

@@ -32,7 +32,7 @@ OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation about a failed attempt, such as a pod's exit code, which rules are matched with."""
+    """One observation about a failed attempt, such as the exit code of a pod. Rules match observations."""
 
     reason: str
     message: str = ""
@@ -117,7 +117,10 @@ def failing_pods(situation: AttemptSituation) -> list[Pod]:
 
 
 def backoff(seconds: float, restarts: int) -> float:
-    """Return the seconds to wait before the next attempt: doubled with each counted restart, up to an hour."""
+    """Return the seconds to wait before the next attempt: `seconds`, doubled with each counted restart after the first.
+
+    The maximum is an hour, or `seconds` if that is longer.
+    """
     return backoff_seconds(restarts, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 
 

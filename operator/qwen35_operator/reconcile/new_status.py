@@ -33,7 +33,7 @@ PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
-    """Return the status to write, and the seconds until newer numbers may be copied; None if it has the newest."""
+    """Return the status to write, and the seconds until it may take newer numbers of the trainer; None if it has them."""
     changed = observed.status.model_copy(update=dict(verdict.changes))
     attempt = attempts.last_attempt(changed.attempts)
     report = None if attempt is None else attempts.report_of(observed, attempt)

@@ -19,7 +19,7 @@ SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
-    """Order the open attempt to stop if the spec, the deadline or an earlier order requires it. None otherwise."""
+    """Order the open attempt to stop if the spec, the deadline or an earlier order requires it; else return None."""
     if situation.stop is None:
         reason = _reason_to_stop(situation)
         return None if reason is None else _order(situation, reason)
@@ -31,7 +31,7 @@ def decide(situation: AttemptSituation) -> Verdict | None:
 
 
 def stay_stopped(situation: Situation) -> Verdict | None:
-    """Keep a training that is suspended, or past its deadline, without an attempt. None if neither holds."""
+    """Return the verdict on a training that must have no attempt: it is suspended, or past its deadline. None for others."""
     observed = situation.observed
     if situation.spec.suspend:
         running = any(job.deployment not in attempts.FINAL_JOB_STATES for job in observed.jobs)

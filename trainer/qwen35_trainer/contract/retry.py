@@ -1,4 +1,4 @@
-"""The wait between retries of requests to the API server, by the operator and by the trainer, and between attempts."""
+"""The wait that grows with failures: between retries of a request, by operator and trainer, and between two attempts."""
 
 
 def backoff_seconds(failures: int, *, first: float, maximum: float) -> float:

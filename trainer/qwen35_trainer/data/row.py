@@ -18,8 +18,8 @@ def prompt_of(
 ) -> Prompt:
     """Convert a row to a prompt. Raises RowError.
 
-    folder: that of the data file, to which paths of images are relative. columnar: in this format every row has the fields
-    of all other rows, as null (Parquet).
+    folder: the folder of the data file, to which paths of images are relative. columnar: whether every row of this format
+    has the fields of all other rows, as null (Parquet).
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
     media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)

@@ -62,7 +62,7 @@ def encode_examples(
     answer is added to the messages as the last turn. A row gives one example, or several where the template rewrites
     earlier turns. max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens).
     overlong: how longer examples are handled. thinking: passed to the template as enable_thinking; None leaves the choice
-    to it. reader: of images and videos, None for a model without a vision tower. Raises DataError with all problems.
+    to it. reader: reads images and videos; None for a model without a vision tower. Raises DataError with all problems.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []

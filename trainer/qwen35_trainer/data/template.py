@@ -48,7 +48,10 @@ class TemplateEncoder:
         return bool(self.tokenizer.chat_template)
 
     def text(self, text: str) -> TokenIds:
-        """Encode a text unchanged. Raises EncodingError for characters without a token."""
+        """Encode a text without the template, and with the tokens that the tokenizer adds to every text, if any.
+
+        Raises EncodingError for characters without a token.
+        """
         return self._encode(text, special_tokens=True)
 
     def prompt(self, text: str | Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:

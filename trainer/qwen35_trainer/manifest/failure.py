@@ -62,8 +62,8 @@ class FailurePolicySpec(Section):
         10.0,
         ge=0,
         le=86_400,
-        description="Wait before the next attempt, in seconds, doubled after every restart. Default 10, which gives a"
-        " lost node time to disappear. verl: none.",
+        description="Wait before the next attempt, in seconds, doubled after every restart that counts towards maxRestarts, "
+        "up to an hour. Default 10, which gives a lost node time to disappear. verl: none.",
     )
     stallFactor: float = Field(
         20.0,

@@ -33,7 +33,7 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
 
 
 def override(document: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Apply overrides as `apply_overrides` does, and return the problems in addition to the changed document."""
+    """Apply overrides, and return the changed document and the problems, which `apply_overrides` would raise."""
     changed, problems = copy.deepcopy(dict(document)), []
     for text in overrides:
         try:

@@ -95,7 +95,7 @@ def pack(
 ) -> bytes:
     """Pack the history with as many updates as fit into `limit` bytes, always including the first and the last.
 
-    samples: those of the latest update and evaluation. `progress.sample_file` bounds their texts, and all of them are
+    samples: the responses of the latest update and evaluation. `progress.sample_file` bounds their texts, and all of them are
     packed.
     """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)

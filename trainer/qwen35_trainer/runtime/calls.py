@@ -38,7 +38,7 @@ class Stalled(RuntimeError):
 
 
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-    """Await the result of one call of an actor. of, act: who does what, for errors.
+    """Await the result of one call of an actor. of, act: the actor and its task, for errors.
 
     Raises ActorLost (ActorOutOfMemory too), Stalled after `seconds`, or what the call raised.
     """
@@ -53,7 +53,7 @@ async def answers(
     After a failure the loss of an actor is awaited for at most LOSS_DETECTION_SECONDS: the peers of an ended process raise
     an error about a broken connection before Ray notices that the process has ended.
 
-    of: name of the actor, or of the pool. names: of the single actors of a pool.
+    of: name of the actor or the pool. act: its task. names: names of the actors of a pool. All three are for errors.
     """
     running = [asyncio.ensure_future(call) for call in calls]
     try:

@@ -99,7 +99,7 @@ class Claim:
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """Return the present state of the folder. Raises FolderRefused and OSError as `read_owner` does."""
+        """Return the present state of the folder. Raises FolderRefused for a damaged record, OSError for one that cannot be read."""
         return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
 
     @contextmanager

@@ -59,7 +59,10 @@ def starting() -> Iterator[None]:
 
 
 class Process:
-    """Base of the actors. name: the actor's name in logs, metrics and errors. threads: of torch; 0 does not import torch."""
+    """Base of the actors.
+
+    name: the actor's name in logs, metrics and errors. threads: the number of torch's threads; 0 does not import torch.
+    """
 
     @starting()
     def __init__(self, name: str, logs: Path, threads: int = 0) -> None:
@@ -75,5 +78,5 @@ class Process:
             torch.set_num_threads(threads)
 
     def ready(self) -> str:
-        """Return the name of the host, in a cluster of the pod, after the actor is constructed."""
+        """Return the name of the host, or of the pod in a cluster. An answer means that the actor is constructed."""
         return socket.gethostname()

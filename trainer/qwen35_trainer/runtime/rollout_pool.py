@@ -38,7 +38,7 @@ LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """Return the names of `count` replicas. lane: of the straggler lane."""
+    """Return the names of the first `count` replicas of the rollout pool, or with `lane` of the straggler lane."""
     return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 

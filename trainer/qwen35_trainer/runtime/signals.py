@@ -66,7 +66,7 @@ def limit(signals: int, *, begun: bool) -> float | None:
 
 
 class Signals:
-    """The signals that this process has received, as the run sees them. Without a parent process, as in tests, there are none."""
+    """The signals that the parent process has passed on. Without a parent process, as in tests, there are none."""
 
     def __init__(self, parent: socket.socket | None = None) -> None:
         self._parent = parent
@@ -93,9 +93,9 @@ class Signals:
     def attend[T](self, work: Callable[[], T], needs: Future[Any] | None = None) -> T:
         """Run `work` in a thread, and return its result. Raises the error of `work`.
 
-        Raises Interrupted when a signal limits the time that is left (`limit`). needs: a future that `work` waits for; its
-        error is raised immediately. After Interrupted, or an error of `needs`, the thread still runs: the caller ends the
-        process without waiting for it.
+        Raises Interrupted at a signal that leaves no time to save: the first one before `begin`, the second one after it.
+        needs: a future that `work` waits for; its error is raised immediately. After Interrupted, or an error of `needs`,
+        the thread still runs: the caller ends the process without waiting for it.
         """
         if self._parent is None:
             return work()

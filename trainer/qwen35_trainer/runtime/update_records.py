@@ -131,7 +131,7 @@ def update_record(
 
 
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation. A response without a reward, because one failed with Skip, counts as 0."""
+    """Return the record of an evaluation. A response that got no reward (`onError: Skip`) counts as 0."""
     scores = [score for group in groups for score in group.scores]
     lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
     failures = Failures()

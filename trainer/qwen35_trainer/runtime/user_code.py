@@ -12,7 +12,7 @@ from qwen35_trainer.manifest.problems import did_you_mean
 
 
 def problem_of(target: str, base: Path) -> tuple[str, str] | None:
-    """Return what is wrong with a function of one argument, and what to do.
+    """Return what is wrong with the function named `target`, `module:function`, and what to do.
 
     Returns None for a function that exists, and for one that only an import could find: in a compiled module, through a custom
     finder, from a star import, or by `__getattr__`.  base: the manifest's folder, where modules are searched first.

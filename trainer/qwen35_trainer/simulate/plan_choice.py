@@ -180,7 +180,7 @@ class PlanGrid:
 
     @classmethod
     def around(cls, spec: TrainingSpec, start: PlanChoice, workload: Workload) -> PlanGrid:
-        """Return the grid for a manifest. start: the plan from which the search begins. workload: that of `start`."""
+        """Return the grid for a manifest. start: the plan from which the search begins, with its workload."""
         assert spec.rollout is not None
         bound, total = start.max_version_lag, start.rollout_nodes + start.train_nodes
         step = next((step for step in (0.25, 0.5, 1.0) if bound / step <= 32), 2.0)

@@ -127,7 +127,7 @@ class GroupSampler:
         self._last_position = -1
 
     def draw(self, position: int, batch: int) -> tuple[list[int], bool]:
-        """Draw the response tokens of a group's sequences, and whether it has signal. batch: the next one, for the drift."""
+        """Draw the response tokens of a group's sequences, and whether it has signal. batch: the next to train, since lengths drift."""
         repeat = 0
         if position <= self._last_position:
             repeat = self._repeats[position] = self._repeats.get(position, 0) + 1

@@ -93,7 +93,7 @@ def micro_batch(
     packed: bool,
     device: torch.device,
 ) -> MicroBatch:
-    """Unpack `samples` of a batch, padded or in one packed row. config: of the model, used for samples with pictures.
+    """Unpack `samples` of a batch, padded or in one packed row. config: the model's, for samples with pictures.
 
     Without samples the input is one placeholder token, and samples without a trained token still score one: every rank
     runs the same collectives. The mask excludes both from the loss.

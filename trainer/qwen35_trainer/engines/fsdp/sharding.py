@@ -54,7 +54,7 @@ class Ranks:
     def of(cls, parallelism: ParallelismSpec, device: torch.device, timeout: timedelta) -> Ranks:
         """Create the meshes of the initialised process group. Raises ValueError where degrees do not divide it. Collective.
 
-        timeout: of each exchange in the groups created here. The whole group already has its own.
+        timeout: the maximum time of a collective in the groups that are created here. The group of all ranks has its own.
         """
         world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
         if world % (copies * context):

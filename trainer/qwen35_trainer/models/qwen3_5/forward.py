@@ -75,7 +75,7 @@ def logits(model: HFModule, inputs: ModelInput) -> Tensor:
 def hidden_states(
     model: HFModule, inputs: ModelInput, context_group: ProcessGroup | None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute (n, l, D) before the final norm, for the tokens of this process, and its share of the routers' losses."""
+    """Compute the states (n, l, D) of this process's tokens before the final norm, and its share of the routers' losses."""
     if context_group is not None:
         inputs = context_parallel.padded(inputs, context_group)
     hidden = _embed(model, inputs, context_group)

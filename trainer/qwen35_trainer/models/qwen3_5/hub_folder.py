@@ -60,8 +60,8 @@ class _Place:
 def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
     """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError.
 
-    files: the checkpoint whose names, shapes and shards it gets. values: of the tensors that trained. A crash leaves the
-    folder incomplete: write to a temporary name, then rename.
+    files: the source checkpoint, whose names, shapes and shards the output gets. values: the tensors that trained. A crash
+    leaves the folder incomplete: write to a temporary name, then rename.
     """
     copy_the_rest(files.folder, output)
     places = _places(files)

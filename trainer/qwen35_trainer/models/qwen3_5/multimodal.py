@@ -31,7 +31,7 @@ def multimodal_input(
 ) -> ModelInput:
     """Build the input of sequences of token ids, each (length,) int64, and the pictures of each (None: no picture).
 
-    config: of a vision-language model.  written: (length,) bool each, true for tokens that the model generated, whose
+    config: a vision-language model's.  written: (length,) bool each, true for tokens that the model generated, whose
     placeholders do not stand for pictures.  Raises ValueError naming the sequences whose placeholders do not match their
     pictures.
     """

@@ -108,7 +108,7 @@ def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, w
     """Compute the routed experts of tokens x (T, D), with grouped products.
 
     chosen: (T, k) int64 experts of each token. weights: (T, k). Returns (T, D). Two things are still to be checked on
-    hardware: experts without a token, and the gradients of the permutation, which the operators define.
+    hardware: experts without a token, and the gradients of the permutation, which torch_npu computes.
     """
     sorted_tokens, places = operators.npu_moe_token_permute(x, chosen.to(torch.int32))
     flat = chosen.flatten()

@@ -62,7 +62,7 @@ def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
-    """Compute a mixture-of-experts block for `hidden` (n, l, D), with the losses of its router if there is a `membership`."""
+    """Compute a mixture-of-experts block for `hidden` (n, l, D), and the losses of its router (2,); None without `membership`."""
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
     shared = block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)
@@ -71,9 +71,10 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 
 
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
-    """Compute the routing losses (2,) float32: load balancing (times the length of each sequence) and z.
+    """Compute the routing losses (2,) float32, load balancing and z, as sums over tokens.
 
-    Both are summed over this process's tokens; the results of processes that share a sequence add up to its loss.
+    The load-balancing loss of a sequence counts once for each of its tokens. Where processes share sequences, each gets
+    the part of its own tokens, and the parts add up to the losses.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]

@@ -97,7 +97,10 @@ class Reporter:
         self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
-        """Record that the driver starts to train, with `updates` updates in all. From here on, orders to stop go to the driver."""
+        """Record that the driver starts to train, and that the run has `updates` updates in all.
+
+        From here on, orders to stop go to the driver.
+        """
         self._begun = True
         self._change(lambda standing: replace(standing, updates=updates))
 
