@@ -62,7 +62,7 @@ type ClusterWrite = Create | Update | Scale | Delete | PostEvent
 
 @dataclass(frozen=True)
 class RefusedWrite:
-    """A write that the API server refused and that an immediate retry would not change."""
+    """A write that the API server refused, and would refuse again if it were repeated immediately."""
 
     write: ClusterWrite
     reason: str

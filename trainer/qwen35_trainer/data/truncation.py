@@ -25,7 +25,7 @@ class Encoded(Protocol):
 
 
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
-    """Return the positions to keep of a sequence of `length` > `limit`, as a head and a tail; one of them may be empty.
+    """Return which positions of a sequence longer than `limit` to keep: a head and a tail, of which one may be empty.
 
     TruncateLeft keeps the end, TruncateRight the beginning, TruncateMiddle half of the limit (rounded down) at the
     beginning and the rest at the end.

@@ -99,9 +99,9 @@ def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> 
 
 
 def gather_rows(values: Tensor, indices: Tensor, count: int, group: ProcessGroup) -> Tensor:
-    """Return all (count,) values on every process, from `values` at `indices` of each: no index is on two processes.
+    """Combine values that are spread over the group: each process passes its `values` and their `indices`.
 
-    The backward pass gives a process the gradient of its own values.
+    Returns all (count,) values on every process. The backward pass gives each process the gradient of its own values.
     """
     return group_sum(values.new_zeros(count).index_copy(0, indices, values), group)
 

@@ -67,7 +67,7 @@ def check_packing(model: HFModule) -> None:
 
     Call it once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
     adapted. It may be sharded, and with a context group it must be sharded over that group too: gradients are compared
-    after their reduction, because each process has only the part of its own tokens before.  The tolerance depends on the
+    after their reduction, because before it each process has the gradient of its own tokens only.  The tolerance depends on the
     precision of the layers.
     """
     vocabulary = text_config(model).vocab_size
