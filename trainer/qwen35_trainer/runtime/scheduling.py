@@ -41,8 +41,8 @@ def slots_of(spec: TrainingSpec) -> int:
 def start_of(job: Job) -> SchedulingSnapshot:
     """Return the scheduling state from which the run begins or continues.
 
-    It is that of the journal if the attempt that saved the checkpoint wrote it, else that of the checkpoint: the journal
-    also contains groups that left after the checkpoint. Raises JournalDamaged.
+    It comes from the journal if the attempt that saved the checkpoint also wrote the journal, which then contains groups
+    that left after the checkpoint; otherwise it comes from the checkpoint. Raises JournalDamaged.
     """
     if job.resume is None:
         return SchedulingSnapshot()

@@ -107,7 +107,7 @@ def gather_rows(values: Tensor, indices: Tensor, count: int, group: ProcessGroup
 
 
 def group_sum(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum over the group, on every process. The backward pass takes the gradient of the local addends."""
+    """Sum over the group, on every process. The backward pass gives each process the gradient of its own addend."""
     return _Sum.apply(values, group)  # type: ignore[no-untyped-call]
 
 
