@@ -42,7 +42,7 @@ def segments(match: re.Match[str]) -> list[Segment]:
 
 
 def split_path(path: str) -> tuple[Segment, ...]:
-    """Split a path into names and indices. A part that is neither stays as it is, and no field has its name."""
+    """Split a path into names and indices. A part that is neither is returned unchanged, and matches no field."""
     parts: list[Segment] = []
     for text in path.split("."):
         match = SEGMENT.fullmatch(text)

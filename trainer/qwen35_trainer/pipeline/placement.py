@@ -183,7 +183,7 @@ class Placement:
             self._update_birth(number, sequence, target)
 
     def place(self, actions: list[do.Action], dispatch: Callable[[list[do.Action]], bool]) -> None:
-        """Assign waiting sequences to free slots, and sequences of new groups when none waits.
+        """Assign waiting sequences to free slots, and add new groups while slots are free and nothing waits.
 
         dispatch: adds a group if one may enter, and returns whether it did.
         """

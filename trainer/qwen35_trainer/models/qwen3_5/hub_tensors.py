@@ -74,7 +74,8 @@ def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 def to_packed(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
     """Join the tensors of single experts once a layer has all of them, and pass the others through.
 
-    A layer ends at an expert of another layer or at the end. Raises ValueError naming tensors that are missing then.
+    A layer is complete at the first expert of another layer, or at the end of the stream. Raises ValueError naming the
+    tensors that are still missing.
     """
     prefix, experts = "", dict[tuple[str, int], Tensor]()
     for name, tensor in weights:
