@@ -84,7 +84,7 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Return the records after the first `seen`, and drop those, because the follower has them."""
+        """Return the records after the first `seen`, and drop the first `seen`, which the follower has."""
         del self._records[: seen - self._dropped]
         self._dropped = seen
         return tuple(self._records)

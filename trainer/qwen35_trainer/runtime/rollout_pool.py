@@ -54,7 +54,7 @@ class PoolListener(Protocol):
 
 @dataclass(eq=False)
 class RolloutReplica:
-    """One life of a replica, under the number that the coordinator uses. A replacement has the same name and another number."""
+    """One actor of a replica, under the number that the coordinator uses. Its replacement has the same name, another number."""
 
     number: int
     name: str

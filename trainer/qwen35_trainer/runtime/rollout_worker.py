@@ -42,7 +42,7 @@ class EngineFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Collected:
-    """The work of a replica since the previous collect."""
+    """The work of a replica since the previous call of `collect`."""
 
     finished: tuple[Completed, ...] = ()
     started: dict[SequenceId, int] = field(default_factory=dict)

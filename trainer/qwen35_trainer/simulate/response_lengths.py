@@ -142,7 +142,7 @@ class GroupSampler:
         return self._clip(lengths[row], self._drift**batch), signal[row]
 
     def mean(self, batches: range) -> float:
-        """Return the mean length, in tokens, of sequences that are drawn before these batches: lengths drift with the batch."""
+        """Return the mean length, in tokens, over these batches: lengths drift from batch to batch."""
         factors = [1.0] if self._drift == 1 else [self._drift**batch for batch in batches]
         return float(np.mean([mean_length(self._lengths, factor) for factor in factors]))
 

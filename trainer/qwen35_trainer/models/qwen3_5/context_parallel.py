@@ -88,10 +88,10 @@ def replicate(x: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def local_rows(rows: Tensor, group: ProcessGroup, *, whole: int, share: int) -> tuple[Tensor, Tensor]:
-    """Select the scored rows that this process computes, and locate them in its (n, l) tokens, flattened.
+    """Select the scored rows whose tokens this process holds.
 
-    rows: (R,) flat positions over (n, whole).  share: tokens l of a slice.  Returns two (selected,) int64: indices into
-    `rows`, and flat positions over (n, l).
+    rows: (R,) flat positions in the (n, whole) tokens of all processes.  share: l, the length of a process's slice.
+    Returns two (selected,) int64: indices into `rows`, and flat positions in this process's (n, l) tokens.
     """
     line, column = rows // whole, rows % whole
     selected = (column // share == group.rank()).nonzero().squeeze(1)

@@ -19,7 +19,7 @@ POLL_SECONDS = 0.5
 
 
 class FolderLink:
-    """Creates the folder. Raises LinkRefused when that is impossible."""
+    """Link through the files of a folder, which it creates. Raises LinkRefused when that is impossible."""
 
     def __init__(self, folder: Path) -> None:
         self._progress, self._control = folder / PROGRESS_KEY, folder / CONTROL_KEY
