@@ -6,6 +6,9 @@ report: Failed, or Stopped on its own ──┐
 RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted · no new version ────────┘
+
+A lost pod of the rollout pool does not end the attempt: KubeRay replaces the pod, and the trainer its replica
+(`qwen35_trainer/runtime/rollout_pool.py`).
 """
 
 from qwen35_operator.kube.object_records import Pod

@@ -1,4 +1,4 @@
-"""`-progress`: the latest report about an attempt."""
+"""`-progress`: the trainer's progress report, the latest one about an attempt."""
 
 from typing import Annotated, Literal
 
