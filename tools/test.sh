@@ -15,7 +15,7 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
 CONTROL_PLANE=(tests/controlplane tests/helm)
 CLUSTER=(tests/cluster)
-ENGINES=(tests/distributed tests/engines tests/gpu)
+ENGINES=(tests/distributed tests/engines tests/gpu tests/recipes)
 
 set_up() { make --no-print-directory "$@"; }
 
