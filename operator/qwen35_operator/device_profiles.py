@@ -11,7 +11,7 @@ from qwen35_trainer.manifest.accelerator import ProfileName
 class PodSize:
     """CPU and memory of a pod, or of one device's share of a pod.
 
-    The memory includes the shared memory, which holds Ray's object store: by default 30% of the memory.
+    The memory includes the shared memory (/dev/shm), which holds Ray's object store. The store takes 30% of the memory.
     """
 
     cpu: float

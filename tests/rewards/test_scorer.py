@@ -59,9 +59,9 @@ class Sometimes:
     name: str = "sometimes"
     weight: float = 1.0
 
-    async def score(self, completion: Response) -> float:
-        if completion.text != "good":
-            raise RewardError(f"no score for {completion.text}", kind="KeyError")
+    async def score(self, response: Response) -> float:
+        if response.text != "good":
+            raise RewardError(f"no score for {response.text}", kind="KeyError")
         return 1.0
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ async def test_a_trial_in_which_every_reward_fails_ends_the_run_with_the_first_r
 
 async def test_one_score_of_one_reward_passes_the_trial() -> None:
     class Never(Sometimes):
-        async def score(self, completion: Response) -> float:
+        async def score(self, response: Response) -> float:
             raise RewardError("never")
 
     scorer = Scorer([ConfiguredReward(Never("never"), "Zero"), ConfiguredReward(Sometimes(), "Zero")], trial=3)

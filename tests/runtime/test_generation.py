@@ -59,10 +59,10 @@ class Length:
     def __init__(self) -> None:
         self.ill: set[str] = set()
 
-    async def score(self, completion: Response) -> float:
-        if completion.text in self.ill:
+    async def score(self, response: Response) -> float:
+        if response.text in self.ill:
             raise RewardError("no score")
-        return float(completion.token_count)
+        return float(response.token_count)
 
     def close(self) -> None:
         pass

@@ -240,7 +240,7 @@ VALUES = (
     ),
 )
 
-# Fields without a rule below are live: suspend, checkpoint except its storage, evaluation, failurePolicy,
+# Fields that no rule of this module fixes are live: suspend, checkpoint except its storage, evaluation, failurePolicy,
 # activeDeadlineSeconds, cleanupSecondsAfterFinished, and the sizes and autoscale of rollout.
 WHILE_SUSPENDED = (
     *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "publication", "tracking", "pods")),

@@ -17,7 +17,7 @@ UNMET: Final[Mapping[str, str]] = {
 }
 """The conditions that a training needs, in their order, and the meaning of each one that does not hold."""
 PREREQUISITES: Final = ("Accepted", "QuotaReserved")
-"""While one of these is false, no pods exist, so the later conditions say nothing."""
+"""While one of these is false, no attempt starts, so the later conditions say nothing new."""
 NO_OPERATOR: Final = "no operator has handled it; is an operator running, and does it serve this namespace?"
 FRESH_SECONDS: Final = 60.0
 """A running trainer reports at least this often, unless its updates take longer."""

@@ -72,7 +72,7 @@ def rollout_selector(training: str) -> str:
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields whose change needs a new attempt, because a running one cannot adopt it.
+    """Return a hash of all fields whose change needs a new attempt, because a running one cannot take it over.
 
     Fields with their default value do not count: an upgrade to a release with more fields must not end running attempts.
     """

@@ -1,7 +1,7 @@
 """Detects that the open attempt has ended, and decides what follows. The status records it before anything is done.
 
 report: Succeeded ──────────────────────► Succeeded
-report: Stopped, after an order ────────► the order's consequence: suspended, or past the deadline
+report: Stopped, after an order ────────► the order's consequence: suspended, the next attempt, or past the deadline
 report: Failed, or Stopped on its own ──┐
 RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed

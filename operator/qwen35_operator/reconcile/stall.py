@@ -1,5 +1,5 @@
 """Detects an attempt that runs without progress: no new version for failurePolicy.stallFactor × the median time between
-versions.
+versions, and for at least MIN_STALL_SECONDS.
 
 Both times come from the trainer. The API server's time of writing the report corrects the trainer's clock.
 """

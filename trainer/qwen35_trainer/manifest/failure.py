@@ -62,15 +62,15 @@ class FailurePolicySpec(Section):
         10.0,
         ge=0,
         le=86_400,
-        description="Wait before the next attempt, in seconds, doubled after every restart that counts towards maxRestarts, "
-        "up to an hour. Default 10, which gives a lost node time to disappear. verl: none.",
+        description="Wait before the next attempt, in seconds. Each further restart that counts towards maxRestarts doubles "
+        "it, up to an hour if it is shorter. Default 10, which gives a lost node time to disappear. verl: none.",
     )
     stallFactor: float = Field(
         20.0,
         ge=2,
         le=1_000_000,
         description="An attempt counts as stalled, a failure with reason Stalled, when it has had no new version for "
-        "this many times the median time between versions. Default 20, longer than any long tail. verl: "
+        "this many times the median time between versions, and for at least a minute. Default 20, longer than any long tail. verl: "
         "none.",
     )
     rules: tuple[FailureRuleSpec, ...] = Field(

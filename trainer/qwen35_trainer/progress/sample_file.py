@@ -99,9 +99,9 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[Moment]:
-    """Return the retained moments of a file of samples; none if the file does not exist.
+    """Read samples.jsonl: the samples of each retained update and evaluation; none if the file does not exist.
 
-    A last line without a newline is ignored. Raises ValueError naming file and line for a line that is not a moment.
+    A last line without a newline is ignored. Raises ValueError naming file and line for a line of another form.
     """
     if not path.is_file():
         return []
@@ -120,7 +120,7 @@ def read_samples(path: Path) -> list[Moment]:
 
 
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return at most MAX_MOMENTS of each kind, plus the newest, in order of their updates.
+    """Return the moments to keep: at most MAX_MOMENTS updates and as many evaluations, plus the newest, in order.
 
     An attempt that resumes from a checkpoint repeats the updates after it; moments of the lost updates are left out.
     """

@@ -15,8 +15,8 @@ class ExactMatch:
     weight: float
     grade: Callable[[str, str], float]
 
-    async def score(self, completion: Response) -> float:
-        return self.grade(completion.text, required_answer(completion))
+    async def score(self, response: Response) -> float:
+        return self.grade(response.text, required_answer(response))
 
     def close(self) -> None:
         """Do nothing: the reward has no other process."""

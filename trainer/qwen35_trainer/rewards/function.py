@@ -31,8 +31,8 @@ class SyncFunction:
     weight: float
     isolated: IsolatedFunction
 
-    async def score(self, completion: Response) -> float:
-        return await self.isolated.call(*_arguments(completion))
+    async def score(self, response: Response) -> float:
+        return await self.isolated.call(*_arguments(response))
 
     def close(self) -> None:
         self.isolated.close()
@@ -51,10 +51,10 @@ class AsyncFunction:
     function: AsyncScorer
     timeout_seconds: float
 
-    async def score(self, completion: Response) -> float:
+    async def score(self, response: Response) -> float:
         try:
             async with asyncio.timeout(self.timeout_seconds) as deadline:
-                value = await self.function(*_arguments(completion))
+                value = await self.function(*_arguments(response))
         except (Exception, SystemExit) as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 late = f"no score within timeoutSeconds {self.timeout_seconds:g}; the call was cancelled"
@@ -67,10 +67,10 @@ class AsyncFunction:
         """Do nothing: calls end with the event loop."""
 
 
-def _arguments(completion: Response) -> tuple[object, ...]:
-    prompt = completion.prompt
+def _arguments(response: Response) -> tuple[object, ...]:
+    prompt = response.prompt
     text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-    return text, completion.text, prompt.answer, dict(prompt.metadata)
+    return text, response.text, prompt.answer, dict(prompt.metadata)
 
 
 def load_function(target: str, base: str) -> Callable[..., Any]:

@@ -20,8 +20,8 @@ class Math:
     weight: float
     isolated: IsolatedFunction
 
-    async def score(self, completion: Response) -> float:
-        return await self.isolated.call(completion.text, required_answer(completion))
+    async def score(self, response: Response) -> float:
+        return await self.isolated.call(response.text, required_answer(response))
 
     def close(self) -> None:
         self.isolated.close()

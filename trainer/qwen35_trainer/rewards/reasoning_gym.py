@@ -28,11 +28,11 @@ class GymReward:
     weight: float
     isolated: IsolatedFunction
 
-    async def score(self, completion: Response) -> float:
-        prompt = completion.prompt
+    async def score(self, response: Response) -> float:
+        prompt = response.prompt
         if not {"gym", "entry"} <= prompt.metadata.keys():
             raise RewardError(f"prompt {prompt.id} comes from no gym source", kind="NoGymPrompt")
-        return await self.isolated.call(prompt.metadata["gym"], completion.text, prompt.metadata["entry"])
+        return await self.isolated.call(prompt.metadata["gym"], response.text, prompt.metadata["entry"])
 
     def close(self) -> None:
         self.isolated.close()

@@ -43,7 +43,7 @@ class Reward(Protocol):
     @property
     def weight(self) -> float: ...
 
-    async def score(self, completion: Response) -> float: ...
+    async def score(self, response: Response) -> float: ...
 
     def close(self) -> None: ...
 
@@ -97,11 +97,11 @@ def as_score(value: object) -> float:
     return float(value)
 
 
-def required_answer(completion: Response) -> str:
+def required_answer(response: Response) -> str:
     """Return the reference answer. Raises RewardError if the prompt has none."""
-    if completion.prompt.answer is None:
-        raise RewardError(f"prompt {completion.prompt.id} has no answer to compare with", kind="NoAnswer")
-    return completion.prompt.answer
+    if response.prompt.answer is None:
+        raise RewardError(f"prompt {response.prompt.id} has no answer to compare with", kind="NoAnswer")
+    return response.prompt.answer
 
 
 def _plain(text: str) -> str:

@@ -68,16 +68,16 @@ class Scorer:
     def __post_init__(self) -> None:
         self._untried = self.trial
 
-    async def score(self, completion: Response, *, in_trial: bool = True) -> CombinedScore:
+    async def score(self, response: Response, *, in_trial: bool = True) -> CombinedScore:
         """Score a response with all rewards. in_trial: whether it counts among the run's first responses (`trial`).
 
         Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response
         of the trial.
         """
-        scores = await asyncio.gather(*(self._score(part.reward, completion) for part in self.parts))
-        scored = combine(completion, self.parts, scores)
+        scores = await asyncio.gather(*(self._score(part.reward, response) for part in self.parts))
+        scored = combine(response, self.parts, scores)
         if in_trial and self._untried:
-            self._try(completion, scored)
+            self._try(response, scored)
         return scored
 
     def close(self) -> None:
@@ -91,11 +91,11 @@ class Scorer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _try(self, completion: Response, scored: CombinedScore) -> None:
+    def _try(self, response: Response, scored: CombinedScore) -> None:
         if len(scored.errors) < len(self.parts):
             self._untried = 0
             return
-        self._first_error = self._first_error or scored.first_error(completion.prompt.id)
+        self._first_error = self._first_error or scored.first_error(response.prompt.id)
         self._untried -= 1
         if not self._untried:
             raise RewardFailed(
@@ -103,12 +103,12 @@ class Scorer:
                 f"The first one: {self._first_error}"
             )
 
-    async def _score(self, reward: Reward, completion: Response) -> Score:
+    async def _score(self, reward: Reward, response: Response) -> Score:
         started = time.monotonic()
         try:
-            value = await reward.score(completion)
+            value = await reward.score(response)
         except RewardError as error:
-            self._log(reward.name, completion.prompt.id, error)
+            self._log(reward.name, response.prompt.id, error)
             timed_out = isinstance(error, RewardTimeoutError)
             return Score(None, f"{error.kind}: {error}", time.monotonic() - started, timed_out)
         return Score(value, None, time.monotonic() - started)
@@ -127,7 +127,7 @@ class Scorer:
             )
 
 
-def combine(completion: Response, parts: Sequence[ConfiguredReward], scores: Sequence[Score]) -> CombinedScore:
+def combine(response: Response, parts: Sequence[ConfiguredReward], scores: Sequence[Score]) -> CombinedScore:
     """Combine the scores of all rewards, in the order of `parts`, into the weighted sum.
 
     Raises RewardFailed for a failed reward with `onError: Fail`.
@@ -140,7 +140,7 @@ def combine(completion: Response, parts: Sequence[ConfiguredReward], scores: Seq
         if score.error is not None:
             errors[name] = score.error
             if part.on_error == "Fail":
-                raise RewardFailed(f"reward {name}, onError Fail, prompt {completion.prompt.id}: {score.error}")
+                raise RewardFailed(f"reward {name}, onError Fail, prompt {response.prompt.id}: {score.error}")
             value = 0.0 if part.on_error == "Zero" else None
         if value is None:
             total = None

@@ -154,7 +154,7 @@ class CheckpointStore:
 def load(path: Path) -> SavedCheckpoint:
     """Return the checkpoint at `path`. Raises CheckpointError when it is not complete, StorageFailed when it cannot be read now.
 
-    Complete: every file exists in its size. Tensors are not read here.
+    Complete: every file exists and has the size that was recorded when it was written. Tensors are not read here.
     """
     if not path.is_dir() or (_number(path) is None and not (path / CONTENTS_FILE).is_file()):
         what = "is not a checkpoint" if path.is_dir() else "does not exist"

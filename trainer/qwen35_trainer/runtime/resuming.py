@@ -1,8 +1,9 @@
 """Chooses the checkpoint that a run starts from, and checks that the run may save into its folder of checkpoints.
 
     a folder of checkpoints              no --resume      --resume auto                  --resume DIR
-    empty, without an owner              begins a run     begins a run; refused where    begins from DIR
-                                                          the run has saved elsewhere
+    empty, without an owner              begins a run     begins a run; refused if the   begins from DIR
+                                                          output folder names a
+                                                          checkpoint in another folder
     of this run                          refused          continues from the newest      continues from DIR
     of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
     of another run                       refused          refused                        takes the folder over, if DIR is the newest

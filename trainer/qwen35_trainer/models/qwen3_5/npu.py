@@ -86,10 +86,10 @@ def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
 
 
 def gated_rms_norm(operators: Operators, norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
-    """Compute silu(gate) times the RMS norm of x (…, D) times its weight, which is not zero-centred. gate: (…, D).
+    """Compute silu(gate) · weight · (RMS norm of x), for x and gate (…, D) and a weight that is not zero-centred.
 
-    The library rounds to the dtype of x before it multiplies by the weight; without that rounding the result is at least as
-    close to the exact value.
+    Unlike transformers, this does not round to the dtype of x before it multiplies by the weight, so that the result is at
+    least as close to the exact value.
     """
     normed = operators.npu_rms_norm(x.float(), norm.weight.float(), epsilon=norm.variance_epsilon)[0]
     return (normed * F.silu(gate.float())).type_as(x)
