@@ -16,6 +16,7 @@ export OMP_NUM_THREADS=1
 CONTROL_PLANE=(tests/controlplane tests/helm)
 CLUSTER=(tests/cluster)
 ENGINES=(tests/distributed tests/engines tests/gpu tests/recipes)
+SIMULATOR=(tests/simulate tests/simulate_cli) # in the lane of the engines, so that lanes are of about the same length
 
 set_up() { make --no-print-directory "$@"; }
 
@@ -50,7 +51,7 @@ clusters() { # starts as soon as the test bed and the rest of the set-up are rea
     logged "test bed" set_up testbed || return 1
     until [[ -s $verdict ]]; do kill -0 $$ && sleep 0.5 || return 1; done
     [[ $(<"$verdict") == done ]] || return 1
-    lane "control plane, engines" -m "not quiet" "${CONTROL_PLANE[@]}" "${ENGINES[@]}" &
+    lane "control plane, engines" -m "not quiet" "${CONTROL_PLANE[@]}" "${ENGINES[@]}" "${SIMULATOR[@]}" &
     local other=$! failed=0
     lane "cluster" -m "not quiet" "${CLUSTER[@]}" || failed=1
     wait "$other" || failed=1
@@ -63,7 +64,7 @@ set_up setup && set_up system && echo done >"$verdict" || { echo failed >"$verdi
 failed=0
 logged lint set_up lint &
 lint=$!
-elsewhere=("${CONTROL_PLANE[@]}" "${CLUSTER[@]}" "${ENGINES[@]}")
+elsewhere=("${CONTROL_PLANE[@]}" "${CLUSTER[@]}" "${ENGINES[@]}" "${SIMULATOR[@]}")
 lane "the rest" -m "not quiet" "${elsewhere[@]/#/--ignore=}" || failed=1
 wait "$lint" || failed=1
 wait "$clusters" || failed=1
