@@ -184,7 +184,8 @@ def test_vllm_loads_the_folder_and_decodes_what_the_library_does(groups, tmp_pat
         print(
             f"{shape}: {apart_by.mean():.3f} nats from float32 in the mean, the library in bfloat16 {noise.mean():.3f}"
         )
-        assert apart_by.mean() <= 0.1
+        # Where bfloat16 rounds a router's logits, other experts may be chosen, in the library as in vLLM.
+        assert apart_by.mean() <= max(0.1, noise.mean())
     assert decided > 0.25 * 24 * len(prompts)
 
 

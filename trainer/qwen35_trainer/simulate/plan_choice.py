@@ -100,7 +100,7 @@ class PlanChoice:
 
 
 def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
-    """Return the numbers of rollout nodes of all legal splits with the same total, ascending."""
+    """Return the numbers of rollout nodes that divide the plan's nodes into legal pools, ascending."""
     total = choice.rollout_nodes + choice.train_nodes
     return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
 
