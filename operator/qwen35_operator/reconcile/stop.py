@@ -1,5 +1,6 @@
-"""Stops an attempt: orders the trainer to save, waits for its answer or the grace period, records the end, and deletes
-the RayJob.
+"""Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
+
+`cleanup.py` then deletes the RayJob.
 
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
                             └── grace period over ──────────────────────▲

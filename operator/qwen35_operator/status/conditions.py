@@ -31,7 +31,7 @@ CONDITIONS: Final[Mapping[ConditionType, str]] = {
     "Accepted": "The spec can be run, and the API server accepted the objects made from it.",
     "QuotaReserved": "The queue named by the training's labels has admitted the present attempt. Only with a queue.",
     "ClusterReady": "The head of the present attempt's Ray cluster works.",
-    "RolloutReady": "Enough rollout nodes work: rollout.minNodes, or all. Not in mode SFT.",
+    "RolloutReady": "Enough rollout nodes work: rollout.minNodes, or all. Only in mode FullyAsync.",
     "TrainReady": "All train nodes work.",
     "Ready": "The cluster matches the spec: the training runs, is suspended as requested, or has succeeded.",
     "Suspended": "The training is suspended: it has no attempt and no pods.",
