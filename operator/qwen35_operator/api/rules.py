@@ -1,4 +1,4 @@
-"""The CEL rules of the CRD, by place in the schema. The API server evaluates them: there is no admission webhook.
+"""The CEL rules of the CRD, by place in the schema. The API server evaluates them, without an admission webhook.
 
 They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that are immutable in a
 running training. Fields with a default always exist; has() tests optional ones. The API server prunes a null in an optional

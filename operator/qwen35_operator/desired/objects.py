@@ -21,7 +21,7 @@ def metadata(
 ) -> dict[str, Any]:
     """Return the metadata of a child. By its ownerReference, garbage collection deletes it together with its training.
 
-    There is no finalizer: a deleted training does not wait for the operator. Its pods get SIGTERM and their grace period.
+    Without a finalizer, a deleted training does not wait for the operator. Its pods get SIGTERM and their grace period.
     """
     written: dict[str, Any] = {
         "name": name,

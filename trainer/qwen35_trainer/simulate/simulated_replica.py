@@ -191,7 +191,7 @@ class SimulatedReplica:
         return None
 
     def next_stop_time(self) -> float:
-        """Return the moment of the next stop at the present rate, or an earlier moment; infinity if there is no stop."""
+        """Return the moment of the next stop at the present rate, or an earlier moment; infinity without a stop."""
         if not self._marks or not self.active:
             return inf
         missing = self._marks[0][0] - self.service

@@ -26,7 +26,7 @@ from qwen35_trainer.models.qwen3_5.precision import keeps_float32
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of this rank, and the groups of ranks that share parameters, sequences, or samples with it."""
+    """The number of this rank, and the groups of ranks among which its parameters and its sequences are divided."""
 
     rank: int
     world: int
