@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayActorError, RayError, RayTaskError
 from ray.exceptions import OutOfMemoryError as Killed
-from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
 from qwen35_trainer.failure_reasons import FailureReason
 
@@ -23,6 +23,10 @@ class ActorLost(RuntimeError):
     """An actor's process has ended, or the process that owned the objects in the call's arguments."""
 
     failure = FailureReason.WORKER_LOST
+
+
+class ActorUnreachable(ActorLost):
+    """An actor cannot be reached at present. Its process may be running, and may have carried out the call."""
 
 
 class ActorOutOfMemory(ActorLost):
@@ -64,14 +68,14 @@ async def answers(
         raise Stalled(
             f"{actors} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last"
         ) from error
-    except (RayActorError, Killed) as error:
-        raise _lost(of, act, error) from error
     except RayTaskError as error:
         if isinstance(error.cause, OwnerDiedError):
             raise ActorLost(f"{of} failed at {act}: the process that owned its arguments has ended") from error
         if (loss := await _loss(running)) is not None:
             raise _lost(of, act, loss) from error
         raise _cause(error) from error
+    except RayError as error:  # also what says nothing about a process: a lost node, an object that was lost with it
+        raise _lost(of, act, error) from error
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:
@@ -89,9 +93,11 @@ async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Kille
         await asyncio.wait(waiting, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _lost(of: str, act: str, loss: RayActorError | Killed) -> ActorLost:
+def _lost(of: str, act: str, loss: RayError) -> ActorLost:
     if isinstance(loss, Killed):
         return ActorOutOfMemory(_out_of_memory(of, act, str(loss)))
+    if isinstance(loss, ActorUnavailableError):
+        return ActorUnreachable(f"{of} cannot be reached during {act}: {_reason(loss)}")
     return ActorLost(f"{of} was lost during {act}: {_reason(loss)}")
 
 
@@ -102,7 +108,7 @@ def _cause(error: RayTaskError) -> Exception:
     return RuntimeError(str(error).strip().splitlines()[-1].strip())
 
 
-def _reason(error: RayActorError) -> str:
+def _reason(error: RayError) -> str:
     return " ".join(str(error).split())[:400]
 
 
