@@ -44,7 +44,7 @@ class Stalled(RuntimeError):
     failure = FailureReason.STALLED
 
 
-async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
+async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # an actor's result
     """Await the result of one call of an actor. of, act: the actor and its task, for errors.
 
     Raises ActorLost or its subclass ActorOutOfMemory when the process has ended, Stalled when there is no answer after
@@ -54,7 +54,7 @@ async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float)
 
 
 async def answers(
-    calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float, names: Sequence[str] = ()
+    calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float | None, names: Sequence[str] = ()
 ) -> list[Any]:
     """Await the results of calls that run at the same time. The first failure ends the wait for the others.
 

@@ -73,9 +73,13 @@ class Process:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
         if threads:
-            import torch  # not in the driver, which has `threads` 0
+            self.use_threads(threads)
 
-            torch.set_num_threads(threads)
+    def use_threads(self, threads: int) -> None:
+        """Set the number of torch's threads. It imports torch, which takes seconds."""
+        import torch  # not in the driver
+
+        torch.set_num_threads(threads)
 
     def ready(self) -> str:
         """Return the name of the host, or of the pod in a cluster. An answer means that the actor is constructed."""

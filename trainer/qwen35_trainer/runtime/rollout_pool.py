@@ -1,63 +1,85 @@
-"""The rollout pool: starts replicas, loads weights, submits sequences, and replaces replicas that are lost.
+"""The rollout pool: starts replicas, sends them commands, and replaces those that are lost.
 
-    spawn ─► ready ─► load ─► joined ─► collect, collect, … ──► lost ─► spawn another, up to the target
-                       ▲                                          ▲
-                   newest weights                     its process ended, its engine failed, or a call reached its deadline
+    spawn ─► pending ─► opening ─► loading ─► working: commands, reports, … ──► lost ─► fenced ─► spawn another
+               │           │          ▲           │                               ▲
+               │           └──────────┼───────────┴── any failed call, or no step ┘
+               └ no node for it: that is no loss
+                                 newest weights
 
-Calls reach a replica in the order in which they are made. The loss of a replica is reported once; its other calls end without an
-error, because the coordinator moves its sequences to another replica.
+waits on                 unblocked by                                deadline
+pending: its process     a node with room for it                     none, until there are too few replicas
+opening: the engine      the model is built                          PoolLimits.open
+loading: weights         the worker's report                         PoolLimits.publish
+working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
+too few replicas         `minimum` replicas work                     PoolLimits.too_few
+
+Whatever fails in a call to one replica is the loss of that replica: its process ended or ran out of memory, its node is gone, its
+engine failed or hangs, weights arrived damaged. Its process is killed, and another replica gets its name. The more often that
+happened within LOSS_WINDOW_SECONDS, the longer the next one waits. The loss is reported once; commands to a lost replica
+have no effect, because the coordinator moves its sequences.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import ray
 
+from qwen35_trainer.contract.retry import backoff_seconds
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
-from qwen35_trainer.runtime.calls import ActorLost, Stalled, answer
-from qwen35_trainer.runtime.rollout_worker import Collected, EngineFailed
+from qwen35_trainer.runtime.calls import ActorLost, answer
+from qwen35_trainer.runtime.replica_channel import (
+    LoadWeights,
+    ReplicaChannel,
+    ReplicaCommand,
+    ReplicaFailed,
+    ReplicaReport,
+)
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
 
-COLLECT_SECONDS = 1.0
-"""Maximum wait of one collect call: first tokens and progress are reported at least this often."""
-MAX_LOSSES_IN_A_ROW = 3
-"""Consecutive losses of one replica, without a finished sequence in between, after which the run fails."""
-
+LOSS_WINDOW_SECONDS = 600.0
+"""How long a loss counts. Losses within this time delay the next replacement of the same name."""
+MAX_REPLACEMENT_DELAY_SECONDS = 60.0
+MAX_FAILED_STARTS = 3
+"""If every replica is lost this often within the window and none has ever made a step, the run ends: its configuration cannot work."""
+MAX_STEP_SECONDS = 60.0
+"""A replica that has sequences and makes no step for this long hangs, unless its usual steps are long."""
+STEPS_PER_HANG = 100.0
+"""A replica whose steps are long hangs after this many times their mean duration."""
 
 LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """Return the names of the first `count` replicas: of the straggler lane if `lane`, else of the rollout pool."""
+    """Return the names of the first `count` replicas of the rollout pool, or with `lane` of the straggler lane."""
     return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 
+class TooFewReplicas(ActorLost):
+    """Fewer replicas worked, for too long, than the run may continue with. The message names the cause of each missing one."""
+
+
 class PoolListener(Protocol):
-    """The interface through which the rollout pool reports joined and lost replicas, tokens and finished sequences."""
+    """The interface through which the rollout pool reports joined and lost replicas, and what replicas report."""
 
     def tell(self, event: on.Event) -> None: ...
 
-    def collected(self, replica: RolloutReplica, collected: Collected) -> None: ...
+    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None: ...
 
     def lost(self, replica: RolloutReplica) -> None: ...
 
 
 @dataclass(eq=False)
 class RolloutReplica:
-    """One actor that holds a replica. The coordinator identifies it by `number`.
-
-    The actor that replaces a lost one has the same name and another number.
-    """
+    """One actor of a replica, under the number that the coordinator uses. Its replacement has the same name, another number."""
 
     number: int
     name: str
@@ -65,6 +87,18 @@ class RolloutReplica:
     lane: bool = False
     host: str = ""
     version: int = -1
+    state: str = "is pending"
+    """What it does, for messages."""
+    channel: ReplicaChannel = field(init=False)
+    address: Any = field(init=False)
+    """The call that is answered when the actor's process has started."""
+    opened: Any = field(init=False)
+    """The call that is answered when its engine is built."""
+
+    def __post_init__(self) -> None:
+        self.channel = ReplicaChannel(self.actor, self.name)
+        # Called here, so that processes and engines start while other parts of the run do.
+        self.address, self.opened = self.actor.address.remote(), self.actor.open.remote()
 
 
 @dataclass(frozen=True)
@@ -72,13 +106,38 @@ class PoolLimits:
     """The number of sequences per replica, and deadlines in seconds."""
 
     slots: int
-    start: float
-    call: float
+    open: float
     publish: float
+    too_few: float
+
+
+class StepWatch:
+    """Notices that a replica's engine hangs: it has work, and its number of steps does not grow."""
+
+    def __init__(self, now: float, first_step: float) -> None:
+        """now: seconds. first_step: deadline of the first step, which may compile the model."""
+        self._first_step = first_step
+        self._since, self._steps = now, 0
+        self._mean = 0.0
+
+    def observe(self, report: ReplicaReport, now: float) -> None:
+        """Note a report. Raises ReplicaFailed when the engine hangs."""
+        if report.steps > self._steps or not report.busy:
+            if report.steps > self._steps:
+                duration = (now - self._since) / (report.steps - self._steps)
+                self._mean = 0.9 * self._mean + 0.1 * duration if self._mean else duration
+            self._since, self._steps = now, report.steps
+            return
+        limit = max(MAX_STEP_SECONDS, STEPS_PER_HANG * self._mean) if self._steps else self._first_step
+        if now - self._since > limit:
+            raise ReplicaFailed(f"its engine has sequences and made no step for {now - self._since:.0f} s")
 
 
 class RolloutPool:
-    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane. `spawn(number, name, lane)` starts one."""
+    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane. `spawn(number, name, lane)` starts one.
+
+    minimum: the number of replicas, without the lane, that the run may continue with.
+    """
 
     def __init__(
         self,
@@ -87,17 +146,21 @@ class RolloutPool:
         limits: PoolLimits,
         *,
         target: int,
+        minimum: int,
         lanes: int = 0,
     ) -> None:
         self._spawn, self._listener, self._limits = spawn, listener, limits
-        self._target, self._lanes = target, lanes
+        self._target, self._minimum, self._lanes = target, minimum, lanes
         self._replicas: dict[int, RolloutReplica] = {}  # by number; joined
-        self._names: set[str] = set()  # of replicas that have joined or are starting
+        self._starting: dict[str, RolloutReplica] = {}  # by name; not joined yet
+        self._awaited: set[str] = set()  # names whose next replica starts after a delay
         self._next = 0
         self._newest: PublishedWeights | None = None
         self._leaving: frozenset[str] = frozenset()
-        self._losses: Counter[str] = Counter()  # by name, since its last finished sequence
-        self._resized = asyncio.Event()
+        self._losses: defaultdict[str, deque[tuple[float, str]]] = defaultdict(deque)  # by name: time, cause
+        self._worked = False  # whether any replica has ever made a step
+        self._last_reason = FailureReason.WORKER_LOST  # of the last loss
+        self._changed, self._enough, self._lacking = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
 
     def __len__(self) -> int:
@@ -113,26 +176,34 @@ class RolloutPool:
         """The names of all replicas by number."""
         return {number: replica.name for number, replica in self._replicas.items()}
 
-    def run(self, tasks: asyncio.TaskGroup, weights: PublishedWeights, first: Iterable[RolloutReplica]) -> None:
-        """Start the tasks of the pool in the task group `tasks`.
+    @property
+    def has_too_few(self) -> bool:
+        """Whether fewer replicas work than the run may continue with. After PoolLimits.too_few seconds that ends the run."""
+        return self._working < min(self._minimum, self._target)
 
-        weights: the version that replicas load first. first: replicas whose actors have been started.
-        """
+    @property
+    def _working(self) -> int:
+        return sum(not replica.lane for replica in self._replicas.values())
+
+    def run(self, tasks: asyncio.TaskGroup, weights: PublishedWeights, first: Iterable[RolloutReplica]) -> None:
+        """Begin with the replicas in `first`, whose actors have started, and with these weights. Start all tasks in `tasks`."""
         self._tasks, self._newest = tasks, weights
         for replica in first:
             self._next = max(self._next, replica.number + 1)
-            self._names.add(replica.name)
+            self._starting[replica.name] = replica
             tasks.create_task(self._live(replica))
         self._fill()
+        self._recount()
         tasks.create_task(self._refill())
+        tasks.create_task(self._end_with_too_few())
 
     def resize(self, target: int) -> None:
-        """Set the number of replicas to keep running. Replicas above it stay until their hosts are removed."""
+        """Set the number of replicas to keep running. Replicas above it stay until their hosts are removed; pending ones end."""
         self._target = target
-        self._resized.set()
+        self._recount()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Send no new sequences to replicas on `hosts`, if the pool has a replica on another host.
+        """Send no new sequences to replicas on `hosts`, unless there are replicas nowhere else.
 
         Each call replaces the previous set of hosts: replicas on other hosts take sequences again.
         """
@@ -141,131 +212,193 @@ class RolloutPool:
         for replica in self._replicas.values():
             self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.host in hosts))
 
-    def submit(self, number: int, requests: Sequence[SequenceRequest]) -> None:
-        """Send sequences to a replica. Does nothing for a lost one: the coordinator learns of the loss, and moves the sequences."""
+    def send(self, number: int, command: ReplicaCommand) -> None:
+        """Send a command to a replica. Does nothing for a lost one: the coordinator learns of the loss, and moves its sequences."""
         replica = self._replicas.get(number)
-        if replica is None:
-            return
-        call = replica.actor.submit.remote(requests)
-        self._watch(self._answer(replica, call, "submitting sequences", self._limits.call))
-
-    def cancel(self, number: int, sequences: Sequence[SequenceId]) -> None:
-        """Drop sequences of a replica without waiting for their tokens."""
-        self._watch(self.take(number, sequences))
-
-    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens] | None:
-        """Drop sequences of a replica, and return the tokens that they had; None when the replica is lost."""
-        replica = self._replicas.get(number)
-        if replica is None:
-            return None
-        taken: dict[SequenceId, GeneratedTokens] | None = await self._answer(
-            replica, replica.actor.take.remote(sequences), "returning sequences", self._limits.call
-        )
-        return taken
+        if replica is not None:
+            replica.channel.send(command)
 
     def publish(self, weights: PublishedWeights) -> None:
         """Send new weights to all replicas at the same time, without draining them. An event reports each replica that has loaded them."""
         self._newest = weights
         for replica in self._replicas.values():
-            self._watch(self._load(replica, weights))
+            replica.channel.send(LoadWeights(weights))
 
     async def _refill(self) -> None:
-        """Start missing replicas after each change of the target, until this task is cancelled."""
+        """Start missing replicas after each change of the target, until cancelled."""
         while True:
-            await self._resized.wait()
-            self._resized.clear()
+            await self._changed.wait()
+            self._changed.clear()
+            self._end_excess()
             self._fill()
 
     def _fill(self) -> None:
         """Start the replicas that are missing from the targets."""
         assert self._tasks is not None
+        present = {replica.name for replica in self._replicas.values()} | self._starting.keys() | self._awaited
         for lane, target in ((False, self._target), (True, self._lanes)):
-            names = replica_names(target, lane=lane)
-            present = sum(name.startswith(LANE_PREFIX) == lane for name in self._names)
-            for name in [name for name in names if name not in self._names][: max(0, target - present)]:
-                self._names.add(name)
-                number, self._next = self._next, self._next + 1
-                self._tasks.create_task(self._live(self._spawn(number, name, lane)))
+            missing = target - sum(name.startswith(LANE_PREFIX) == lane for name in present)
+            names = [name for name in replica_names(target, lane=lane) if name not in present]
+            for name in names[: max(0, missing)]:
+                self._awaited.add(name)
+                self._tasks.create_task(self._start(name, lane))
+
+    def _end_excess(self) -> None:
+        """End pending replicas above the target: their nodes will not come."""
+        pending = [r for r in self._starting.values() if not r.lane and r.state == "is pending"]
+        present = [r for r in (*self._replicas.values(), *self._starting.values()) if not r.lane]
+        for replica in sorted(pending, key=lambda r: r.number, reverse=True)[: max(0, len(present) - self._target)]:
+            del self._starting[replica.name]
+            ray.kill(replica.actor)
+
+    async def _start(self, name: str, lane: bool) -> None:
+        """Start the replica of a name, after a delay that grows with its losses."""
+        now = asyncio.get_running_loop().time()
+        losses = self._losses[name]
+        while losses and losses[0][0] < now - LOSS_WINDOW_SECONDS:
+            losses.popleft()
+        if len(losses) > 1:
+            await asyncio.sleep(backoff_seconds(len(losses) - 1, first=1.0, maximum=MAX_REPLACEMENT_DELAY_SECONDS))
+        self._awaited.discard(name)
+        number, self._next = self._next, self._next + 1
+        self._starting[name] = self._spawn(number, name, lane)
+        await self._live(self._starting[name])
 
     async def _live(self, replica: RolloutReplica) -> None:
-        """Let a replica join, then collect from it until it is lost."""
+        """Let a replica join, then pass on its reports until it is lost. A replica that `_end_excess` has ended is not replaced."""
         try:
-            await self._join(replica)
-            while True:
-                call = replica.actor.collect.remote(COLLECT_SECONDS)
-                collected: Collected = await answer(
-                    call, of=replica.name, act="generating", seconds=COLLECT_SECONDS + self._limits.call
-                )
-                if collected.finished:
-                    del self._losses[replica.name]
-                self._listener.collected(replica, collected)
-        except (ActorLost, Stalled, EngineFailed) as error:
-            self._lose(replica, error)
+            async with replica.channel.open():
+                await self._open(replica)
+                await self._load_newest(replica)
+                self._join(replica)
+                await self._work(replica)
+        except ReplicaFailed as error:
+            if replica.number in self._replicas or self._starting.get(replica.name) is replica:
+                self._lose(replica, error)
 
-    async def _join(self, replica: RolloutReplica) -> None:
-        replica.host = await answer(
-            replica.actor.ready.remote(), of=replica.name, act="loading the model", seconds=self._limits.start
-        )
+    async def _open(self, replica: RolloutReplica) -> None:
+        """Wait for the replica's process, however long it is pending, and for its engine."""
+        address = await _answered(replica.address, replica.name, "starting its process", None)
+        replica.host, replica.state = address.host, f"loads the model on {address.host}"
+        await _answered(replica.opened, replica.name, "loading the model", self._limits.open)
+
+    async def _load_newest(self, replica: RolloutReplica) -> None:
+        """Load the newest weights, and again while newer ones are published meanwhile."""
         assert self._newest is not None
-        while (
-            replica.version < (weights := self._newest).manifest.version
-        ):  # newer weights may be published while it loads
-            await self._send(replica, weights)
-            replica.version = weights.manifest.version
+        replica.state = f"loads weights on {replica.host}"
+        while replica.version < (newest := self._newest).manifest.version:
+            replica.channel.send(LoadWeights(newest))
+            await self._loaded(replica, newest.manifest.version)
+
+    async def _loaded(self, replica: RolloutReplica, version: int) -> None:
+        """Wait until the replica has loaded `version`. Raises ReplicaFailed after PoolLimits.publish seconds."""
+        try:
+            async with asyncio.timeout(self._limits.publish):
+                while replica.version < version:
+                    for report in await replica.channel.receive():
+                        replica.version = max(replica.version, -1 if report.loaded is None else report.loaded)
+        except TimeoutError as error:
+            raise ReplicaFailed(_late(replica, version, self._limits.publish)) from error
+
+    def _join(self, replica: RolloutReplica) -> None:
+        replica.state = f"works on {replica.host}"
+        del self._starting[replica.name]
         self._replicas[replica.number] = replica
+        self._recount()
         self._listener.tell(on.ReplicaJoined(replica.number, self._limits.slots, replica.version, replica.lane))
         if self._leaving:
             self.leave(self._leaving)
 
-    def _lose(self, replica: RolloutReplica, error: Exception) -> None:
-        """Report a lost replica, and start another. Raises ActorLost after MAX_LOSSES_IN_A_ROW losses of one name."""
-        ray.kill(replica.actor)  # it may hang
-        self._names.discard(replica.name)
-        self._losses[replica.name] += 1
-        if (losses := self._losses[replica.name]) >= MAX_LOSSES_IN_A_ROW:
-            raise ActorLost(f"{replica.name} was lost {losses} times in a row; the last: {error}") from error
-        logger.warning("%s; its sequences continue on other replicas", error)
+    async def _work(self, replica: RolloutReplica) -> None:
+        """Pass on the reports of a replica. Raises ReplicaFailed when it is lost or hangs."""
+        now = asyncio.get_running_loop().time
+        watch = StepWatch(now(), self._limits.open)
+        behind_since: float | None = None
+        while True:
+            for report in await replica.channel.receive():
+                self._worked |= report.steps > 0
+                if report.loaded is not None and report.loaded > replica.version:
+                    replica.version = report.loaded
+                    self._listener.tell(on.VersionLoaded(replica.number, replica.version))
+                self._listener.reported(replica, report)
+                assert self._newest is not None
+                newest = self._newest.manifest.version
+                if replica.version < newest:  # steps may pause while weights are replaced
+                    behind_since = behind_since or now()
+                    if now() - behind_since > self._limits.publish:
+                        raise ReplicaFailed(_late(replica, newest, self._limits.publish))
+                    watch = StepWatch(now(), self._limits.open)
+                else:
+                    behind_since = None
+                    watch.observe(report, now())
+
+    def _lose(self, replica: RolloutReplica, error: ReplicaFailed) -> None:
+        """Fence a lost replica, report the loss, and start another. Raises TooFewReplicas when no replica can ever work."""
+        ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
+        self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
+        self._last_reason = reason_of(error.__cause__ or error)
+        if self._last_reason is FailureReason.UNEXPECTED_ERROR:
+            self._last_reason = FailureReason.WORKER_LOST
+        self._starting.pop(replica.name, None)
+        self._raise_if_none_can_work()
+        logger.warning("%s was lost: %s; its sequences continue on other replicas", replica.name, error)
         if self._replicas.pop(replica.number, None) is not None:
             self._listener.lost(replica)
             if self._leaving:
                 self.leave(self._leaving)
-        self._fill()
+        self._recount()
 
-    async def _load(self, replica: RolloutReplica, weights: PublishedWeights) -> None:
-        version = weights.manifest.version
-        if await self._guarded(replica, self._send(replica, weights)) and replica.version < version:
-            replica.version = version
-            self._listener.tell(on.VersionLoaded(replica.number, version))
+    def _raise_if_none_can_work(self) -> None:
+        names = replica_names(self._target)
+        if not self._worked and all(len(self._losses[name]) >= MAX_FAILED_STARTS for name in names):
+            raise self._too_few("no replica has ever worked")
 
-    async def _send(self, replica: RolloutReplica, weights: PublishedWeights) -> None:
-        await answer(
-            replica.actor.load.remote(weights.manifest, *weights.buckets),
-            of=replica.name,
-            act=f"loading version {weights.manifest.version}",
-            seconds=self._limits.publish,
-        )
+    async def _end_with_too_few(self) -> None:
+        """Raise TooFewReplicas once there have been too few replicas for PoolLimits.too_few seconds."""
+        while True:
+            try:
+                async with asyncio.timeout(self._limits.too_few):
+                    await self._enough.wait()
+            except TimeoutError as error:
+                needed = min(self._minimum, self._target)
+                raise self._too_few(
+                    f"{self._working} of {self._target} replicas worked for {self._limits.too_few:g} s, and the run needs "
+                    f"{needed} (spec.rollout.minNodes)"
+                ) from error
+            await self._lacking.wait()
 
-    async def _answer(self, replica: RolloutReplica, call: Any, act: str, seconds: float) -> Any:  # noqa: ANN401  # Ray's, untyped
-        answers: list[Any] = []
+    def _recount(self) -> None:
+        """Note that the target or the number of working replicas has changed."""
+        self._changed.set()
+        is_enough = not self.has_too_few
+        for event, is_so in ((self._enough, is_enough), (self._lacking, not is_enough)):
+            event.set() if is_so else event.clear()
 
-        async def wait() -> None:
-            answers.append(await answer(call, of=replica.name, act=act, seconds=seconds))
+    def _too_few(self, summary: str) -> TooFewReplicas:
+        error = TooFewReplicas(f"{summary}. {self._causes()}")
+        error.failure = self._last_reason
+        return error
 
-        return answers[0] if await self._guarded(replica, wait()) else None
+    def _causes(self) -> str:
+        """Describe each replica of the pool that does not work, and its last loss."""
+        working = {replica.name for replica in self._replicas.values()}
+        lines = []
+        for name in replica_names(self._target):
+            if name in working:
+                continue
+            state = self._starting[name].state if name in self._starting else "will be started again"
+            losses = self._losses[name]
+            lines.append(f"{name} {state}" + (f", lost {len(losses)} times, last: {losses[-1][1]}" if losses else ""))
+        return "; ".join(lines)
 
-    async def _guarded(self, replica: RolloutReplica, call: Any) -> bool:  # noqa: ANN401  # a coroutine
-        """Return whether the call was answered. A replica that does not answer is killed, and `_live` then reports its loss."""
-        try:
-            await call
-        except ActorLost:
-            return False
-        except Stalled as error:
-            logger.warning("%s", error)
-            ray.kill(replica.actor)
-            return False
-        return replica.number in self._replicas
 
-    def _watch(self, work: Any) -> None:  # noqa: ANN401  # a coroutine
-        """Run a coroutine as a task. An error in it ends the run."""
-        assert self._tasks is not None
-        self._tasks.create_task(work)
+async def _answered(call: Any, name: str, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
+    """Await a call of a replica that is starting. Raises ReplicaFailed for any failure."""
+    try:
+        return await answer(call, of=name, act=act, seconds=seconds)
+    except Exception as error:
+        raise ReplicaFailed(str(error) or type(error).__name__) from error
+
+
+def _late(replica: RolloutReplica, version: int, seconds: float) -> str:
+    return f"{replica.name} did not load version {version} within {seconds:g} s (spec.publication.timeoutSeconds)"

@@ -1,32 +1,51 @@
-"""One replica of the rollout pool: an engine on its own thread, behind asynchronous calls.
+"""One replica of the rollout pool: an engine on its own thread, behind the worker's end of the channel to the driver.
 
-    driver ──submit / take / load──► inbox ──► engine thread: step, step, step … ──► outbox ──collect──► driver
+    driver ──obey(first, commands)──► CommandOrder ──► inbox ──► engine thread: step, step, step …
+    driver ◄──reports(after, wait)─── ReportLog ◄────────────── outbox: tokens, finished, taken, loaded
 
-The thread never waits while the engine has sequences. Calls do not wait for a step, with two exceptions: `load` returns when the new
-weights are in place, between two tokens and without dropping a sequence, and `take` returns the tokens of the sequences.
-Unfinished sequences report their tokens every PROGRESS_SECONDS, so that these are not lost with this process.
+waits on                  unblocked by                           deadline
+engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
+reports                   a finished or taken sequence, weights  wait_seconds of the call
+loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
+
+The thread never waits while the engine has sequences. Commands return at once. Weights are fetched and verified beside
+generation, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
+PROGRESS_SECONDS, so that these are not lost with this process. What fails here ends the replica: the next call of `reports`
+raises EngineFailed, and the driver replaces the replica.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import queue
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, RolloutEngine, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.device import device
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.weights.weight_manifest import WeightManifest
+from qwen35_trainer.runtime.replica_channel import (
+    CommandOrder,
+    DropSequences,
+    LoadWeights,
+    ReplicaCommand,
+    ReplicaReport,
+    ReportLog,
+    SubmitSequences,
+    TakeSequences,
+)
+from qwen35_trainer.weights.published import PublishedWeights
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
@@ -34,6 +53,8 @@ GATHER_SECONDS = 0.02
 """Sequences that finish within this time are returned together: a call for each would take the cores of a small machine."""
 PROGRESS_SECONDS = 1.0
 """Interval at which unfinished sequences report their tokens. Later tokens are lost with the process."""
+MAX_GAP_SECONDS = 0.002
+"""Steps of the engine with a shorter pause between them count as one interval of work."""
 
 
 class EngineFailed(RuntimeError):
@@ -41,83 +62,101 @@ class EngineFailed(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Collected:
-    """The work of a replica since the previous call of `collect`."""
+class WorkerAddress:
+    """The process of a worker. In a cluster, the host is the pod."""
 
-    finished: tuple[Completed, ...] = ()
-    started: dict[SequenceId, int] = field(default_factory=dict)
-    """Version of the first token of each sequence that started since."""
-    progress: dict[SequenceId, tuple[GeneratedTokens, ...]] = field(default_factory=dict)
-    """New tokens of unfinished sequences."""
-    tokens: int = 0
-    busy: tuple[tuple[float, float], ...] = ()
-    """Intervals in which the engine had sequences, in wall-clock seconds."""
+    host: str
+    process_id: int
 
 
 @dataclass
 class _Outbox:
-    finished: list[Completed] = field(default_factory=list)
+    """What the engine did since the last report."""
+
+    tokens: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
     started: dict[SequenceId, int] = field(default_factory=dict)
-    progress: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
-    tokens: int = 0
-    busy: list[tuple[float, float]] = field(default_factory=list)
+    finished: dict[SequenceId, bool] = field(default_factory=dict)
+    taken: list[SequenceId] = field(default_factory=list)
+    loaded: int | None = None
+    generated: int = 0
+    intervals: list[tuple[float, float]] = field(default_factory=list)
 
 
 class EngineThread:
-    """The thread on which a replica's engine runs until `close`. No other thread calls the engine."""
+    """The thread on which a replica's engine runs until `close`. No other thread calls the engine.
 
-    def __init__(self, engine: RolloutEngine, on_finished: Callable[[], object]) -> None:
-        self._engine = engine
-        self._on_finished = on_finished
+    on_report: called, on this thread, when there is something that the driver waits for.
+    """
+
+    def __init__(self, engine: RolloutEngine, on_report: Callable[[], object]) -> None:
+        self._engine, self._on_report = engine, on_report
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._outbox = _Outbox()
+        self._reported: dict[SequenceId, int] = {}  # number of tokens of each sequence that the driver has or will get
         self._closing = threading.Event()
         self._progressed = time.time()
+        self._steps = 0
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def call(self, act: Callable[[RolloutEngine], None], done: Callable[[BaseException | None], object]) -> None:
-        """Run `act` on the thread between two steps, then call `done` with what it raised, or None."""
+    # These methods are called by other threads. What they order is done between two steps.
 
-        def run() -> None:
-            error: BaseException | None = None
-            try:
-                act(self._engine)
-            except Exception as raised:  # noqa: BLE001  # passed to the caller
-                error = raised
-            done(error)
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        """Generate sequences."""
+        self._inbox.put(lambda: self._submit(requests))
 
-        self._inbox.put(run)
+    def drop(self, sequences: Sequence[SequenceId]) -> None:
+        """Stop generating sequences, and report nothing more of them."""
+        self._inbox.put(lambda: self._drop(sequences))
 
-    def drain(self) -> Collected:
-        """Return the tokens and finished sequences since the previous call."""
+    def take(self, sequences: Sequence[SequenceId]) -> None:
+        """Stop generating sequences, and report their last tokens."""
+        self._inbox.put(lambda: self._take(sequences))
+
+    def load(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
+        """Generate from new weights."""
+        self._inbox.put(lambda: self._load(weights, version))
+
+    def fail(self, error: BaseException) -> None:
+        """End the engine because of an error outside of it."""
+        self.failure = self.failure or error
+        self._closing.set()
+        self._on_report()
+
+    def report(self, number: int) -> ReplicaReport:
+        """Return what happened since the previous report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
-        progress = {name: tuple(parts) for name, parts in outbox.progress.items()}
-        return Collected(tuple(outbox.finished), outbox.started, progress, outbox.tokens, tuple(outbox.busy))
-
-    def forget(self, sequences: Iterable[SequenceId]) -> None:
-        """Drop the progress of sequences that were taken: they may be submitted again with all their tokens."""
-        with self._lock:
-            for name in sequences:
-                self._outbox.progress.pop(name, None)
+        return ReplicaReport(
+            number,
+            started=outbox.started,
+            tokens={name: parts[0] if len(parts) == 1 else GeneratedTokens.join(parts) for name, parts in outbox.tokens.items()},
+            finished=outbox.finished,
+            taken=tuple(outbox.taken),
+            loaded=outbox.loaded,
+            generated=outbox.generated,
+            intervals=tuple(outbox.intervals),
+            steps=self._steps,
+            busy=self._engine.busy or not self._inbox.empty(),
+        )
 
     def close(self) -> None:
         self._closing.set()
 
+    # These methods run on the thread.
+
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
-                self._take_calls()
+                self._take_commands()
                 if self._engine.busy:
                     self._step()
-        except Exception as error:  # noqa: BLE001  # raised by the next collect
-            self.failure = error
-            self._on_finished()
+        except Exception as error:  # noqa: BLE001  # raised by the next call for reports
+            self.fail(error)
 
-    def _take_calls(self) -> None:
+    def _take_commands(self) -> None:
         try:
             run = self._inbox.get(block=not self._engine.busy, timeout=IDLE_WAIT_SECONDS)
             while True:
@@ -126,6 +165,32 @@ class EngineThread:
         except queue.Empty:
             return
 
+    def _submit(self, requests: Sequence[SequenceRequest]) -> None:
+        self._engine.submit(requests)
+        self._reported.update((request.sequence, len(request.kept)) for request in requests)
+
+    def _drop(self, sequences: Sequence[SequenceId]) -> None:
+        self._engine.take(sequences)
+        with self._lock:
+            for name in sequences:
+                self._reported.pop(name, None)
+                self._outbox.tokens.pop(name, None)
+                self._outbox.started.pop(name, None)
+
+    def _take(self, sequences: Sequence[SequenceId]) -> None:
+        taken = self._engine.take(sequences)
+        with self._lock:
+            for name, tokens in taken.items():
+                self._add_rest(name, tokens)
+                self._outbox.taken.append(name)
+        self._on_report()
+
+    def _load(self, weights: Any, version: int) -> None:  # noqa: ANN401  # as above
+        self._engine.load(weights, version)
+        with self._lock:
+            self._outbox.loaded = version
+        self._on_report()
+
     def _step(self) -> None:
         started = time.time()
         output = self._engine.step()
@@ -133,30 +198,36 @@ class EngineThread:
         if started - self._progressed >= PROGRESS_SECONDS:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
+            self._steps += 1
             box = self._outbox
-            box.finished += output.finished
             box.started |= output.started
-            box.tokens += output.tokens
+            box.generated += output.tokens
             for name, tokens in progress.items():
-                box.progress.setdefault(name, []).append(tokens)
-            # Steps follow each other within microseconds, so one interval grows until the engine has no sequences.
-            if box.busy and started - box.busy[-1][1] < 0.002:
-                box.busy[-1] = (box.busy[-1][0], time.time())
+                box.tokens.setdefault(name, []).append(tokens)
+                self._reported[name] += len(tokens)
+            for completed in output.finished:
+                self._add_rest(completed.sequence, completed.tokens)
+                box.finished[completed.sequence] = completed.truncated
+            # One interval grows until the engine has no sequences.
+            if box.intervals and started - box.intervals[-1][1] < MAX_GAP_SECONDS:
+                box.intervals[-1] = (box.intervals[-1][0], time.time())
             else:
-                box.busy.append((started, time.time()))
+                box.intervals.append((started, time.time()))
         if output.finished:
-            self._on_finished()
+            self._on_report()
+
+    def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
+        """Add those tokens of a sequence that were not reported yet to the outbox."""
+        self._outbox.tokens.setdefault(name, []).append(tokens[self._reported.pop(name) :])
 
 
 class RolloutWorker(Process):
-    """Ray actor of one replica.
+    """Ray actor of one replica. Call `open` first; it builds the engine.
 
-    life: the numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a
-    run draw the same samples.
+    life: the numbers of the attempt and of the replica, which seed its samples: no two actors of a run draw the same.
     end_token: the token that ends a response. vocabulary: number of the tokenizer's tokens.
     """
 
-    @starting()
     def __init__(
         self,
         spec: TrainingSpec,
@@ -169,76 +240,101 @@ class RolloutWorker(Process):
         threads: int,
         logs: Path,
     ) -> None:
-        super().__init__(name, logs, threads)
+        super().__init__(name, logs)
+        self._spec, self._life, self._end_token, self._vocabulary = spec, life, end_token, vocabulary
+        self._base, self._threads = base, threads
+        self._engine: EngineThread | None = None
+        self._order, self._log = CommandOrder(self._apply), ReportLog()
+        self._changed = asyncio.Event()
+        self._arrived: asyncio.Queue[PublishedWeights] = asyncio.Queue()
+        self._loading: asyncio.Task[None] | None = None
+
+    async def address(self) -> WorkerAddress:
+        """Return the address of this process. An answer means that the process has started."""
+        return WorkerAddress(socket.gethostname(), os.getpid())
+
+    async def open(self) -> None:
+        """Build the engine. It blocks this actor's loop, which has nothing else to do until then."""
+        loop = asyncio.get_running_loop()
+        with starting():
+            self.use_threads(self._threads)
+            self._engine = EngineThread(self._build(), lambda: loop.call_soon_threadsafe(self._changed.set))
+        self._loading = asyncio.create_task(self._load_arrived())
+
+    def _build(self) -> RolloutEngine:
         # The driver imports this module for the class. Only the worker's process imports torch.
         from qwen35_trainer.models.qwen3_5.build_model import build
         from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.torch import TorchEngine
 
+        spec = self._spec
         assert spec.rollout is not None
         length = spec.data.maxPromptTokens + spec.data.maxResponseTokens
         model = build(
             spec.model,
             seed=spec.seed,
-            vocabulary=vocabulary,
+            vocabulary=self._vocabulary,
             max_length=length,
-            base=base,
+            base=self._base,
             precision=PRECISIONS[spec.model.precision],
         )
-        engine = TorchEngine(
+        return TorchEngine(
             model.to(device(spec.accelerator.profile)),
-            end_token=end_token,
+            end_token=self._end_token,
             slots=spec.rollout.maxSequencesPerReplica,
             max_length=length,
-            seed=int(np.random.SeedSequence((spec.seed, *life)).generate_state(1)[0]),
+            seed=int(np.random.SeedSequence((spec.seed, *self._life)).generate_state(1)[0]),
             float32_logits=spec.train.headPrecision == "FP32",
         )
-        self._finished = asyncio.Event()
-        self._loop = asyncio.get_event_loop()
-        self._engine = EngineThread(engine, lambda: self._loop.call_soon_threadsafe(self._finished.set))
 
-    async def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        await self._call(lambda engine: engine.submit(requests))
+    async def obey(self, first: int, commands: Sequence[ReplicaCommand]) -> None:
+        """Carry out commands in the order of their numbers, the first of which is `first`; ignore those that arrived before."""
+        self._order.receive(first, commands)
 
-    async def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
-        """Drop sequences, and return their tokens. Sequences that have finished are left out."""
-        taken: dict[SequenceId, GeneratedTokens] = {}
+    async def reports(self, after: int, wait_seconds: float) -> tuple[ReplicaReport, ...]:
+        """Return the reports after number `after`, which acknowledges those up to it. Raises EngineFailed.
 
-        def take(engine: RolloutEngine) -> None:
-            taken.update(engine.take(sequences))
-            self._engine.forget(taken)
+        Without any, wait up to `wait_seconds` for a finished or taken sequence or loaded weights, then report what there is.
+        """
+        if kept := self._log.after(after):
+            return kept
+        with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
+            await asyncio.wait_for(self._changed.wait(), wait_seconds)
+            await asyncio.sleep(GATHER_SECONDS)
+        self._changed.clear()
+        engine = self._running
+        if (failure := engine.failure) is not None:
+            raise EngineFailed(f"{self.name}: {type(failure).__name__}: {failure}") from failure
+        self._log.add(engine.report(self._log.next_number))
+        return self._log.after(after)
 
-        await self._call(take)
-        return taken
+    @property
+    def _running(self) -> EngineThread:
+        assert self._engine is not None, "the engine was not built"
+        return self._engine
 
-    async def load(self, manifest: WeightManifest, *buckets: NDArray[np.uint8]) -> None:
-        """Verify a version of the weights, and sample from it from now on. Running sequences continue. Raises WeightsDamaged."""
+    def _apply(self, command: ReplicaCommand) -> None:
+        match command:
+            case SubmitSequences(requests):
+                self._running.submit(requests)
+            case DropSequences(sequences):
+                self._running.drop(sequences)
+            case TakeSequences(sequences):
+                self._running.take(sequences)
+            case LoadWeights(weights):
+                self._arrived.put_nowait(weights)
+
+    async def _load_arrived(self) -> None:
+        """Fetch, verify and load versions of the weights, one after the other, until cancelled. An error ends the engine."""
         from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
 
-        weights = unpack(manifest, buckets)
-        await self._call(lambda engine: engine.load(weights, manifest.version))
-
-    async def collect(self, wait_seconds: float) -> Collected:
-        """Return what happened since the previous call. Waits up to `wait_seconds` for a finished sequence. Raises EngineFailed."""
-        with contextlib.suppress(TimeoutError):  # then return first tokens and progress although nothing finished
-            await asyncio.wait_for(self._finished.wait(), wait_seconds)
-            await asyncio.sleep(GATHER_SECONDS)
-        self._finished.clear()
-        if self._engine.failure is not None:
-            failure = self._engine.failure
-            raise EngineFailed(f"{self.name}: {type(failure).__name__}: {failure}") from failure
-        return self._engine.drain()
-
-    async def _call(self, act: Callable[[RolloutEngine], None]) -> None:
-        future: asyncio.Future[None] = self._loop.create_future()
-
-        def resolve(error: BaseException | None) -> None:
-            if future.cancelled():
+        while True:
+            published = await self._arrived.get()
+            try:
+                buckets = await asyncio.gather(*published.buckets)
+                weights = await asyncio.to_thread(unpack, published.manifest, buckets)
+            except Exception as error:  # noqa: BLE001  # damaged or lost: raised by the next call for reports
+                self._running.fail(error)
                 return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self._engine.call(act, lambda error: self._loop.call_soon_threadsafe(resolve, error))
-        await future
+            self._running.load(weights, published.manifest.version)
+            del published, buckets, weights  # a reference would keep the version in memory
