@@ -1,4 +1,4 @@
-"""The way of a version from the trainer to the replicas.
+"""Tracks each version of the weights on its way from the trainer to all replicas.
 
     trained ─► pending ──CopyWeights──► copying ──WeightsCopied──► copied ──PublishWeights──► in transfer ──┐
                   │                        │                         │                                      │ VersionLoaded
@@ -85,7 +85,7 @@ class PublicationState:
         replica.version = max(replica.version, event.version)
 
     def advance(self, actions: list[Action]) -> None:
-        """Append every action that publications and evaluations allow now: copy, publish, and evaluate a version."""
+        """Append every step that is possible now: a version is copied, sent, evaluated, or has arrived."""
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)
