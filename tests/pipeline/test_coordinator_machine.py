@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot

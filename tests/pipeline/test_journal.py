@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, compact, encode, recover
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 

@@ -11,7 +11,8 @@ from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS, JournalBase, JournalDamaged, compact, encode, recover

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings

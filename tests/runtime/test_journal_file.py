@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, encode, recover
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
@@ -205,7 +206,7 @@ async def test_records_need_a_beginning(tmp_path):
 
 CRASH = """
 import asyncio, os, pathlib, signal, sys
-from qwen35_trainer.pipeline.actions import GroupDispatched
+from qwen35_trainer.pipeline.notices import GroupDispatched
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile
 

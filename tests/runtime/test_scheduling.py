@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode

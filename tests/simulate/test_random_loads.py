@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.simulate.simulation import simulate
 from qwen35_trainer.simulate.workload import (
     BatchPolicy,

@@ -1,26 +1,28 @@
-"""The coordinator: turns events into actions. It has no clock, no thread and no I/O.
+"""The coordinator: turns events and requests into commands and notices. It has no clock, no thread and no I/O.
 
     prompts ─► GroupDispatched ─► queue ─► StartSequences ─► SequenceFinished ─► GroupScored ─► buffer ─► TrainGroups
                       ▲             ▲            │                    │               │                        │
                       │             └─── lost ◄──┼──► lane            └ GroupLeft:    └ GroupLeft:             ▼
-                      │                     MoveSequence                failed          filtered          BatchTrained
+                      │                     MoveSequences               failed          filtered          BatchTrained
                       │                                                                                        │
                       │                                                                  SaveCheckpoint ◄──────┤
                       │                                                                                        ▼
-              room in the window ◄── VersionPublished ◄── VersionLoaded by all ◄── PublishWeights ◄──── CopyWeights
+       room in the window ◄── VersionPublished ◄── VersionLoaded by all ◄── PublishWeights ◄── WeightsCopied ◄── CopyWeights
 
 waits                 for                                                              then
 a prompt              no reason in `why_no_dispatch`, a free slot, an empty queue      GroupDispatched, StartSequences
 a sequence            a free slot; the earliest birth first                            StartSequences
-a straggler           a free slot of the lane; the earliest deadline first             MoveSequence
-a batch               P finished groups, among them those due; an idle trainer         TrainGroups
-the next batch        the copy of a version whose batches have trained                 CopyWeights
+a straggler           a free slot of the lane; the earliest deadline first             MoveSequences
+a batch               P finished groups, among them those due; an idle trainer;        TrainGroups
+                      the copy of a version whose batches have trained
 a copied version      the previous version: loaded by all, and evaluated               PublishWeights
 a checkpoint          the batch in training; the previous checkpoint                   SaveCheckpoint
-the end               the batch in training; a checkpoint of everything trained        RunEnded
+the end               the batch in training; a checkpoint of everything trained;       RunEnded
+                      unless it is stopped, the last publication and evaluation
 
-A checkpoint is written while the next batch trains. The simulator drives the coordinator in virtual time, the runtime in
-real time. docs/design/staleness.md proves what it guarantees.
+All inputs of one call are applied before anything follows from them: the sequences of replicas that are lost together are not
+placed on each other. A checkpoint is written while the next batch trains. The simulator drives the coordinator in virtual time,
+the runtime in real time. docs/design/staleness.md proves what it guarantees.
 """
 
 from __future__ import annotations
@@ -29,11 +31,15 @@ from collections.abc import Callable
 from typing import Any
 
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline import requests as asked
+from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.adaptive import AdaptiveDispatch
 from qwen35_trainer.pipeline.buffer import Batch, Buffer
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.evaluation_queue import EvaluationQueue
+from qwen35_trainer.pipeline.notices import EvaluationSkipped, GroupDispatched, GroupLeft, LeaveReason, RunEnded
 from qwen35_trainer.pipeline.placement import Placement
 from qwen35_trainer.pipeline.prompt_feed import PromptFeed
 from qwen35_trainer.pipeline.publication_state import PublicationState
@@ -47,7 +53,7 @@ class NothingToTrain(RuntimeError):
 
 
 class Coordinator:
-    """Schedules one run: decides, for each event, what happens next. The same events give the same actions."""
+    """Schedules one run: decides, for each input, what happens next. The same inputs give the same actions."""
 
     def __init__(
         self,
@@ -62,13 +68,16 @@ class Coordinator:
         """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
-        self.left_by_reason: dict[do.LeaveReason, int] = dict.fromkeys(do.LeaveReason, 0)
+        self.left_by_reason: dict[LeaveReason, int] = dict.fromkeys(LeaveReason, 0)
         """Number of groups that have left, by reason."""
         self._source_of = source_of
         self._feed = PromptFeed(start.position, start.pending)
         self._next_group = start.group
         self._placement = Placement(self.buffer, settings.lane_after)
-        self._publication = PublicationState(self.buffer, self._placement, partial_rollout=settings.partial_rollout)
+        self._evaluations = EvaluationQueue(self._placement)
+        self._publication = PublicationState(
+            self.buffer, self._placement, self._evaluations, partial_rollout=settings.partial_rollout
+        )
         self._adaptive = AdaptiveDispatch(settings.window) if settings.adaptive else None
         self._trained = start.batch  # the next batch after the last trained one
         self._saved = start.batch  # the next batch after the last checkpoint
@@ -77,7 +86,7 @@ class Coordinator:
         self._checkpoint_requested = self._stopping = False
         self._untrained_in_a_row = 0  # groups
         placement, publication = self._placement, self._publication
-        self._handlers: dict[type, Callable[[Any, list[do.Action]], object]] = {
+        self._handlers: dict[type, Callable[[Any, list[Action]], object]] = {
             on.ReplicaJoined: self._joined,
             on.ReplicaLeaving: lambda event, _: placement.set_leaving(event),
             on.ReplicaLost: self._lost,
@@ -87,17 +96,22 @@ class Coordinator:
             on.GroupScored: self._scored,
             on.GroupFailed: self._failed,
             on.BatchTrained: self._batch_trained,
+            on.WeightsCopied: lambda event, _: publication.copied(event),
             on.VersionLoaded: self._loaded,
-            on.EvaluationRequested: lambda event, _: publication.request_evaluation(event),
-            on.CheckpointRequested: self._request_checkpoint,
             on.CheckpointCompleted: self._checkpoint_completed,
-            on.StopRequested: self._stop,
+            asked.EvaluateVersion: self._evaluate,
+            asked.TakeCheckpoint: self._take_checkpoint,
+            asked.StopTraining: self._stop,
         }
 
-    def handle(self, event: on.Event) -> list[do.Action]:
-        """Process an event. Returns the actions to carry out now, in this order."""
-        actions: list[do.Action] = []
-        self._handlers[type(event)](event, actions)
+    def handle(self, *inputs: on.Event | asked.Request) -> list[Action]:
+        """Process the events and requests of one moment. Returns the actions to carry out now, in this order.
+
+        All of them are applied, in their order, before versions, batches and sequences advance once.
+        """
+        actions: list[Action] = []
+        for each in inputs:
+            self._handlers[type(each)](each, actions)
         self._publication.advance(actions)
         self._next_batch(actions)
         self._placement.move_stragglers(actions)
@@ -127,31 +141,34 @@ class Coordinator:
         pending = (*held, *self._feed.returned)
         return SchedulingSnapshot(self.buffer.batch, self._feed.position, pending, self._next_group)
 
-    # Replicas.
+    # Replicas. Events about replicas that are lost are ignored.
 
-    def _joined(self, event: on.ReplicaJoined, actions: list[do.Action]) -> None:
-        # While no replica exists, a version is published immediately. A replacement that joins at that moment may still
-        # have the previous version: it is behind, and the pool sends it the published one.
+    def _joined(self, event: on.ReplicaJoined, actions: list[Action]) -> None:
+        # While no replica exists, a copied version is published immediately. A replacement that joins at that moment may
+        # still have an older version: it is behind, and the pool sends it the published one.
         if self._placement.join(event):
             self._publication.replica_joined(event.version)
 
-    def _loaded(self, event: on.VersionLoaded, actions: list[do.Action]) -> None:
+    def _loaded(self, event: on.VersionLoaded, actions: list[Action]) -> None:
         if event.replica not in self._placement.behind:
-            self._publication.loaded(event)
+            if event.replica in self._placement.pool_of(event.replica):
+                self._publication.loaded(event)
         elif self._placement.catch_up(event.replica, event.version):
             self._publication.replica_joined(event.version)
 
-    def _lost(self, event: on.ReplicaLost, actions: list[do.Action]) -> None:
+    def _lost(self, event: on.ReplicaLost, actions: list[Action]) -> None:
         """Enqueue the sequences of a lost replica again, with their tokens if `async.partialRollout`."""
         if event.replica in self._placement.behind:
             self._placement.behind.remove(event.replica)
+            return
+        if event.replica not in self._placement.pool_of(event.replica):
             return
         replica = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.replica_lost(replica.version)
 
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
-    def _dispatch(self, actions: list[do.Action]) -> bool:
+    def _dispatch(self, actions: list[Action]) -> bool:
         """Dispatch a new group if one may enter. Returns whether it did."""
         if self.why_no_dispatch is not None:
             return False
@@ -161,7 +178,7 @@ class Coordinator:
         self._placement.add(number, position, self.settings.group_size)
         if self._adaptive:
             self._adaptive.dispatched(number, self._source_of(position), self.buffer.batch)
-        actions.append(do.GroupDispatched(number, position))
+        actions.append(GroupDispatched(number, position))
         return True
 
     @property
@@ -178,12 +195,12 @@ class Coordinator:
             return f"adaptive dispatch holds at {self._adaptive.limit} groups in flight"
         return None
 
-    def _finished(self, event: on.SequenceFinished, actions: list[do.Action]) -> None:
+    def _finished(self, event: on.SequenceFinished, actions: list[Action]) -> None:
         number = event.sequence[0]
         if self._placement.finished(event) and self._placement.groups[number].is_evaluation:
-            self._publication.evaluation_group_ended(number, actions)
+            self._evaluations.group_ended(number, actions)
 
-    def _scored(self, event: on.GroupScored, actions: list[do.Action]) -> None:
+    def _scored(self, event: on.GroupScored, actions: list[Action]) -> None:
         group = self._placement.groups.get(event.group)
         if group is None:
             return
@@ -196,35 +213,35 @@ class Coordinator:
             self._untrained_in_a_row = 0
             self.buffer.finish(event.group)
         else:
-            self._leave(event.group, do.LeaveReason.FILTERED, actions)
+            self._leave(event.group, LeaveReason.FILTERED, actions)
             self._count_untrained(
                 "had no signal (algorithm.dynamicSampling leaves out a group whose rewards are all equal): the prompts are "
                 "all too easy or too hard, or the reward is constant"
             )
 
-    def _failed(self, event: on.GroupFailed, actions: list[do.Action]) -> None:
+    def _failed(self, event: on.GroupFailed, actions: list[Action]) -> None:
         group = self._placement.groups.get(event.group)
         if group is None:
             return
         self._placement.drop([event.group], actions)
         if group.is_evaluation:
-            self._publication.evaluation_group_ended(event.group, actions)
+            self._evaluations.group_ended(event.group, actions)
         else:
-            self._leave(event.group, do.LeaveReason.FAILED, actions)
+            self._leave(event.group, LeaveReason.FAILED, actions)
             self._count_untrained("failed: the log gives the reason for each")
 
-    def _leave(self, number: int, reason: do.LeaveReason, actions: list[do.Action]) -> None:
+    def _leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> None:
         """Take a running group out for good, untrained."""
         self.buffer.leave(number)
         self._record_leave(number, reason, actions)
 
-    def _record_leave(self, number: int, reason: do.LeaveReason, actions: list[do.Action]) -> int:
+    def _record_leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> int:
         """Record that a group has left the buffer untrained. Returns its position."""
         if self._adaptive:
             self._adaptive.left(number)
         self.left_by_reason[reason] += 1
         position = self._placement.groups.pop(number).position
-        actions.append(do.GroupLeft(number, position, reason))
+        actions.append(GroupLeft(number, position, reason))
         return position
 
     def _count_untrained(self, why: str) -> None:
@@ -243,10 +260,10 @@ class Coordinator:
     @property
     def _is_generation_turn(self) -> bool:
         """Whether the pools take turns and any dispatched group is unfinished."""
-        generating = self._publication.is_evaluating or self.buffer.finished < self.buffer.held
+        generating = self._evaluations.is_running or self.buffer.finished < self.buffer.held
         return self.settings.taking_turns and generating
 
-    def _batch_trained(self, event: on.BatchTrained, actions: list[do.Action]) -> None:
+    def _batch_trained(self, event: on.BatchTrained, actions: list[Action]) -> None:
         if not self._training or event.batch != self._trained:
             raise ValueError(f"batch {event.batch} trained, which was not requested")
         self._training = False
@@ -257,42 +274,58 @@ class Coordinator:
         if self._adaptive:
             self._adaptive.trained(self._trained, idle=self._placement.pool.least_loaded() is not None)
 
-    def _next_batch(self, actions: list[do.Action]) -> None:
+    def _next_batch(self, actions: list[Action]) -> None:
         """Decide what an idle trainer does: save, end, or train the next batch."""
-        if self._training or self._ended or self._publication.blocks_training:
+        if self._training or self._ended:
             return
-        all_trained = self._trained >= self.settings.batches
-        ending = self._stopping or (all_trained and self._publication.is_idle)
-        save = self._checkpoint_requested or (ending and self._saved < self._trained)
+        complete = self._stopping or self._trained >= self.settings.batches
+        save = self._checkpoint_requested or (complete and self._saved < self._trained)
         if save and self._saving is None:
             self._saving, self._checkpoint_requested = self._trained, False
             actions.append(do.SaveCheckpoint(self.snapshot))
-        if ending:
-            if self._saving is None:
-                self._ended = True
-                actions.append(do.RunEnded())
-        elif not all_trained and not self._is_generation_turn and (batch := self.buffer.take()) is not None:
+        if complete:
+            if self._saving is None and (self._stopping or self._publication.is_idle):
+                self._end(actions)
+        elif self._publication.blocks_training or self._is_generation_turn:
+            return
+        elif (batch := self.buffer.take()) is not None:
             self._train(batch, actions)
 
-    def _train(self, batch: Batch, actions: list[do.Action]) -> None:
+    def _end(self, actions: list[Action]) -> None:
+        self._evaluations.skip_all(actions)  # those of versions that will never be published
+        self._ended = True
+        actions.append(RunEnded())
+
+    def _train(self, batch: Batch, actions: list[Action]) -> None:
         self._training = True
         number = self.buffer.batch - 1
         for group in batch.groups:
             del self._placement.groups[group]
-        self.left_by_reason[do.LeaveReason.TRAINED] += len(batch.groups)
+        self.left_by_reason[LeaveReason.TRAINED] += len(batch.groups)
         actions.append(do.TrainGroups(number, self.settings.window.version_of(number), batch.groups))
         self._placement.drop(batch.discarded, actions)
         for group in batch.discarded:
-            self._feed.give_back(self._record_leave(group, do.LeaveReason.DISCARDED, actions))
+            self._feed.give_back(self._record_leave(group, LeaveReason.DISCARDED, actions))
 
-    def _request_checkpoint(self, event: on.CheckpointRequested, actions: list[do.Action]) -> None:
-        # If a checkpoint of the present state is already being written, it answers the request.
-        self._checkpoint_requested |= self._training or self._saving != self._trained
-
-    def _checkpoint_completed(self, event: on.CheckpointCompleted, actions: list[do.Action]) -> None:
+    def _checkpoint_completed(self, event: on.CheckpointCompleted, actions: list[Action]) -> None:
         if event.batch != self._saving:
             raise ValueError(f"a checkpoint before batch {event.batch} is complete, which was not requested")
         self._saving, self._saved = None, event.batch
 
-    def _stop(self, event: on.StopRequested, actions: list[do.Action]) -> None:
+    # Requests of the run.
+
+    def _take_checkpoint(self, request: asked.TakeCheckpoint, actions: list[Action]) -> None:
+        # If a checkpoint of the present state is already being written, it answers the request.
+        self._checkpoint_requested |= self._training or self._saving != self._trained
+
+    def _evaluate(self, request: asked.EvaluateVersion, actions: list[Action]) -> None:
+        if self._stopping and not self._ended:
+            actions.append(EvaluationSkipped(request.version))
+        elif not self._ended:
+            self._evaluations.request(request)
+
+    def _stop(self, request: asked.StopTraining, actions: list[Action]) -> None:
+        """Stop as soon as the batch in training allows: copies, publications and evaluations are not waited for."""
         self._stopping = True
+        self._publication.stop()
+        self._evaluations.skip_all(actions)

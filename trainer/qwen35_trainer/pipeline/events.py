@@ -1,4 +1,4 @@
-"""The coordinator's events: facts about the pools, and requests of the run (`…Requested`)."""
+"""The coordinator's events: facts about the rollout pool and the train pool. What the run asks for is in `requests.py`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ class ReplicaJoined:
     version: int
     lane: bool = False
     """It belongs to the straggler lane: it decodes faster and takes only stragglers."""
+    token_room: int | None = None
+    """Tokens that its memory holds for all its sequences together. None: it is not known, and slots alone count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,10 @@ class ReplicaLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica is gone. `kept`: for each sequence that it generated, the response tokens that are still available."""
+    """A replica is gone. `kept`: for each sequence that it generated, the response tokens that are still available.
+
+    For a sequence that `kept` does not name, the tokens that it was given with its last `StartSequences` are available.
+    """
 
     replica: int
     kept: Mapping[SequenceId, int] = field(default_factory=dict)
@@ -86,6 +91,13 @@ class BatchTrained:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsCopied:
+    """The trainer's weights are copied as `version`. The next batch may change them, and the copy may be published."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class VersionLoaded:
     """A replica has loaded `version`: its next token comes from these weights."""
 
@@ -94,29 +106,10 @@ class VersionLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationRequested:
-    """Generate `samples` sequences for each of `groups` once `version` is published, and before the next version is."""
-
-    version: int
-    groups: tuple[int, ...]
-    samples: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointRequested:
-    """Save a checkpoint before the next batch trains, or when the save in progress is complete."""
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
     """A checkpoint is complete. `batch`: the next batch to train after it, as in its snapshot."""
 
     batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Train no further batch; save, then end."""
 
 
 type Event = (
@@ -129,9 +122,7 @@ type Event = (
     | GroupScored
     | GroupFailed
     | BatchTrained
+    | WeightsCopied
     | VersionLoaded
-    | EvaluationRequested
-    | CheckpointRequested
     | CheckpointCompleted
-    | StopRequested
 )

@@ -22,7 +22,8 @@ import json
 import zlib
 from dataclasses import dataclass
 
-from qwen35_trainer.pipeline.actions import GroupDispatched, GroupLeft, LeaveReason, TrainGroups
+from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.replay import JournalDamaged, Replay
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 

@@ -14,8 +14,9 @@ import heapq
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
@@ -31,6 +32,8 @@ class PlacedSequence:
     """One sequence of a group: its replica, its tokens so far, and the version of its first token."""
 
     tokens: int = 0
+    tokens_at_start: int = 0
+    """The tokens that it was given when it was last placed: they are not lost with its replica."""
     born: int | None = None
     """The version of its first token, or an older one that bounds it."""
     replica: int | None = None
@@ -78,7 +81,7 @@ class Placement:
         for index in range(samples):
             self._enqueue((number, index))
 
-    def drop(self, numbers: Iterable[int], actions: list[do.Action]) -> None:
+    def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
         """Cancel the sequences of groups. The groups remain in `groups` until the caller takes them out."""
         cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
@@ -113,7 +116,9 @@ class Placement:
 
     def set_leaving(self, event: on.ReplicaLeaving) -> None:
         """Mark a replica as leaving, or take that back."""
-        self.pool_of(event.replica).set_leaving(event.replica, event.leaving)
+        pool = self.pool_of(event.replica)
+        if event.replica in pool:
+            pool.set_leaving(event.replica, event.leaving)
 
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
         """Remove a lost replica and enqueue its sequences, with their available tokens if `keep`."""
@@ -121,7 +126,7 @@ class Placement:
         for name in replica.sequences:
             sequence = self.groups[name[0]].sequences[name[1]]
             sequence.replica = None
-            sequence.tokens = event.kept.get(name, 0) if keep else 0
+            sequence.tokens = event.kept.get(name, sequence.tokens_at_start) if keep else 0
             if sequence.tokens == 0:
                 sequence.born = None
             self._enqueue(name)
@@ -166,8 +171,9 @@ class Placement:
 
     # Slots.
 
-    def move_stragglers(self, actions: list[do.Action]) -> None:
+    def move_stragglers(self, actions: list[Action]) -> None:
         """Move stragglers to the lane while it has free slots."""
+        moves: dict[tuple[int, int], list[SequenceId]] = {}
         while self._stragglers and (target := self.lane.least_loaded()) is not None:
             _, number, index = heapq.heappop(self._stragglers)
             group = self.groups.get(number)
@@ -178,11 +184,12 @@ class Placement:
                 continue  # it started over
             self.pool.remove_sequence(sequence.replica, (number, index))
             self.lane.add_sequence(target, (number, index))
-            actions.append(do.MoveSequence((number, index), sequence.replica, target.number))
+            moves.setdefault((sequence.replica, target.number), []).append((number, index))
             sequence.replica = target.number
             self._update_birth(number, sequence, target)
+        actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
 
-    def place(self, actions: list[do.Action], dispatch: Callable[[list[do.Action]], bool]) -> None:
+    def place(self, actions: list[Action], dispatch: Callable[[list[Action]], bool]) -> None:
         """Assign waiting sequences to free slots, and add new groups while slots are free and nothing waits.
 
         dispatch: adds a group if one may enter, and returns whether it did.
@@ -200,7 +207,7 @@ class Placement:
                 break
             heapq.heappop(self._queue)
             self.pool_of(replica.number).add_sequence(replica, (number, index))
-            sequence.replica = replica.number
+            sequence.replica, sequence.tokens_at_start = replica.number, sequence.tokens
             if self._is_straggler(sequence) and not replica.lane:
                 self._enqueue_for_lane((number, index))
             self._update_birth(number, sequence, replica)

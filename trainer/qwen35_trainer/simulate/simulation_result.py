@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-from qwen35_trainer.pipeline.actions import LeaveReason
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.simulate.response_lengths import GroupSampler
 from qwen35_trainer.simulate.simulated_replica import SimulatedSequence
 from qwen35_trainer.simulate.simulated_rollout import SimulatedRollout
