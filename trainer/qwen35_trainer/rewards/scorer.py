@@ -17,29 +17,17 @@ from types import TracebackType
 from typing import Self
 
 from qwen35_trainer.manifest.rewards import OnError
-from qwen35_trainer.rewards.reward import Response, Reward, RewardError, RewardFailed, RewardTimeoutError, Score
+from qwen35_trainer.rewards.reward import (
+    CombinedScore,
+    Response,
+    Reward,
+    RewardError,
+    RewardFailed,
+    RewardTimeoutError,
+    Score,
+)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CombinedScore:
-    """The reward of a response.
-
-    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
-    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards in `errors`
-    whose call timed out.
-    """
-
-    value: float | None
-    parts: Mapping[str, float]
-    errors: Mapping[str, str]
-    timeouts: frozenset[str] = frozenset()
-
-    def first_error(self, prompt: str) -> str:
-        """Name the first reward that failed, the prompt, and the reason. There must be an error."""
-        name, error = next(iter(self.errors.items()))
-        return f"reward {name}, prompt {prompt}: {error}"
 
 
 @dataclass(frozen=True)
