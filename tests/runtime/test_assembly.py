@@ -12,7 +12,7 @@ from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureS
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.tokenizer import character_tokenizer
-from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 

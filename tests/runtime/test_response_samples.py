@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt, Video
 from qwen35_trainer.progress.sample_file import read_samples
-from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.response_samples import held_out, pieces, prompt_text, sample, trained

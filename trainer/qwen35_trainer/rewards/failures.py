@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rewards.reward import CombinedScore
 
 _MAX_FIRST_CHARACTERS: Final = 500
 

@@ -3,22 +3,91 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Protocol
 
 from qwen35_trainer.failure_reasons import FailureReason
 
-if TYPE_CHECKING:  # it imports numpy and pydantic, which the worker processes do not need
+if TYPE_CHECKING:  # they import numpy and pydantic, which the processes of rewards do not need
+    import numpy as np
+    from numpy.typing import NDArray
+
     from qwen35_trainer.data.prompt import Prompt
+
+
+@dataclass(frozen=True)
+class ResponseTokens:
+    """A response before it is decoded. ids: (tokens,). truncated: whether it reached the length limit."""
+
+    ids: NDArray[np.int32]
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class CombinedScore:
+    """The reward of a response.
+
+    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
+    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards in `errors`
+    whose call timed out.
+    """
+
+    value: float | None
+    parts: Mapping[str, float]
+    errors: Mapping[str, str]
+    timeouts: frozenset[str] = frozenset()
+
+    def first_error(self, prompt: str) -> str:
+        """Name the first reward that failed, the prompt, and the reason. There must be an error."""
+        name, error = next(iter(self.errors.items()))
+        return f"reward {name}, prompt {prompt}: {error}"
+
+
+class GroupScorer(Protocol):
+    """Scores the responses of a group."""
+
+    async def score_group(
+        self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
+    ) -> tuple[CombinedScore, ...]:
+        """Return the combined score of each response, in order.
+
+        in_trial: whether they count among the run's first responses, of which one must get a score from a reward. Raises
+        RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PromptFields:
+    """The fields of a prompt that rewards use.
+
+    content: pickled (text, answer, metadata). Only the process of a reward that needs them unpickles them.
+    """
+
+    id: str
+    answer: str | None
+    content: bytes
+
+    @classmethod
+    def of(cls, prompt: Prompt) -> PromptFields:
+        """Raises RewardError for metadata that cannot be pickled."""
+        text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
+        try:
+            content = pickle.dumps((text, prompt.answer, dict(prompt.metadata)), protocol=5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            reason = f"the prompt's metadata cannot be sent to the process of the reward: {error}"
+            raise RewardError(reason, kind="Unsendable") from error
+        return cls(prompt.id, prompt.answer, content)
 
 
 @dataclass(frozen=True)
 class Response:
     """A response to score. token_count: tokens of the response. truncated: whether it reached the length limit."""
 
-    prompt: Prompt
+    prompt: PromptFields
     text: str
     token_count: int
     truncated: bool

@@ -15,7 +15,7 @@ from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.template import EncodingError
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed
 
 

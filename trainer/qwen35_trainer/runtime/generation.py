@@ -1,12 +1,12 @@
-"""The part of the loop that generates: passes the coordinator's actions to replicas, and their results back.
+"""The part of the loop that generates: passes the coordinator's commands to replicas, and their reports back.
 
-    StartSequences ─► submit ─► replica ─► started, progress, finished ─► events ─► coordinator
-    MoveSequence ──► take, submit ──┘                        │
-                                            all samples of a group ─► score ─► GroupScored
+    StartSequences ─► SubmitSequences ─► replica ─► report: started, tokens, finished ─► events ─► coordinator
+    MoveSequences ──► TakeSequences ───► source ──► report: taken ─► SubmitSequences ─► target
+                                                          all samples of a group finished ─► score ─► GroupScored
 
-Reported tokens of unfinished sequences are kept here, so that they are not lost with their replica; without
+A `TokenBuffer` for each sequence keeps the reported tokens, so that they are not lost with a replica; without
 async.partialRollout the coordinator starts such sequences over. Reports about a sequence count only when they come from the
-replica that has it.
+replica that holds it. A moving sequence is held by its source until the source reports that it was taken.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt_set import PromptOrder
-from qwen35_trainer.data.tokenizer import response_text
 from qwen35_trainer.manifest import TrainingSpec
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands, notices
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
