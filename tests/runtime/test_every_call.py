@@ -28,11 +28,10 @@ CHANGES = {
     "data.shuffle": False,
     "async.stalenessThreshold": 0.5,  # the second batch is dispatched in two parts
 }
-TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2}
+TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2, "saved": 2}
 ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
 """How often a run calls each method. `ready` is called twice: by the driver, and when the replica joins."""
 REPEATED = {
-    ("TrainWorker", "saved"): ("TrainWorker", "save", UPDATES),
     ("RolloutWorker", "collect"): ("TrainWorker", "train", 1),
     ("Driver", "follow"): ("TrainWorker", "train", 1),
 }
