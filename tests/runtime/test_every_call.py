@@ -5,15 +5,18 @@ driver that is lost, or hangs, ends the run by name, and the run can continue: e
 """
 
 import itertools
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from qwen35_trainer.exits import INTERRUPTED
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, surviving_updates
 from qwen35_trainer.runtime import run_command
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.driver import START_SECONDS
+from qwen35_trainer.runtime.signals import SECOND_SIGNAL
 from tests.patience import PATIENCE
 
 from .conftest import Ended
@@ -28,11 +31,10 @@ CHANGES = {
     "data.shuffle": False,
     "async.stalenessThreshold": 0.5,  # the second batch is dispatched in two parts
 }
-TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2}
+TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2, "saved": 2}
 ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
 """How often a run calls each method. `ready` is called twice: by the driver, and when the replica joins."""
 REPEATED = {
-    ("TrainWorker", "saved"): ("TrainWorker", "save", UPDATES),
     ("RolloutWorker", "collect"): ("TrainWorker", "train", 1),
     ("Driver", "follow"): ("TrainWorker", "train", 1),
 }
@@ -152,6 +154,29 @@ def test_a_driver_that_hangs_ends_the_run_by_name_and_it_can_continue(local, wri
         ended = _losing(local, file, Fault.hang("Driver", "follow", after=after))
     assert ended.err.startswith("the driver did not answer within 5 s; ")
     _failed(ended, "Stalled")
+    _goes_on(local, file)
+
+
+def test_a_second_signal_ends_a_run_whose_driver_hangs_and_it_can_continue(local, write, tmp_path):
+    file = write(tmp_path, CHANGES)
+    fault = Fault.hang("Driver", "follow", after=REPEATED["Driver", "follow"])
+    updates = itertools.count(1)
+
+    def hold(kind: str, method: str, _: object) -> None:
+        """The last update waits for the end of the driver, which would finish the run otherwise."""
+        if (kind, method) == ("TrainWorker", "train") and next(updates) == UPDATES:
+            (driver,) = [actor for actor in running.threads.actors if actor.kind == "Driver"]
+            assert driver.gone.wait(PATIENCE)
+
+    running = local.start("run", file, output=file.parent / "out", faults=(fault,), look=hold)
+    running.wait_until(fault.fired.is_set, "call that hangs")
+    for _ in range(2):
+        running.signal(signal.SIGINT)
+    ended = running.end()
+    assert (ended.code, ended.err) == (INTERRUPTED, f"{SECOND_SIGNAL}\n")
+    assert not ended.of(FinishRecord), "nobody writes after the end"
+    saved = CheckpointStore(ended.folder / "checkpoints", 3).latest()
+    assert (saved.progress.update if saved else 0) >= max((r.update for r in ended.of(CheckpointRecord)), default=0)
     _goes_on(local, file)
 
 

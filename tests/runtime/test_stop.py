@@ -46,6 +46,7 @@ async def score(prompt, response, answer, metadata):
 """
 
 HOLDING = """
+import threading
 from pathlib import Path
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
@@ -57,7 +58,9 @@ def counted(engine, folder):
     saves.append(folder)
 
 def held(engine, *, wait=False):
-    return len(saves) < 2 and saved(engine, wait=wait)  # the second save never ends
+    if len(saves) == 2:
+        threading.Event().wait()  # the second save never ends
+    return saved(engine, wait=wait)
 
 def loss(inputs):
     if len(saves) == 2:

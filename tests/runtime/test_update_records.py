@@ -7,7 +7,7 @@ import pytest
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.train_engine import UpdateMetrics
-from qwen35_trainer.progress.records import UpdateRecord
+from qwen35_trainer.progress.records import TIME_PARTS, UpdateRecord
 from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
@@ -55,6 +55,9 @@ PIPELINE = PipelineMeasures(
 def records(updates: int) -> list[UpdateRecord]:
     batch, age = assemble(GROUPS, version=1, max_lag=1, mask_old=False, updates=updates)
     times = UpdateTimes()
+    times.copied(0.125)
+    times.saved(0.0625)
+    times.assembled(0.03125)
     times.trained(0.5, 2.0)
     times.published(0.25)
     return [
@@ -123,8 +126,7 @@ def test_sums_over_the_updates_of_a_batch_count_its_time_and_tokens_once():
     once, twice = records(1), records(2)
     for name in (
         "seconds",
-        "seconds_waiting",
-        "seconds_training",
+        *(f"seconds_{part}" for part in TIME_PARTS),
         "seconds_publishing",
         "prompts",
         "samples",
@@ -155,3 +157,16 @@ def test_a_response_is_right_when_every_reward_gives_full_marks():
 def test_a_supervised_evaluation_has_a_loss_and_no_accuracy():
     record = supervised_evaluation_record(0.5, update=1, samples=8, time=2.0)
     assert (record.loss, record.samples, record.accuracy, record.reward_mean) == (0.5, 8, None, None)
+
+
+def test_the_parts_of_an_update_add_up_to_its_time():
+    (record,) = records(1)
+    assert (record.seconds_copying, record.seconds_saving, record.seconds_assembling) == (0.125, 0.0625, 0.03125)
+    assert record.seconds_driver == 2.75 - 0.5 - 2.0 - 0.125 - 0.0625 - 0.03125
+    assert sum(getattr(record, f"seconds_{part}") for part in TIME_PARTS) == record.seconds
+
+
+def test_parts_that_overlap_leave_no_negative_rest():
+    times = UpdateTimes()
+    times.trained(1.0, 2.0)
+    assert times.driver(2.5) == 0.0

@@ -13,6 +13,7 @@ arrive read-only. There can be one train worker: a process has one process group
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import contextvars
 import inspect
@@ -32,7 +33,7 @@ import pytest
 import ray
 import torch.distributed as dist
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, OwnerDiedError, RayActorError, RayTaskError
+from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
 from qwen35_trainer.runtime.rollout_worker import EngineThread
 from tests.patience import PATIENCE
@@ -320,7 +321,7 @@ class Threads:
 
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         """Play Ray until `patch` is undone."""
-        for name in ("init", "shutdown", "remote", "put", "get", "kill", "nodes", "get_runtime_context"):
+        for name in ("init", "shutdown", "remote", "put", "get", "wait", "kill", "nodes", "get_runtime_context"):
             patch.setattr(ray, name, getattr(self, name))
 
     def init(self, **_: object) -> None:
@@ -349,10 +350,11 @@ class Threads:
         return call
 
     def get(self, call: Call, timeout: float | None = None) -> Any:
-        try:
-            return call.future.result(timeout)
-        except TimeoutError as error:
-            raise GetTimeoutError(str(error)) from error
+        return call.future.result(timeout)
+
+    def wait(self, calls: list[Call], *, timeout: float | None = None) -> tuple[list[Call], list[Call]]:
+        done, _ = concurrent.futures.wait([call.future for call in calls], timeout)
+        return [call for call in calls if call.future in done], [call for call in calls if call.future not in done]
 
     def kill(self, actor: Actor) -> None:
         actor.lose("it was killed")

@@ -1,6 +1,7 @@
 """What a checkpoint must not change, and what it must bring back."""
 
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from qwen35_trainer.engines.fsdp.loading import Origin, origin
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.rollout.torch import TorchEngine
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -171,3 +173,38 @@ def test_a_save_that_failed_says_so_once_and_the_next_one_is_written(make_model,
     engine.save(free)
     assert engine.saved(wait=True)
     assert (free / "state" / ".metadata").exists()
+
+
+def test_a_save_waits_for_the_previous_one_while_another_thread_waits_for_it(
+    make_model, make_spec, monkeypatch, tmp_path
+) -> None:
+    """The thread of group `SAVING` waits in `saved` when the next save begins."""
+    awaited, begun = threading.Event(), list[Path]()
+
+    class Writing(Future[None]):
+        def result(self, timeout: float | None = None) -> None:
+            awaited.set()
+            return super().result(timeout)
+
+    first, second = Writing(), Writing()
+
+    def begin(folder: Path, *_: object) -> Future[None]:
+        begun.append(folder)
+        return (first, second)[len(begun) - 1]
+
+    monkeypatch.setattr(sharded_checkpoint, "begin", begin)
+    engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
+    engine.save(tmp_path / "1")
+    with ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(engine.saved, wait=True)
+        assert awaited.wait(PATIENCE)
+        saving = threads.submit(engine.save, tmp_path / "2")
+        wait([saving], timeout=0.05)
+        assert begun == [tmp_path / "1"], "the first one is still being written"
+        first.set_result(None)
+        assert waiting.result(PATIENCE)
+        saving.result(PATIENCE)
+        assert begun == [tmp_path / "1", tmp_path / "2"]
+        assert not engine.saved(), "the thread that waited for the first one has not forgotten the second"
+        second.set_result(None)
+        assert engine.saved()

@@ -64,7 +64,10 @@ class TrainEngine(Protocol):
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Whether all ranks have written the last `save`. With `wait`, wait until they have. Raises the error of writing."""
+        """Whether all ranks have written the last `save`. With `wait`, wait until they have, on any thread.
+
+        Raises the error of writing.
+        """
         ...
 
     def restore(self, folder: Path) -> None:

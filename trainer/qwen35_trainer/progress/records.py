@@ -52,9 +52,21 @@ class UpdateRecord:
     seconds: float
     """Time since the end of the previous update."""
     seconds_waiting: float = 0.0
-    """The part of `seconds` during which the train pool had no batch."""
+    """The part of `seconds` during which the train pool had no batch. This part and the following ones up to
+    `seconds_driver` add up to `seconds`."""
+    seconds_assembling: float = 0.0
+    """The part during which the driver made the batch from the groups."""
     seconds_training: float = 0.0
+    seconds_copying: float = 0.0
+    """The part during which the weights were copied for a publication. Training waits for the copy, not for the publication."""
+    seconds_saving: float = 0.0
+    """The part during which a checkpoint copied the state. Training waits for the copy, not for the files."""
+    seconds_evaluating: float = 0.0
+    """The part during which the train pool evaluated: SFT only."""
+    seconds_driver: float = 0.0
+    """The rest: the driver's own work between these parts."""
     seconds_publishing: float = 0.0
+    """From the end of the copy until all replicas have the weights; overlaps the parts above."""
     reward_mean: float | None = None
     reward_std: float | None = None
     response_tokens_mean: float | None = None
@@ -210,6 +222,8 @@ _CLASSES: Final[dict[str, type[RunRecord]]] = {
     "export": ExportRecord,
     "finish": FinishRecord,
 }
+TIME_PARTS: Final = ("training", "waiting", "assembling", "copying", "saving", "evaluating", "driver")
+"""The parts of the time between two updates: `UpdateRecord.seconds_<part>`. Their sum is `UpdateRecord.seconds`."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _FORMER_NAMES: Final = {"trainer_idle": "train_idle"}
 """Names of attributes in files of earlier releases, and their present names."""

@@ -84,9 +84,7 @@ class CheckpointStore:
         name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
         partial = self.folder / f".{name}.partial"
         try:
-            self._hold()
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+            await asyncio.to_thread(self._begin, partial)
             await write(partial)
             await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
         except FolderRefused as error:
@@ -121,6 +119,12 @@ class CheckpointStore:
         """Check the owner of the folder. Raises FolderRefused when another attempt has taken it over."""
         if self._owner is not None:
             hold(self.folder, self._owner)
+
+    def _begin(self, partial: Path) -> None:
+        """Create an empty folder for the files. Raises FolderRefused."""
+        self._hold()
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
 
     def _finish(self, partial: Path, final: Path, progress: CheckpointMeta) -> None:
         (partial / META_FILE).write_text(json.dumps(asdict(progress)))

@@ -45,7 +45,7 @@ from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import trim
 from qwen35_trainer.runtime.resuming import find_start
-from qwen35_trainer.runtime.signals import Signals
+from qwen35_trainer.runtime.signals import SECOND_SIGNAL, Signals, limit
 from qwen35_trainer.runtime.support import unsupported
 
 if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the checks that do not need it
@@ -58,6 +58,9 @@ FOLLOW_WAIT_SECONDS = 1.0
 
 DRIVER_ANSWER_SECONDS = 600.0
 """Deadline of an answer of the driver. It answers within FOLLOW_WAIT_SECONDS unless its process hangs or is still starting."""
+
+SIGNAL_POLL_SECONDS = 0.5
+"""Interval at which a wait for the driver looks for signals. It is far below `signals.END_SECONDS`."""
 
 STOPPED_BEFORE_TRAINING = "stopped by the operator before the training began; nothing was written"
 
@@ -222,7 +225,10 @@ def _release_prepared() -> None:
 
 
 def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> FinishRecord:
-    """Run the driver, and pass its records on. If its process ends or hangs, write the final record here."""
+    """Run the driver, and pass its records on. If its process ends or hangs, write the final record here.
+
+    Raises Interrupted at a signal that leaves no time to save, even if the driver hangs.
+    """
     import ray
     from ray.exceptions import RayActorError
 
@@ -234,6 +240,9 @@ def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> Finis
     _release_prepared()
     try:
         return follower.follow(driver)
+    except Interrupted:
+        ray.kill(driver)  # it must not write after the folder is released
+        raise
     except (RayActorError, Stalled) as error:
         ray.kill(driver)  # it may hang, and must not write records after this
         message, reason = str(error), FailureReason.STALLED
@@ -296,15 +305,17 @@ class _Follower:
             self._answer(driver.stop.remote())
 
     def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
-        """Wait for an answer of the driver. Raises Stalled."""
+        """Wait for an answer of the driver. Raises Stalled, and Interrupted at a signal that leaves no time to save."""
         import ray
-        from ray.exceptions import GetTimeoutError
 
         from qwen35_trainer.runtime.calls import Stalled
 
-        try:
-            return ray.get(call, timeout=DRIVER_ANSWER_SECONDS)
-        except GetTimeoutError as error:
-            raise Stalled(
-                f"the driver did not answer within {DRIVER_ANSWER_SECONDS:g} s; its log in the run folder shows what it did last."
-            ) from error
+        deadline = time.monotonic() + DRIVER_ANSWER_SECONDS
+        while not ray.wait([call], timeout=SIGNAL_POLL_SECONDS)[0]:
+            if limit(self.signals.count, begun=True) is not None:
+                raise Interrupted(SECOND_SIGNAL)
+            if time.monotonic() >= deadline:
+                raise Stalled(
+                    f"the driver did not answer within {DRIVER_ANSWER_SECONDS:g} s; its log in the run folder shows what it did last."
+                )
+        return ray.get(call)

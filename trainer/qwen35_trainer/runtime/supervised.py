@@ -107,4 +107,5 @@ class SupervisedLoop:
                     loss, update=training.update, samples=batch.samples, time=training.clock.now()
                 )
             )
+            training.times.evaluated(time.time() - started)
             training.span("evaluate", "evaluate", started, time.time(), f"update {training.update}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,11 +11,8 @@ import ray
 
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
-from qwen35_trainer.runtime.calls import Stalled, answer, answers
+from qwen35_trainer.runtime.calls import answer, answers
 from qwen35_trainer.weights.published import PublishedWeights
-
-SAVE_POLL_SECONDS = 0.02
-"""Interval at which the ranks are polled while they write a checkpoint."""
 
 
 class TrainPool:
@@ -56,16 +52,13 @@ class TrainPool:
         copied: PublishedWeights = (await self._all("publication", "copying the weights", version))[0]
         return copied
 
-    async def save(self, folder: Path, copied: asyncio.Event) -> None:
-        """Write a checkpoint. Sets `copied` when the ranks may train again, and returns when every rank has written its part."""
-        act = "saving a checkpoint"
-        deadline = time.monotonic() + self._deadline
-        await self._all("save", act, folder)
-        copied.set()
-        while not all(await self._all("saved", act)):
-            if time.monotonic() > deadline:
-                raise Stalled(f"the train pool: {act} took more than {self._deadline:g} s; use faster storage")
-            await asyncio.sleep(SAVE_POLL_SECONDS)
+    async def save(self, folder: Path) -> None:
+        """Begin to write a checkpoint. Returns when the ranks have copied their state and may train again; `saved` follows."""
+        await self._all("save", "copying the state for a checkpoint", folder)
+
+    async def saved(self) -> None:
+        """Wait until every rank has written its part of the checkpoint. The ranks may train meanwhile."""
+        await self._all("saved", "writing a checkpoint")
 
     async def restore(self, folder: Path) -> None:
         await self._all("restore", "reading a checkpoint", folder)

@@ -169,7 +169,7 @@ class TrainSession:
         )
         self.checkpoints.keep = self.live.now.checkpointKeep
         try:
-            path = await self.checkpoints.save(progress, lambda folder: self.pool.save(folder, copied))
+            path = await self.checkpoints.save(progress, lambda folder: self._write(folder, copied))
         except CheckpointError as error:
             # Nothing is wrong with the storage. A batch that trains at the same time raises the same error, so the reason is the same.
             if isinstance(reason := error.__cause__, (ActorLost, Stalled)):
@@ -186,6 +186,14 @@ class TrainSession:
             )
         )
         await self._export(path, progress.update, version)
+
+    async def _write(self, folder: Path, copied: asyncio.Event) -> None:
+        """Write the train pool's part of a checkpoint. Sets `copied` as soon as training may continue."""
+        started = time.time()
+        await self.pool.save(folder)
+        self.times.saved(time.time() - started)
+        copied.set()
+        await self.pool.saved()
 
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
         """Export a checkpoint if spec.checkpoint.export asks for it. The next batches train at the same time.

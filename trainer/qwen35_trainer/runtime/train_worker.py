@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 SAVING = "saving"
-"""Concurrency group of calls that are answered while the rank trains: a checkpoint is complete when it is written, not when the batch
-that trains at the same time has ended."""
+"""Concurrency group of `TrainWorker.saved`, which waits while the rank trains: a checkpoint is complete when it is written, not when
+the batch that trains at the same time has ended."""
 
 
 class TrainWorker(Process):
     """Ray actor of one rank. Call `listen` on rank 0, `join` on all ranks, then all other methods on all ranks alike.
 
-    Create the actor with a concurrency group named `SAVING`, so that calls of `saved` are answered while a batch
+    Create the actor with a concurrency group named `SAVING`, so that `saved` waits and returns while a batch
     trains. pictures: whether any batch has pictures.
     """
 
@@ -92,12 +92,13 @@ class TrainWorker(Process):
         return put(self._ready_engine.weights(), version)
 
     def save(self, folder: Path) -> None:
-        """Begin to write a checkpoint. `saved` returns whether it is written, and raises its errors."""
+        """Copy the state, and begin to write it as a checkpoint. `saved` waits until it is written."""
         self._ready_engine.save(folder)
 
     @ray.method(concurrency_group=SAVING)
-    def saved(self) -> bool:
-        return self._ready_engine.saved()
+    def saved(self) -> None:
+        """Return when the checkpoint of the last `save` is written. Raises the error of writing it."""
+        self._ready_engine.saved(wait=True)
 
     def restore(self, folder: Path) -> None:
         self._ready_engine.restore(folder)

@@ -19,18 +19,51 @@ from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
 @dataclass
 class UpdateTimes:
-    """Seconds since the previous update that the train pool waited for a batch, trained, and published weights."""
+    """Seconds since the previous update, by what the train pool did or waited for.
+
+        previous update ─► copying ─► saving ─► evaluating ─► waiting ─► assembling ─► training ─► this update
+                              └─► publishing: overlaps the other parts
+
+    The driver's share of the time is what these parts, without `publishing`, leave: see `driver`.
+    """
 
     waiting: float = 0.0
+    assembling: float = 0.0
     training: float = 0.0
+    copying: float = 0.0
+    saving: float = 0.0
+    evaluating: float = 0.0
     publishing: float = 0.0
 
     def trained(self, waited: float, seconds: float) -> None:
+        """Add a wait for a batch, and its training."""
         self.waiting += waited
         self.training += seconds
 
+    def assembled(self, seconds: float) -> None:
+        """Add the time to make a batch from its groups."""
+        self.assembling += seconds
+
+    def copied(self, seconds: float) -> None:
+        """Add the time that the train pool copied weights for a publication."""
+        self.copying += seconds
+
+    def saved(self, seconds: float) -> None:
+        """Add the time that the train pool copied its state for a checkpoint, without the time to write the files."""
+        self.saving += seconds
+
+    def evaluated(self, seconds: float) -> None:
+        """Add the time that the train pool evaluated, which only SFT does."""
+        self.evaluating += seconds
+
     def published(self, seconds: float) -> None:
+        """Add the time from the end of a copy until all replicas had the weights."""
         self.publishing += seconds
+
+    def driver(self, seconds: float) -> float:
+        """Return the rest of `seconds`, the time since the previous update: the driver's own work."""
+        parts = self.waiting + self.assembling + self.training + self.copying + self.saving + self.evaluating
+        return max(0.0, seconds - parts)
 
 
 @dataclass(frozen=True)
@@ -104,7 +137,12 @@ def update_record(
         router_load_balancing=mean("router_load_balancing"),
         router_z=mean("router_z"),
         seconds_waiting=times.waiting if first else 0.0,
+        seconds_assembling=times.assembling if first else 0.0,
         seconds_training=times.training if first else 0.0,
+        seconds_copying=times.copying if first else 0.0,
+        seconds_saving=times.saving if first else 0.0,
+        seconds_evaluating=times.evaluating if first else 0.0,
+        seconds_driver=times.driver(seconds) if first else 0.0,
         seconds_publishing=times.publishing if first else 0.0,
         train_idle=train_idle,
         reward_mean=float(rewards.mean()) if rewards.size else None,

@@ -147,8 +147,12 @@ class FSDPEngine:
             return True
         if not wait and not self._writing.done():
             return False
-        written, self._writing = self._writing, None
-        written.result()
+        writing = self._writing
+        try:
+            writing.result()
+        finally:  # forgotten only now: a `save` that is called while another thread waits here has to wait, too
+            if self._writing is writing:
+                self._writing = None
         return True
 
     def restore(self, folder: Path) -> None:

@@ -36,7 +36,12 @@ _UPDATE: Final = {
     "staleness/window_limit": "window_limit",
     "time/update_seconds": "seconds",
     "time/waiting_seconds": "seconds_waiting",
+    "time/assembling_seconds": "seconds_assembling",
     "time/training_seconds": "seconds_training",
+    "time/copying_seconds": "seconds_copying",
+    "time/saving_seconds": "seconds_saving",
+    "time/evaluating_seconds": "seconds_evaluating",
+    "time/driver_seconds": "seconds_driver",
     "time/publishing_seconds": "seconds_publishing",
     "progress/version": "version",
 }
