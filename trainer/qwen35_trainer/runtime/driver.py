@@ -25,6 +25,7 @@ from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
+from qwen35_trainer.pipeline.requests import Request
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
@@ -32,7 +33,7 @@ from qwen35_trainer.progress.sinks.sink import Sink
 from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.rewards.scorer_builder import build_scorer
 from qwen35_trainer.runtime.background import done_before
-from qwen35_trainer.runtime.calls import ActorLost, Stalled, answers
+from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
@@ -185,7 +186,7 @@ class Driver(Process):
         replicas, train_actors = self._start_workers()
         train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
         self._phase = "loading the model"
-        loading = asyncio.ensure_future(_load(replicas, train))
+        loading = asyncio.ensure_future(train.start(START_SECONDS))  # replicas join later, each when it is ready
         opening = asyncio.ensure_future(self._open())
         if not await self._waited(opening):
             loading.cancel()
@@ -289,11 +290,10 @@ class Driver(Process):
 
     def _loop(self, training: TrainSession, data: RunData, scorer: Scorer) -> TrainingLoop:
         spec = self._job.spec
-        inbox: asyncio.Queue[on.Event] = asyncio.Queue()
+        inbox: asyncio.Queue[on.Event | Request] = asyncio.Queue()
         order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
         parts = GenerationParts(
             spec,
-            data.tokenizer,
             data.prompts,
             data.validation,
             order,
@@ -309,11 +309,12 @@ class Driver(Process):
             generation,
             PoolLimits(
                 slots=slots_of(spec),
-                start=START_SECONDS,
-                call=spec.async_.stallSeconds,
+                open=START_SECONDS,
                 publish=spec.publication.timeoutSeconds,
+                too_few=spec.async_.stallSeconds,
             ),
             target=self._replicas,
+            minimum=max(1, spec.replicas_on(spec.rollout.minNodes or spec.rollout.nodes)),
             lanes=spec.lane_replicas,
         )
         self._pool.leave(self._leaving)
@@ -331,20 +332,6 @@ class Driver(Process):
             sampler=Sampler(self._job.folder.samples, data.tokenizer),
             evaluates=bool(data.validation),
         )
-
-
-async def _load(replicas: Sequence[RolloutReplica], train: TrainPool) -> tuple[float, float]:
-    """Wait until all workers have the model. Returns when the train workers began and finished, in wall-clock seconds."""
-    ready = answers(
-        [replica.actor.ready.remote() for replica in replicas],
-        of="the rollout pool",
-        act="loading the model",
-        seconds=START_SECONDS,
-        names=[replica.name for replica in replicas],
-    )
-    span: tuple[float, float]
-    _, span = await asyncio.gather(ready, train.start(START_SECONDS))
-    return span
 
 
 async def _restore(train: TrainPool, path: Path) -> None:

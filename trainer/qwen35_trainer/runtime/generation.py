@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt_set import PromptOrder
@@ -25,16 +24,13 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.failures import Failures
-from qwen35_trainer.rewards.reward import Response
-from qwen35_trainer.rewards.scorer import CombinedScore, Scorer
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
+from qwen35_trainer.runtime.replica_channel import DropSequences, ReplicaReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
-from qwen35_trainer.runtime.rollout_worker import Collected
 from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from qwen35_trainer.runtime.token_buffer import TokenBuffer
 
 FIRST_EVALUATION_GROUP = 1 << 40
 """Groups of evaluations are numbered from here, so that they never enter the window."""
@@ -45,11 +41,10 @@ class GenerationParts:
     """The parts of a run that generation uses."""
 
     spec: TrainingSpec
-    tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[EncodedPrompt]
     validation: Sequence[EncodedPrompt]
     order: PromptOrder
-    scorer: Scorer
+    scorer: GroupScorer
     recorder: Recorder
     clock: TrainingClock
     tell: Callable[[on.Event], None]
@@ -73,7 +68,7 @@ class _PendingGroup:
 
 
 class Generation:
-    """Carries out the coordinator's actions on the rollout pool, and reports the pool's events to the coordinator."""
+    """Carries out the coordinator's commands on the rollout pool, and reports the pool's events to the coordinator."""
 
     pool: RolloutPool
 
@@ -83,9 +78,9 @@ class Generation:
         self.failures = Failures()
         """Failures of rewards in groups for training, since they were last read."""
         self._groups: dict[int, _PendingGroup] = {}
-        self._partial: dict[SequenceId, list[GeneratedTokens]] = {}
+        self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
         self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
-        self._moving: dict[SequenceId, int] = {}  # the replica that it is on its way to
+        self._targets: dict[SequenceId, int] = {}  # of moving sequences: the replica that each moves to
         self._tasks: asyncio.TaskGroup | None = None
         self._evaluations = FIRST_EVALUATION_GROUP
 
@@ -93,36 +88,40 @@ class Generation:
         """Set the task group in which this object starts its tasks from now on. Call it before all actions."""
         self._tasks = tasks
 
-    # Actions of the coordinator.
+    # Commands and notices of the coordinator.
 
-    def dispatched(self, action: do.GroupDispatched) -> None:
+    def dispatched(self, notice: notices.GroupDispatched) -> None:
         rollout, algorithm = self._parts.spec.rollout, self._parts.spec.algorithm
         assert rollout is not None
-        prompt = self._parts.prompts[self._parts.order.prompt_index(action.position)]
+        prompt = self._parts.prompts[self._parts.order.prompt_index(notice.position)]
         sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK)
-        self._groups[action.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
+        self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
 
-    def start(self, action: do.StartSequences) -> None:
-        for name, _ in action.sequences:
-            self._moving.pop(name, None)  # it was moving to a replica that is lost
-            self._holders[name] = action.replica
-        self.pool.submit(action.replica, [self._request(name, keep) for name, keep in action.sequences])
+    def start(self, command: commands.StartSequences) -> None:
+        for name, keep in command.sequences:
+            self._buffers.setdefault(name, TokenBuffer()).cut(keep)
+        self._submit(command.replica, [name for name, _ in command.sequences])
 
-    def move(self, action: do.MoveSequence) -> None:
-        assert self._tasks is not None
-        self._moving[action.sequence] = action.target
-        self._tasks.create_task(self._transfer(action))
+    def move(self, command: commands.MoveSequences) -> None:
+        for name in command.sequences:
+            self._targets[name] = command.target
+        self.pool.send(command.source, TakeSequences(command.sequences))
 
-    def cancel(self, action: do.CancelSequences) -> None:
-        for name in action.sequences:
+    def cancel(self, command: commands.CancelSequences) -> None:
+        """Drop sequences. One that has not reached the replica yet runs on the replica that it moves away from."""
+        held: dict[int, list[SequenceId]] = {command.replica: []}
+        for name in command.sequences:
+            held.setdefault(self._holders.get(name, command.replica), []).append(name)
             self._release(name)
-        self.pool.cancel(action.replica, action.sequences)
+        for replica, names in held.items():
+            if names:
+                self.pool.send(replica, DropSequences(tuple(names)))
 
     def forget(self, group: int) -> None:
         """Drop a group that left the pipeline."""
         dropped = self._groups.pop(group)
         for index in range(dropped.samples):
-            self._partial.pop((group, index), None)
+            self._buffers.pop((group, index), None)
             self._release((group, index))
 
     def take(self, groups: Sequence[int]) -> list[ScoredGroup]:
@@ -146,7 +145,7 @@ class Generation:
     async def results(self, groups: Sequence[int]) -> list[ScoredGroup]:
         """Score the groups of an evaluation, whose sequences are complete, and remove them."""
         finished = [self._groups[number] for number in groups]
-        scores = await asyncio.gather(*(self._score_all(group, in_trial=False) for group in finished))
+        scores = await asyncio.gather(*(self._scores(group, in_trial=False) for group in finished))
         for number in groups:
             self.forget(number)
         return [
@@ -159,98 +158,96 @@ class Generation:
     def tell(self, event: on.Event) -> None:
         self._parts.tell(event)
 
-    def collected(self, replica: RolloutReplica, collected: Collected) -> None:
-        self.meter.tokens += collected.tokens
-        for start, end in collected.busy:
-            self.meter.add(start, end)
-            at = self._parts.clock.at
-            self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
+    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+        self._measure(replica, report)
         here = replica.number
-        for name, version in collected.started.items():
+        for name, version in report.started.items():
             if self._holders.get(name) == here:
                 self.tell(on.SequenceStarted(name, version))
-        for completed in collected.finished:
-            if self._holders.get(completed.sequence) == here:
-                self._finish(completed)
         lengths: dict[SequenceId, int] = {}
-        for name, parts in collected.progress.items():
+        for name, tokens in report.tokens.items():
             if self._holders.get(name) == here:
-                tokens = self._partial.setdefault(name, [])
-                tokens.extend(parts)
-                lengths[name] = sum(map(len, tokens))
+                buffer = self._buffers[name]
+                buffer.append(tokens)
+                lengths[name] = len(buffer)
+        for name, truncated in report.finished.items():
+            if self._holders.get(name) == here:
+                lengths.pop(name, None)
+                self._finish(name, truncated)
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
+        self._hand_over([name for name in report.taken if self._holders.get(name) == here])
 
     def lost(self, replica: RolloutReplica) -> None:
+        """Report a lost replica with the tokens that remain of its sequences, and of those that were moving to it.
+
+        Sequences that were moving away from it continue at their target with the tokens that they had reported.
+        """
         gone = replica.number
-        held = [name for name, number in self._holders.items() if self._moving.get(name, number) == gone]
+        held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
+        moving_away = [name for name in self._targets if self._holders.get(name) == gone and name not in held]
         for name in held:
             self._release(name)
-        self.tell(on.ReplicaLost(gone, {name: self._kept(name) for name in held}))
-        # Sequences that were moving away from this replica continue at their target.
-        for name, target in self._moving.items():
-            if self._holders.get(name) == gone:
-                self.move(do.MoveSequence(name, gone, target))
+        self.tell(on.ReplicaLost(gone, {name: len(self._buffers[name]) for name in held}))
+        self._hand_over(moving_away)
+
+    def _measure(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+        self.meter.tokens += report.generated
+        at = self._parts.clock.at
+        for start, end in report.intervals:
+            self.meter.add(start, end)
+            self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
+
+    def _hand_over(self, names: Sequence[SequenceId]) -> None:
+        """Submit moving sequences, which no replica generates any more, to their targets."""
+        by_target: dict[int, list[SequenceId]] = {}
+        for name in names:
+            if (target := self._targets.get(name)) is not None:
+                by_target.setdefault(target, []).append(name)
+        for target, moved in by_target.items():
+            self._submit(target, moved)
+
+    def _submit(self, replica: int, names: Sequence[SequenceId]) -> None:
+        """Send sequences to a replica, which holds them from now on, with the tokens that they have."""
+        for name in names:
+            self._targets.pop(name, None)
+            self._holders[name] = replica
+        self.pool.send(replica, SubmitSequences(tuple(map(self._request, names))))
 
     def _release(self, name: SequenceId) -> None:
         """Record that no replica has the sequence."""
         self._holders.pop(name, None)
-        self._moving.pop(name, None)
+        self._targets.pop(name, None)
 
-    def _kept(self, name: SequenceId) -> int:
-        return sum(map(len, self._partial.get(name, ())))
+    def _request(self, name: SequenceId) -> SequenceRequest:
+        group, buffer = self._groups[name[0]], self._buffers[name]
+        kept = buffer.tokens() if len(buffer) else NO_TOKENS
+        return SequenceRequest(
+            name, group.prompt.token_ids, self._parts.spec.data.maxResponseTokens, group.sampling, kept
+        )
 
-    def _request(self, name: SequenceId, keep: int) -> SequenceRequest:
-        group = self._groups[name[0]]
-        kept = GeneratedTokens.join(self._partial.pop(name, ()))[:keep]
-        self._partial[name] = [kept]
-        limit = self._parts.spec.data.maxResponseTokens
-        return SequenceRequest(name, group.prompt.token_ids, limit, group.sampling, kept)
-
-    async def _transfer(self, action: do.MoveSequence) -> None:
-        """Move a sequence from one replica to another. If the first one is lost, continue from the tokens that it had reported."""
-        name = action.sequence
-        taken = await self.pool.take(action.source, [name])
-        if self._moving.get(name) != action.target:
-            return  # it has finished or left, or its target is lost and it has another one
-        if taken is not None and name not in taken:
-            return  # it has just finished, and the source will report its tokens
-        del self._moving[name]
-        if taken is not None:
-            self._partial[name] = [taken[name]]
-        self._holders[name] = action.target
-        self.pool.submit(action.target, [self._request(name, self._kept(name))])
-
-    def _finish(self, completed: Completed) -> None:
+    def _finish(self, name: SequenceId, truncated: bool) -> None:
         assert self._tasks is not None
-        name = completed.sequence
         self._release(name)
-        self._partial.pop(name, None)
+        tokens = self._buffers.pop(name).tokens()
         group = self._groups[name[0]]
-        group.completed[name[1]] = completed
-        self.tell(on.SequenceFinished(name, len(completed.tokens)))
+        group.completed[name[1]] = Completed(name, tokens, truncated)
+        self.tell(on.SequenceFinished(name, len(tokens)))
         if len(group.completed) == group.samples and name[0] < FIRST_EVALUATION_GROUP:
             self._tasks.create_task(self._score_group(name[0], group))
 
     async def _score_group(self, number: int, group: _PendingGroup) -> None:
-        group.scores = await self._score_all(group)
-        for score in group.scores:
+        group.scores = scores = await self._scores(group)
+        for score in scores:
             self.failures.add(group.prompt.prompt.id, score)
         if self._groups.get(number) is not group:
             return  # discarded meanwhile
-        rewards = [score.value for score in group.scores if score.value is not None]
+        rewards = [score.value for score in scores if score.value is not None]
         if rewards:
             self.tell(on.GroupScored(number, signal=len(set(rewards)) > 1))
         else:
             self.tell(on.GroupFailed(number))
 
-    async def _score_all(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
-        scoring = (self._score(group.prompt, sequence, in_trial=in_trial) for sequence in group.sequences)
-        return tuple(await asyncio.gather(*scoring))
-
-    async def _score(self, prompt: EncodedPrompt, sequence: Completed, *, in_trial: bool) -> CombinedScore:
-        text = response_text(self._parts.tokenizer, sequence.tokens.ids.tolist())
-        return await self._parts.scorer.score(
-            Response(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated),
-            in_trial=in_trial,
-        )
+    async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
+        responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in group.sequences]
+        return await self._parts.scorer.score_group(group.prompt.prompt, responses, in_trial=in_trial)

@@ -1,16 +1,16 @@
 """The training loop: passes events to the coordinator, and the coordinator's actions to the pools.
 
     replicas ─┐                                           ┌─► journal            before anything else, when a batch leaves
-    scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel
+    scores   ─┼─► inbox ─► coordinator.handle ─► actions ─┼─► generation         Start, Move, Cancel, Publish
     trainer  ─┤                                           ├─► orders ─► trainer  Train, Copy, Checkpoint: one at a time
-    signals  ─┘                                           ├─► publication        Publish: while the next batch trains
-                                                          └─► checkpoint         its writing: while the next batches train
+    signals  ─┘                                           └─► checkpoint         its writing: while the next batches train
 
 waits on              unblocked by                                   deadline
 an event              replicas, scores, the trainer, a signal        async.stallSeconds without a scored group, trainer idle
 an order: the pool    its ranks' answers                             async.stallSeconds
 a checkpoint: disks   every rank's share, written                    async.stallSeconds
-publish: a replica    its answer, or its end: then it is replaced    publication.timeoutSeconds
+a publication         every replica's report, or its replacement     publication.timeoutSeconds
+too few replicas      others join                                    that of the pool, see `rollout_pool.py`
 
 The coordinator (`pipeline/`) decides what is dispatched, which groups a batch takes, and when weights are published. FullyAsync and
 Colocated use this loop; SFT has no rollouts, and uses the loop in `supervised.py`.
@@ -19,16 +19,19 @@ Colocated use this loop; SFT has no rollouts, and uses the loop in `supervised.p
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action, LeaveReason
+from qwen35_trainer.pipeline import notices, requests
+from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS
+from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.rewards.failures import Failures
@@ -41,6 +44,11 @@ from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
 from qwen35_trainer.runtime.update_records import PipelineMeasures, evaluation_record
 from qwen35_trainer.weights.published import PublishedWeights
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS = (on.SequenceFinished, on.GroupScored, on.GroupFailed, on.ReplicaJoined)
+"""Events that show that the run is not stalled."""
 
 type Order = do.TrainGroups | do.CopyWeights | do.SaveCheckpoint
 
@@ -64,13 +72,13 @@ class TrainingLoop:
     generation: Generation
     training: TrainSession
     journal: JournalFile
-    inbox: asyncio.Queue[on.Event]
+    inbox: asyncio.Queue[on.Event | requests.Request]
     stop: asyncio.Event
     sampler: Sampler
     evaluates: bool
     """Whether there are held-out prompts."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
-    _copies: dict[int, asyncio.Future[PublishedWeights]] = field(default_factory=dict)
+    _copies: dict[int, PublishedWeights] = field(default_factory=dict)  # copied, not sent yet
     _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
     _evaluations: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)  # version → update, groups
     _scoring: set[asyncio.Task[None]] = field(default_factory=set)
@@ -106,8 +114,8 @@ class TrainingLoop:
     async def _drive(self, tasks: asyncio.TaskGroup) -> None:
         while not self._ended:
             actions: list[Action] = []
-            for event in await self._events():
-                actions += self.coordinator.handle(event)
+            if inputs := await self._inputs():
+                actions = self.coordinator.handle(*inputs)
             for action in actions:
                 if isinstance(action, JOURNALLED_ACTIONS):
                     self.journal.add(action)
@@ -116,15 +124,16 @@ class TrainingLoop:
             for action in actions:
                 self._carry_out(action, tasks)
 
-    async def _events(self) -> list[on.Event]:
-        """Wait for events, and return all that have arrived. Raises Stalled."""
+    async def _inputs(self) -> list[on.Event | requests.Request]:
+        """Wait for inputs of the coordinator, and return all that have arrived. Raises Stalled."""
         limit = self.training.spec.async_.stallSeconds
-        seconds = limit if self._busy else self._idle_since + limit - time.monotonic()
+        has_deadline = not self._busy and not self.generation.pool.has_too_few
+        seconds = self._idle_since + limit - time.monotonic() if has_deadline else limit
         try:
-            events = [await asyncio.wait_for(self.inbox.get(), max(0.0, seconds))]
+            inputs = [await asyncio.wait_for(self.inbox.get(), max(0.0, seconds))]
         except TimeoutError:
-            if self._busy:
-                return []  # the order that is being carried out has its own deadline
+            if not has_deadline:
+                return []  # the order under way has its own deadline, and so has the pool with too few replicas
             missing = self.coordinator.buffer.missing()
             due = f"; groups {', '.join(map(str, missing.due[:5]))} are due and still running" if missing.due else ""
             raise Stalled(
@@ -132,38 +141,39 @@ class TrainingLoop:
                 f"{missing.needed} are ready{due}. Raise it, or lower data.maxResponseTokens"
             ) from None
         while not self.inbox.empty():
-            events.append(self.inbox.get_nowait())
-        if any(isinstance(event, (on.SequenceFinished, on.GroupScored, on.GroupFailed)) for event in events):
+            inputs.append(self.inbox.get_nowait())
+        if any(isinstance(given, _PROGRESS) for given in inputs):
             self._idle_since = time.monotonic()
-        return events
+        return inputs
 
     def _carry_out(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         generation = self.generation
         match action:
-            case do.GroupDispatched():
+            case notices.GroupDispatched():
                 generation.dispatched(action)
             case do.StartSequences():
                 generation.start(action)
-            case do.MoveSequence():
+            case do.MoveSequences():
                 generation.move(action)
             case do.CancelSequences():
                 generation.cancel(action)
-            case do.GroupLeft(group):
+            case notices.GroupLeft(group):
                 generation.forget(group)
             case do.TrainGroups() | do.CopyWeights() | do.SaveCheckpoint():
-                if isinstance(action, do.CopyWeights):
-                    self._copies[action.version] = asyncio.get_running_loop().create_future()
                 self._busy += 1
                 self._orders.put_nowait(action)
             case do.PublishWeights(version):
-                tasks.create_task(self._publish(version))
-            case do.VersionPublished(version):
+                self._published[version] = time.time()
+                generation.pool.publish(self._copies.pop(version))
+            case notices.VersionPublished(version):
                 self._arrived(version)
-            case do.VersionEvaluated(version):
+            case notices.VersionEvaluated(version):
                 task = tasks.create_task(self._evaluate(version))
                 self._scoring.add(task)
                 task.add_done_callback(self._scoring.discard)
-            case do.RunEnded():
+            case notices.EvaluationSkipped(version):
+                self._skip_evaluation(version)
+            case notices.RunEnded():
                 self._ended = True
 
     # The train pool.
@@ -176,13 +186,19 @@ class TrainingLoop:
                 case do.TrainGroups():
                     await self._train(order, time.time() - idle_since)
                 case do.CopyWeights(version):
-                    self._copies[version].set_result(await self.training.pool.publication(version))
+                    await self._copy(version)
                 case do.SaveCheckpoint(snapshot):
                     copied = asyncio.Event()
                     tasks.create_task(self._save(snapshot, copied))
                     await copied.wait()  # the next order may change the weights
                     continue
             self._carried_out()
+
+    async def _copy(self, version: int) -> None:
+        started = time.time()
+        self._copies[version] = await self.training.pool.publication(version)
+        self.training.times.copied(time.time() - started)
+        self.inbox.put_nowait(on.WeightsCopied(version))
 
     def _carried_out(self) -> None:
         self._busy -= 1
@@ -197,13 +213,16 @@ class TrainingLoop:
     async def _train(self, order: do.TrainGroups, waited: float) -> None:
         settings, training = self.coordinator.settings, self.training
         groups = self.generation.take(order.groups)
-        batch, age = assemble(
+        started = time.time()
+        batch, age = await asyncio.to_thread(
+            assemble,  # seconds for long responses, in which replicas wait for answers
             groups,
             version=order.version,
             max_lag=settings.window.max_version_lag,
             mask_old=settings.on_missed_deadline == "MaskTokens",
             updates=training.spec.async_.updatesPerBatch,
         )
+        training.times.assembled(time.time() - started)
         await training.train(NextBatch(batch, order.version, age, groups, waited), self._pipeline)
         self.sampler.trained(groups, update=training.update, version=order.version)
         every = settings.window.batches_per_version
@@ -212,7 +231,7 @@ class TrainingLoop:
         if complete and training.evaluation_due(training.spec.async_.updatesPerBatch * every):
             self._ask_for_evaluation(version + (rest > 0))
         if training.checkpoint_due():
-            self.inbox.put_nowait(on.CheckpointRequested())
+            self.inbox.put_nowait(requests.TakeCheckpoint())
         self.inbox.put_nowait(on.BatchTrained(order.batch))
 
     def _pipeline(self) -> PipelineMeasures:
@@ -227,11 +246,6 @@ class TrainingLoop:
 
     # Publications and evaluations.
 
-    async def _publish(self, version: int) -> None:
-        weights = await self._copies.pop(version)
-        self._published[version] = time.time()
-        self.generation.pool.publish(weights)
-
     def _arrived(self, version: int) -> None:
         started, now = self._published.pop(version, time.time()), time.time()
         self.training.span("publish", "publish", started, now, f"version {version}", version)
@@ -242,7 +256,15 @@ class TrainingLoop:
             groups = self.generation.evaluation()
             self._evaluations[version] = (self.training.update, groups)
             samples = self.training.spec.evaluation.samplesPerPrompt
-            self.inbox.put_nowait(on.EvaluationRequested(version, groups, samples))
+            self.inbox.put_nowait(requests.EvaluateVersion(version, groups, samples))
+
+    def _skip_evaluation(self, version: int) -> None:
+        update, groups = self._evaluations.pop(version)
+        logger.info(
+            "the evaluation after update %d was skipped: later weights were published, or the run stops", update
+        )
+        for group in groups:
+            self.generation.forget(group)
 
     async def _evaluate(self, version: int) -> None:
         started = time.time()
@@ -263,5 +285,5 @@ class TrainingLoop:
         """Wait for an order to stop, and pass it to the coordinator, after a checkpoint unless the weights are already saved."""
         await self.stop.wait()
         if not self.training.saved:
-            self.inbox.put_nowait(on.CheckpointRequested())
-        self.inbox.put_nowait(on.StopRequested())
+            self.inbox.put_nowait(requests.TakeCheckpoint())
+        self.inbox.put_nowait(requests.StopTraining())

@@ -132,7 +132,10 @@ class EngineThread:
         return ReplicaReport(
             number,
             started=outbox.started,
-            tokens={name: parts[0] if len(parts) == 1 else GeneratedTokens.join(parts) for name, parts in outbox.tokens.items()},
+            tokens={
+                name: parts[0] if len(parts) == 1 else GeneratedTokens.join(parts)
+                for name, parts in outbox.tokens.items()
+            },
             finished=outbox.finished,
             taken=tuple(outbox.taken),
             loaded=outbox.loaded,
