@@ -165,7 +165,7 @@ class Generation:
             if self._holders.get(name) == here:
                 self.tell(on.SequenceStarted(name, version))
         lengths: dict[SequenceId, int] = {}
-        for name, tokens in report.tokens.items():
+        for name, tokens in report.tokens.packed():
             if self._holders.get(name) == here:
                 buffer = self._buffers[name]
                 buffer.append(tokens)

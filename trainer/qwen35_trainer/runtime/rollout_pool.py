@@ -267,11 +267,10 @@ class RolloutPool:
     async def _live(self, replica: RolloutReplica) -> None:
         """Let a replica join, then pass on its reports until it is lost. A replica that `_end_excess` has ended is not replaced."""
         try:
-            async with replica.channel.open():
-                await self._open(replica)
-                await self._load_newest(replica)
-                self._join(replica)
-                await self._work(replica)
+            await self._open(replica)
+            await self._load_newest(replica)
+            self._join(replica)
+            await self._work(replica)
         except ReplicaFailed as error:
             if replica.number in self._replicas or self._starting.get(replica.name) is replica:
                 self._lose(replica, error)

@@ -1,16 +1,16 @@
 """One replica of the rollout pool: an engine on its own thread, behind the worker's end of the channel to the driver.
 
-    driver ──obey(first, commands)──► CommandOrder ──► inbox ──► engine thread: step, step, step …
-    driver ◄──reports(after, wait)─── ReportLog ◄────────────── outbox: tokens, finished, taken, loaded
+    driver ──commands──► CommandOrder ──► inbox ──► engine thread: step, step, step …
+    driver ◄──reports─── ReportLog ◄────────────── outbox: tokens, finished, taken, loaded
 
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
-reports                   a finished or taken sequence, weights  wait_seconds of the call
+exchange                  a finished or taken sequence, weights  wait_seconds of the call
 loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
 
 The thread never waits while the engine has sequences. Commands return at once. Weights are fetched and verified beside
 generation, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
-PROGRESS_SECONDS, so that these are not lost with this process. What fails here ends the replica: the next call of `reports`
+PROGRESS_SECONDS, so that these are not lost with this process. What fails here ends the replica: the next `exchange`
 raises EngineFailed, and the driver replaces the replica.
 """
 
@@ -36,6 +36,7 @@ from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine
 from qwen35_trainer.runtime.device import device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.replica_channel import (
+    CommandBatch,
     CommandOrder,
     DropSequences,
     LoadWeights,
@@ -45,14 +46,19 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
+from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
-GATHER_SECONDS = 0.02
-"""Sequences that finish within this time are returned together: a call for each would take the cores of a small machine."""
+MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 1.0
+GATHER_SHARE = 0.02
+"""Sequences that finish within this share of the mean duration of a sequence are reported together: each call costs the driver
+time, and this delays a sequence by at most that share."""
 PROGRESS_SECONDS = 1.0
-"""Interval at which unfinished sequences report their tokens. Later tokens are lost with the process."""
+"""Interval at which unfinished sequences are asked for new tokens. Tokens that are not reported are lost with the process."""
+PROGRESS_SHARE = 1 / 32
+"""A long sequence reports new tokens when they are this share of it, so that the number of its reports grows slowly."""
 MAX_GAP_SECONDS = 0.002
 """Steps of the engine with a shorter pause between them count as one interval of work."""
 
@@ -97,6 +103,9 @@ class EngineThread:
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps = 0
+        self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
+        self._submitted: dict[SequenceId, float] = {}  # wall-clock second
+        self._duration = 0.0  # mean of the last finished sequences, in seconds
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -132,10 +141,7 @@ class EngineThread:
         return ReplicaReport(
             number,
             started=outbox.started,
-            tokens={
-                name: parts[0] if len(parts) == 1 else GeneratedTokens.join(parts)
-                for name, parts in outbox.tokens.items()
-            },
+            tokens=TokenBlock(outbox.tokens),
             finished=outbox.finished,
             taken=tuple(outbox.taken),
             loaded=outbox.loaded,
@@ -144,6 +150,11 @@ class EngineThread:
             steps=self._steps,
             busy=self._engine.busy or not self._inbox.empty(),
         )
+
+    @property
+    def gather_seconds(self) -> float:
+        """How long a report waits for more sequences to finish after the first one."""
+        return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     def close(self) -> None:
         self._closing.set()
@@ -170,13 +181,16 @@ class EngineThread:
 
     def _submit(self, requests: Sequence[SequenceRequest]) -> None:
         self._engine.submit(requests)
-        self._reported.update((request.sequence, len(request.kept)) for request in requests)
+        now = time.time()
+        for request in requests:
+            self._reported[request.sequence], self._submitted[request.sequence] = len(request.kept), now
 
     def _drop(self, sequences: Sequence[SequenceId]) -> None:
         self._engine.take(sequences)
         with self._lock:
             for name in sequences:
-                self._reported.pop(name, None)
+                for table in (self._reported, self._submitted, self._unsent):
+                    table.pop(name, None)
                 self._outbox.tokens.pop(name, None)
                 self._outbox.started.pop(name, None)
 
@@ -206,9 +220,9 @@ class EngineThread:
             box.started |= output.started
             box.generated += output.tokens
             for name, tokens in progress.items():
-                box.tokens.setdefault(name, []).append(tokens)
-                self._reported[name] += len(tokens)
+                self._add_progress(name, tokens)
             for completed in output.finished:
+                self._duration += 0.1 * (time.time() - self._submitted[completed.sequence] - self._duration)
                 self._add_rest(completed.sequence, completed.tokens)
                 box.finished[completed.sequence] = completed.truncated
             # One interval grows until the engine has no sequences.
@@ -219,8 +233,20 @@ class EngineThread:
         if output.finished:
             self._on_report()
 
+    def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
+        """Add new tokens of a running sequence to the outbox, once they are enough."""
+        unsent = self._unsent.setdefault(name, [])
+        unsent.append(tokens)
+        new = sum(map(len, unsent))
+        if new >= PROGRESS_SHARE * self._reported[name]:
+            self._outbox.tokens.setdefault(name, []).extend(unsent)
+            self._reported[name] += new
+            del self._unsent[name]
+
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
         """Add those tokens of a sequence that were not reported yet to the outbox."""
+        self._unsent.pop(name, None)
+        del self._submitted[name]
         self._outbox.tokens.setdefault(name, []).append(tokens[self._reported.pop(name) :])
 
 
@@ -290,20 +316,22 @@ class RolloutWorker(Process):
             float32_logits=spec.train.headPrecision == "FP32",
         )
 
-    async def obey(self, first: int, commands: Sequence[ReplicaCommand]) -> None:
-        """Carry out commands in the order of their numbers, the first of which is `first`; ignore those that arrived before."""
-        self._order.receive(first, commands)
+    async def obey(self, batch: CommandBatch) -> None:
+        """Carry out commands in the order of their numbers. Those that arrived before are ignored."""
+        self._order.receive(batch)
 
-    async def reports(self, after: int, wait_seconds: float) -> tuple[ReplicaReport, ...]:
-        """Return the reports after number `after`, which acknowledges those up to it. Raises EngineFailed.
+    async def exchange(self, after: int, wait_seconds: float, batch: CommandBatch) -> tuple[ReplicaReport, ...]:
+        """Carry out commands, then return the reports after number `after`, which acknowledges those up to it.
 
-        Without any, wait up to `wait_seconds` for a finished or taken sequence or loaded weights, then report what there is.
+        If there are none, wait up to `wait_seconds` for a finished or taken sequence or loaded weights, then report
+        everything. Raises EngineFailed.
         """
+        self._order.receive(batch)
         if kept := self._log.after(after):
             return kept
         with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
             await asyncio.wait_for(self._changed.wait(), wait_seconds)
-            await asyncio.sleep(GATHER_SECONDS)
+            await asyncio.sleep(self._running.gather_seconds)
         self._changed.clear()
         engine = self._running
         if (failure := engine.failure) is not None:

@@ -1,14 +1,49 @@
-"""The tokens of one sequence that its replicas have reported, in memory that grows with them."""
+"""The tokens that replicas have reported: packed on their way to the driver, and in a growing buffer for each sequence there."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 
 _MIN_GROWTH_TOKENS = 64
 _GROWTH = 1.25
 """Each time the buffer is full its capacity grows by this factor, so that copying costs a constant time per token."""
+
+
+class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
+    """New tokens of any number of sequences in one array, because pickling an array costs as much as a hundred tokens."""
+
+    def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
+        """parts: the tokens of each sequence, in pieces."""
+        self._names = tuple(parts)
+        self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
+        all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
+        self._data = _packed(all_tokens)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[SequenceId]:
+        return iter(self._names)
+
+    def __getitem__(self, name: SequenceId) -> GeneratedTokens:
+        if name not in self._names:
+            raise KeyError(name)
+        index = self._names.index(name)
+        start = int(self._ends[index - 1]) if index else 0
+        return _unpacked(self._data[:, start : int(self._ends[index])])
+
+    def packed(self) -> Iterator[tuple[SequenceId, NDArray[np.int32]]]:
+        """Yield each sequence with its tokens as `TokenBuffer.append` takes them."""
+        start = 0
+        for name, end in zip(self._names, self._ends.tolist(), strict=True):
+            yield name, self._data[:, start:end]
+            start = end
 
 
 class TokenBuffer:
@@ -19,23 +54,20 @@ class TokenBuffer:
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
         self._data = np.empty((3, 0), np.int32)  # ids, the bits of the log-probs, versions
         self._length = 0
-        self.append(tokens)
+        self.append(_packed(tokens))
 
     def __len__(self) -> int:
         return self._length
 
-    def append(self, tokens: GeneratedTokens) -> None:
-        """Copy tokens to the end: the arrays of a report, which may share one block of memory, are not kept."""
-        end = self._length + len(tokens)
+    def append(self, tokens: NDArray[np.int32]) -> None:
+        """Copy tokens, (3, T) as in `TokenBlock.packed`, to the end. The array, which may be part of a large one, is not kept."""
+        end = self._length + tokens.shape[1]
         if end > self._data.shape[1]:
             capacity = max(end, int(self._length * _GROWTH), self._length + _MIN_GROWTH_TOKENS)
             grown = np.empty((3, capacity), np.int32)
             grown[:, : self._length] = self._data[:, : self._length]
             self._data = grown
-        new = slice(self._length, end)
-        self._data[0, new] = tokens.ids
-        self._data[1, new] = tokens.log_probs.view(np.int32)
-        self._data[2, new] = tokens.versions
+        self._data[:, self._length : end] = tokens
         self._length = end
 
     def cut(self, length: int) -> None:
@@ -46,5 +78,13 @@ class TokenBuffer:
 
     def tokens(self) -> GeneratedTokens:
         """Return a copy of the tokens."""
-        ids, log_probs, versions = self._data[:, : self._length].copy()
-        return GeneratedTokens(ids, log_probs.view(np.float32), versions)
+        return _unpacked(self._data[:, : self._length].copy())
+
+
+def _packed(tokens: GeneratedTokens) -> NDArray[np.int32]:
+    """Return tokens as one array, (3, T): ids, the bits of the log-probs, versions."""
+    return np.stack([tokens.ids, np.asarray(tokens.log_probs, np.float32).view(np.int32), tokens.versions])
+
+
+def _unpacked(data: NDArray[np.int32]) -> GeneratedTokens:
+    return GeneratedTokens(data[0], data[1].view(np.float32), data[2])
