@@ -1,13 +1,13 @@
 """The ordered, acknowledged channel between the driver and one replica: commands one way, reports the other.
 
     driver: ReplicaChannel                                       rollout worker
-    send(command) ─► queue ─┬─ exchange(after, wait, batch) ───► CommandOrder: applies each number once, in order
+    send(command) ─► queue ─┬─ exchange(after, batch) ─────────► CommandOrder: applies each number once, in order
                             │                                    ReportLog: keeps reports until a call acknowledges them
-    receive()    ◄──────────┼─ reports ◄──────────────────────── when sequences have finished, or after `wait` seconds
+    receive()    ◄──────────┼─ reports ◄──────────────────────── when sequences have finished, or after a while
                             └─ obey(batch) ────────────────────► commands that were queued while `exchange` waits
 
 waits on               unblocked by                                   deadline
-exchange               finished or taken sequences, weights, `wait`   REPORT_SECONDS + ANSWER_SECONDS
+exchange               finished or taken sequences, weights, time     MAX_REPORT_SECONDS + ANSWER_SECONDS
 obey                   the worker has the commands                    ANSWER_SECONDS
 an unreachable worker  the network works again: calls repeat          UNREACHABLE_SECONDS
 
@@ -31,8 +31,8 @@ from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
 
-REPORT_SECONDS = 1.0
-"""Maximum wait of a call for reports: first tokens and progress are reported at least this often."""
+MAX_REPORT_SECONDS = 10.0
+"""A worker answers `exchange` at least this often; while sequences are short, every second."""
 ANSWER_SECONDS = 60.0
 """How long a worker may take to answer, beyond what it was asked to wait. Its answers do not wait for its engine."""
 UNREACHABLE_SECONDS = 30.0
@@ -173,7 +173,7 @@ class ReplicaChannel:
         self._queued.set()
 
     async def receive(self) -> tuple[ReplicaReport, ...]:
-        """Send queued commands, and return the next reports, at the latest after about REPORT_SECONDS. Raises ReplicaFailed."""
+        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed."""
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
         exchange = asyncio.ensure_future(self._exchange())
@@ -196,10 +196,9 @@ class ReplicaChannel:
         reports: tuple[ReplicaReport, ...] = await self._call(
             "exchange",
             self._received,
-            REPORT_SECONDS,
             self._take_queue(),
             act="generating",
-            seconds=REPORT_SECONDS + ANSWER_SECONDS,
+            seconds=MAX_REPORT_SECONDS + ANSWER_SECONDS,
         )
         return reports
 

@@ -5,7 +5,7 @@
 
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
-exchange                  a finished or taken sequence, weights  wait_seconds of the call
+exchange                  a finished or taken sequence, weights  report_seconds
 loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
 
 The thread never waits while the engine has sequences. Commands return at once. Weights are fetched and verified beside
@@ -36,6 +36,7 @@ from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine
 from qwen35_trainer.runtime.device import device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.replica_channel import (
+    MAX_REPORT_SECONDS,
     CommandBatch,
     CommandOrder,
     DropSequences,
@@ -51,14 +52,15 @@ from qwen35_trainer.weights.published import PublishedWeights
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
-MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 1.0
+MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 5.0
 GATHER_SHARE = 0.02
 """Sequences that finish within this share of the mean duration of a sequence are reported together: each call costs the driver
 time, and this delays a sequence by at most that share."""
 PROGRESS_SECONDS = 1.0
 """Interval at which unfinished sequences are asked for new tokens. Tokens that are not reported are lost with the process."""
 PROGRESS_SHARE = 1 / 32
-"""A long sequence reports new tokens when they are this share of it, so that the number of its reports grows slowly."""
+"""A long sequence reports new tokens when they are this share of it, and a replica reports without a finished sequence after this
+share of the mean duration of a sequence: the number of reports grows slowly with the length of responses."""
 MAX_GAP_SECONDS = 0.002
 """Steps of the engine with a shorter pause between them count as one interval of work."""
 
@@ -155,6 +157,11 @@ class EngineThread:
     def gather_seconds(self) -> float:
         """How long a report waits for more sequences to finish after the first one."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
+
+    @property
+    def report_seconds(self) -> float:
+        """How long a report may wait for a sequence to finish."""
+        return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration), MAX_REPORT_SECONDS)
 
     def close(self) -> None:
         self._closing.set()
@@ -320,17 +327,17 @@ class RolloutWorker(Process):
         """Carry out commands in the order of their numbers. Those that arrived before are ignored."""
         self._order.receive(batch)
 
-    async def exchange(self, after: int, wait_seconds: float, batch: CommandBatch) -> tuple[ReplicaReport, ...]:
+    async def exchange(self, after: int, batch: CommandBatch) -> tuple[ReplicaReport, ...]:
         """Carry out commands, then return the reports after number `after`, which acknowledges those up to it.
 
-        If there are none, wait up to `wait_seconds` for a finished or taken sequence or loaded weights, then report
-        everything. Raises EngineFailed.
+        If there are none, wait for a finished or taken sequence or loaded weights, at most as long as tokens may stay
+        unreported, then report everything. Raises EngineFailed.
         """
         self._order.receive(batch)
         if kept := self._log.after(after):
             return kept
         with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
-            await asyncio.wait_for(self._changed.wait(), wait_seconds)
+            await asyncio.wait_for(self._changed.wait(), self._running.report_seconds)
             await asyncio.sleep(self._running.gather_seconds)
         self._changed.clear()
         engine = self._running
