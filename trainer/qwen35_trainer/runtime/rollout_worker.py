@@ -159,6 +159,12 @@ class EngineThread:
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
+    def has_urgent_report(self) -> bool:
+        """Whether something must be reported at once: new weights, or taken sequences, or a failure."""
+        with self._lock:
+            return self._outbox.loaded is not None or bool(self._outbox.taken) or self.failure is not None
+
+    @property
     def report_seconds(self) -> float:
         """How long a report may wait for a sequence to finish."""
         return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration), MAX_REPORT_SECONDS)
@@ -333,14 +339,17 @@ class RolloutWorker(Process):
         If there are none, wait for a finished or taken sequence or loaded weights, at most as long as tokens may stay
         unreported, then report everything. Raises EngineFailed.
         """
+        engine = self._running
         self._order.receive(batch)
         if kept := self._log.after(after):
             return kept
         with contextlib.suppress(TimeoutError):  # then report first tokens and progress although nothing finished
-            await asyncio.wait_for(self._changed.wait(), self._running.report_seconds)
-            await asyncio.sleep(self._running.gather_seconds)
+            await asyncio.wait_for(self._changed.wait(), engine.report_seconds)
+            async with asyncio.timeout(engine.gather_seconds):
+                while not engine.has_urgent_report:
+                    self._changed.clear()
+                    await self._changed.wait()
         self._changed.clear()
-        engine = self._running
         if (failure := engine.failure) is not None:
             raise EngineFailed(f"{self.name}: {type(failure).__name__}: {failure}") from failure
         self._log.add(engine.report(self._log.next_number))
