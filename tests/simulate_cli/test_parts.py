@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
-from qwen35_trainer.simulate.estimate import estimate
 from qwen35_trainer.simulate.field_changes import ChangeRefused, FieldChange, WorkloadRefused, apply_changes
-from qwen35_trainer.simulate.plan_search import climb
+from qwen35_trainer.simulate.plan_search import climb, estimate
 from qwen35_trainer.simulate.simulation import simulate
 from qwen35_trainer.simulate.sweep import average
 from qwen35_trainer.simulate.workload import BatchPolicy, Lognormal, ReplicaGroup, ReplicaSpeed, TrainSpeed, Workload

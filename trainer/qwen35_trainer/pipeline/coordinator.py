@@ -73,7 +73,7 @@ class Coordinator:
         self._source_of = source_of
         self._feed = PromptFeed(start.position, start.pending)
         self._next_group = start.group
-        self._placement = Placement(self.buffer, settings.lane_after)
+        self._placement = Placement(self.buffer, settings.lane_after, group_affinity=settings.group_affinity)
         self._evaluations = EvaluationQueue(self._placement)
         self._publication = PublicationState(
             self.buffer, self._placement, self._evaluations, partial_rollout=settings.partial_rollout
@@ -168,10 +168,10 @@ class Coordinator:
 
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
-    def _dispatch(self, actions: list[Action]) -> bool:
-        """Dispatch a new group if one may enter. Returns whether it did."""
+    def _dispatch(self, actions: list[Action]) -> int | None:
+        """Dispatch a new group if one may enter. Returns its number."""
         if self.why_no_dispatch is not None:
-            return False
+            return None
         number, self._next_group = self._next_group, self._next_group + 1
         position = self._feed.take()
         self.buffer.dispatch(number, self.buffer.published)
@@ -179,7 +179,7 @@ class Coordinator:
         if self._adaptive:
             self._adaptive.dispatched(number, self._source_of(position), self.buffer.batch)
         actions.append(GroupDispatched(number, position))
-        return True
+        return number
 
     @property
     def why_no_dispatch(self) -> str | None:

@@ -31,6 +31,10 @@ class CoordinatorSettings:
     """Groups without signal leave and are replaced."""
     lane_after: int | None = None
     """Response tokens after which a sequence moves to the straggler lane. None: there is no lane."""
+    group_affinity: bool = True
+    """The samples of a prompt go to the same replica, which computes the prompt once. Otherwise each goes to the least
+    loaded replica.
+    """
     adaptive: bool = False
     """Hold back dispatch when a predicted finish would miss its deadline."""
 

@@ -16,7 +16,7 @@ from collections import deque
 
 from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.notices import EvaluationSkipped, VersionEvaluated
-from qwen35_trainer.pipeline.placement import EVALUATION_POSITION, Placement
+from qwen35_trainer.pipeline.placement import Placement
 from qwen35_trainer.pipeline.requests import EvaluateVersion
 
 
@@ -75,9 +75,8 @@ class EvaluationQueue:
 
     def _start(self, request: EvaluateVersion, actions: list[Action]) -> None:
         self._running = request
-        for number in request.groups:
-            self._unfinished.add(number)
-            self._placement.add(number, EVALUATION_POSITION, request.samples)
+        self._unfinished.update(request.groups)
+        self._placement.add_evaluation(request.groups, request.samples)
         self._end_if_complete(actions)
 
     def _end_if_complete(self, actions: list[Action]) -> None:

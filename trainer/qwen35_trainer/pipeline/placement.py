@@ -1,69 +1,60 @@
-"""Places sequences: the queue, the replicas of the rollout pool, and the straggler lane.
+"""Places sequences on the replicas of the rollout pool and on those of the straggler lane.
 
-    add ─► queue ──place──► replica of the pool ──SequenceFinished──► done
-             ▲                 │        │
-             └── lost ◄────────┤        └── past afterTokens: move_stragglers ─► replica of the lane ──SequenceFinished──► done
-                               └── drop: its group left
+    dispatch ─► a new group ──place──► replica of the pool ──SequenceFinished──► done
+                    │                    ▲     │      │
+                    │ no free slot       │     │      └── past afterTokens: move_stragglers ─► replica of the lane ─► done
+                    └──────► waiting ────┘     │
+                                ▲              ├── drop: its group left
+                                └─── lost ◄────┘
 
-The queue is ordered by birth, the lane's by deadline, earliest first. Events about groups that have left are ignored.
+The samples of one prompt go to one replica, which computes the prompt once for all of them: the least loaded one. Those for
+which it has no slot yet wait for its next free slots, and other replicas take new groups meanwhile. No slot stays free for
+that: if no new group may be dispatched, a replica with a free slot takes sequences that wait for another one. A group is
+divided where whole groups would leave replicas without any (`_share`).
+
+A lost replica's sequences, and those of an evaluation, may go to any replica, the earliest birth first. So may a sequence that
+waits for its group's replica, once a version has been published since its dispatch. Stragglers move in order of their
+deadlines. Events about groups that have left are ignored.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.pipeline.placed_groups import EVALUATION_POSITION, PlacedGroup, PlacedSequence
 from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
+from qwen35_trainer.pipeline.waiting_sequences import WaitingSequences
 
-EVALUATION_POSITION = -1
-"""The position of an evaluation's group, which never enters the window."""
 EVALUATION_PRIORITY = -1
 """Before every version and every batch: a publication waits for the evaluation, so its sequences go first."""
-
-
-@dataclass(slots=True)
-class PlacedSequence:
-    """One sequence of a group: its replica, its tokens so far, and the version of its first token."""
-
-    tokens: int = 0
-    tokens_at_start: int = 0
-    """The tokens that it was given when it was last placed: they are not lost with its replica."""
-    born: int | None = None
-    """The version of its first token, or an older one that bounds it."""
-    replica: int | None = None
-    done: bool = False
-
-
-@dataclass(slots=True)
-class PlacedGroup:
-    """The sequences that are sampled for one prompt, and where they are."""
-
-    position: int
-    sequences: list[PlacedSequence]
-    unfinished: int
-
-    @property
-    def is_evaluation(self) -> bool:
-        return self.position == EVALUATION_POSITION
+RUNNING_SHARE = 0.5
+"""An assumption: the share of the window's groups that run. The others are finished, or have trained since the publication."""
+MAX_OBSERVED_LENGTHS = 1000
+"""The mean length follows a change of the lengths within about this many finished sequences."""
+MIN_OUTDATED_STRAGGLERS = 64
+"""The queue of stragglers is not cleaned while it has at most this many outdated entries."""
 
 
 class Placement:
     """Groups from dispatch to their end, and the replicas that they run on. Reports births of groups to `buffer`."""
 
-    def __init__(self, buffer: Buffer, lane_after: int | None) -> None:
+    def __init__(self, buffer: Buffer, lane_after: int | None, *, group_affinity: bool = True) -> None:
         self.groups: dict[int, PlacedGroup] = {}
         self.pool, self.lane = ReplicaPool(), ReplicaPool()
         self.behind = ReplicaPool()
         """Replicas that joined with older weights than the published ones. They get no sequences until they caught up."""
-        self._buffer, self._lane_after = buffer, lane_after
-        self._queue: list[tuple[int, int, int]] = []  # (birth, group, index) without a replica
+        self._buffer, self._lane_after, self._group_affinity = buffer, lane_after, group_affinity
+        self._waiting = WaitingSequences()
+        self._homes_with_slots: dict[int, None] = {}  # replicas with a free slot for which sequences may wait
         self._stragglers: list[tuple[int, int, int]] = []  # (deadline, group, index) waiting for the lane
+        self._mean_length, self._observed_lengths = 0.0, 0
 
     @property
     def running(self) -> int:
@@ -73,23 +64,29 @@ class Placement:
     @property
     def waiting(self) -> int:
         """The number of sequences without a replica."""
-        return len(self._queue)
+        return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Enqueue the sequences of a new group."""
+        """Add a new group, which the caller of `place` has dispatched."""
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
-        for index in range(samples):
-            self._enqueue((number, index))
+
+    def add_evaluation(self, numbers: Iterable[int], samples: int) -> None:
+        """Enqueue the sequences of an evaluation, before all others."""
+        for number in numbers:
+            self.add(number, EVALUATION_POSITION, samples)
+            for index in range(samples):
+                self._waiting.add((number, index), EVALUATION_PRIORITY)
 
     def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
         """Cancel the sequences of groups. The groups remain in `groups` until the caller takes them out."""
         cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
             for index, sequence in enumerate(self.groups[number].sequences):
-                if sequence.replica is not None:
-                    self.pool_of(sequence.replica).remove_sequence(sequence.replica, (number, index))
+                if sequence.replica is None:
+                    self._waiting.remove((number, index))
+                else:
                     cancelled.setdefault(sequence.replica, []).append((number, index))
-                    sequence.replica = None
+                    self._release((number, index), sequence)
         actions += [do.CancelSequences(replica, tuple(names)) for replica, names in cancelled.items()]
 
     # Replicas.
@@ -102,7 +99,7 @@ class Placement:
         """Add a replica. Returns whether it may work now; if not, it is behind. Raises ValueError if it has joined already."""
         if any(event.replica in pool for pool in (self.pool, self.lane, self.behind)):
             raise ValueError(f"replica {event.replica} joins twice")
-        self.behind.add(ReplicaState(event.replica, event.slots, event.version, event.lane))
+        self.behind.add(ReplicaState(event.replica, event.slots, event.version, event.lane, event.token_room))
         return self.catch_up(event.replica, event.version)
 
     def catch_up(self, number: int, version: int) -> bool:
@@ -119,10 +116,12 @@ class Placement:
         pool = self.pool_of(event.replica)
         if event.replica in pool:
             pool.set_leaving(event.replica, event.leaving)
+            self._unbind(event.replica)
 
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
         """Remove a lost replica and enqueue its sequences, with their available tokens if `keep`."""
         replica = self.pool_of(event.replica).remove(event.replica)
+        self._unbind(event.replica)
         for name in replica.sequences:
             sequence = self.groups[name[0]].sequences[name[1]]
             sequence.replica = None
@@ -132,6 +131,11 @@ class Placement:
             self._enqueue(name)
             self._report_birth(name[0])
         return replica
+
+    def _unbind(self, number: int) -> None:
+        """Let the sequences that wait for a replica go to any other."""
+        self._waiting.unbind(number)
+        self._homes_with_slots.pop(number, None)
 
     # Sequences.
 
@@ -147,15 +151,19 @@ class Placement:
 
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Note the tokens of running sequences. Sequences that have become stragglers wait for a slot of the lane."""
+        by_replica: dict[int, dict[SequenceId, int]] = {}
         for name, tokens in event.tokens.items():
             group = self.groups.get(name[0])
-            if group is None or group.sequences[name[1]].done:
+            sequence = None if group is None else group.sequences[name[1]]
+            if sequence is None or sequence.replica is None or tokens <= sequence.tokens:
                 continue
-            sequence = group.sequences[name[1]]
             was_straggler = self._is_straggler(sequence)
-            sequence.tokens = max(sequence.tokens, tokens)
+            sequence.tokens = tokens
+            by_replica.setdefault(sequence.replica, {})[name] = tokens
             if self._is_straggler(sequence) and not was_straggler:
                 self._enqueue_for_lane(name)
+        for number, sequences in by_replica.items():
+            self.pool_of(number).grow(number, sequences)
 
     def finished(self, event: on.SequenceFinished) -> bool:
         """Note that a sequence is complete. Returns whether its group is complete now."""
@@ -163,11 +171,28 @@ class Placement:
         if group is None or group.sequences[event.sequence[1]].done:
             return False
         sequence = group.sequences[event.sequence[1]]
-        if sequence.replica is not None:
-            self.pool_of(sequence.replica).remove_sequence(sequence.replica, event.sequence)
-        sequence.replica, sequence.tokens, sequence.done = None, event.tokens, True
+        if sequence.replica is None:
+            self._waiting.remove(event.sequence)
+        else:
+            self._release(event.sequence, sequence)
+        sequence.tokens, sequence.done = event.tokens, True
         group.unfinished -= 1
+        self._observe_length(event.tokens)
         return group.unfinished == 0
+
+    def _release(self, name: SequenceId, sequence: PlacedSequence) -> None:
+        """Take a sequence off its replica."""
+        assert sequence.replica is not None
+        self.pool_of(sequence.replica).remove_sequence(sequence.replica, name)
+        if self._waiting.has_bound(sequence.replica):
+            self._homes_with_slots[sequence.replica] = None
+        sequence.replica = None
+
+    def _observe_length(self, tokens: int) -> None:
+        self._observed_lengths = min(self._observed_lengths + 1, MAX_OBSERVED_LENGTHS)
+        self._mean_length += (tokens - self._mean_length) / self._observed_lengths
+        self.pool.expect(self._mean_length)
+        self.lane.expect(self._mean_length)
 
     # Slots.
 
@@ -176,52 +201,104 @@ class Placement:
         moves: dict[tuple[int, int], list[SequenceId]] = {}
         while self._stragglers and (target := self.lane.least_loaded()) is not None:
             _, number, index = heapq.heappop(self._stragglers)
-            group = self.groups.get(number)
-            sequence = None if group is None else group.sequences[index]
-            if sequence is None or sequence.replica is None or sequence.replica in self.lane:
-                continue  # it has finished, or waits for another replica
-            if not self._is_straggler(sequence):
-                continue  # it started over
-            self.pool.remove_sequence(sequence.replica, (number, index))
-            self.lane.add_sequence(target, (number, index))
+            if not self._may_move(number, index):
+                continue  # it has finished, waits for another replica, or started over
+            sequence = self.groups[number].sequences[index]
+            assert sequence.replica is not None
             moves.setdefault((sequence.replica, target.number), []).append((number, index))
+            self._release((number, index), sequence)
+            self.lane.add_sequence(target, (number, index), sequence.tokens)
             sequence.replica = target.number
             self._update_birth(number, sequence, target)
         actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
 
-    def place(self, actions: list[Action], dispatch: Callable[[list[Action]], bool]) -> None:
-        """Assign waiting sequences to free slots, and add new groups while slots are free and nothing waits.
+    def place(self, actions: list[Action], dispatch: Callable[[list[Action]], int | None]) -> None:
+        """Assign waiting sequences to free slots, and add new groups while slots are free and nothing may take them.
 
-        dispatch: adds a group if one may enter, and returns whether it did.
+        dispatch: adds a group if one may enter, and returns its number.
         """
         starts: dict[int, list[tuple[SequenceId, int]]] = {}
-        while self._queue or (self.pool.least_loaded() is not None and dispatch(actions)):
-            _, number, index = self._queue[0]
-            group = self.groups.get(number)
-            if group is None or group.sequences[index].done or group.sequences[index].replica is not None:
-                heapq.heappop(self._queue)  # the entry is outdated
-                continue
-            sequence = group.sequences[index]
-            replica = self._replica_for(sequence)
-            if replica is None:
+        self._place_waiting(starts)
+        while (replica := self.pool.least_loaded()) is not None:
+            if (number := dispatch(actions)) is not None:
+                self._place_new(number, starts)
+            elif (name := self._waiting.first_bound()) is not None:
+                self._start(name, self._replica_for(name) or replica, starts)
+            else:
                 break
-            heapq.heappop(self._queue)
-            self.pool_of(replica.number).add_sequence(replica, (number, index))
-            sequence.replica, sequence.tokens_at_start = replica.number, sequence.tokens
-            if self._is_straggler(sequence) and not replica.lane:
-                self._enqueue_for_lane((number, index))
-            self._update_birth(number, sequence, replica)
-            starts.setdefault(replica.number, []).append(((number, index), sequence.tokens))
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
-    def _replica_for(self, sequence: PlacedSequence) -> ReplicaState | None:
-        """Return the least loaded replica with a free slot; None if no slot is free.
+    def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
+        """Start the sequences that any replica may take, then those that wait for a replica that has a free slot."""
+        while (name := self._waiting.first(before=self._buffer.published)) is not None:
+            if (replica := self._replica_for(name)) is None:
+                return
+            self._start(name, replica, starts)
+        for number in self._homes_with_slots:
+            home = self.pool[number]
+            while home.is_open and (name := self._waiting.first_at(number)) is not None:
+                self._start(name, home, starts)
+        self._homes_with_slots.clear()
+
+    def _place_new(self, number: int, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
+        """Start the sequences of a new group. Those that belong to a replica without a free slot wait for it."""
+        group = self.groups[number]
+        for index in range(len(group.sequences)):
+            home = self.pool.get(group.home)
+            if home is None or group.home_room < 1:
+                home = self._choose_home(group)
+            if home is None:
+                self._enqueue((number, index))
+            elif home.is_open:
+                self._start((number, index), home, starts)
+            else:
+                group.home_room -= 1
+                self._waiting.add((number, index), self._buffer.published, home.number)
+
+    def _start(self, name: SequenceId, replica: ReplicaState, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
+        """Assign a sequence to a replica."""
+        group = self.groups[name[0]]
+        sequence = group.sequences[name[1]]
+        self._waiting.remove(name)
+        self.pool_of(replica.number).add_sequence(replica, name, sequence.tokens)
+        sequence.replica, sequence.tokens_at_start = replica.number, sequence.tokens
+        if sequence.tokens == 0 and replica.number == group.home:
+            group.home_room -= 1
+        if self._is_straggler(sequence) and not replica.lane:
+            self._enqueue_for_lane(name)
+        self._update_birth(name[0], sequence, replica)
+        starts.setdefault(replica.number, []).append((name, sequence.tokens))
+
+    def _replica_for(self, name: SequenceId) -> ReplicaState | None:
+        """Return the replica that takes a waiting sequence; None if no slot is free.
 
         A straggler gets a replica of the lane, or one of the pool if the lane has no free slot. Other sequences get a
-        replica of the pool. While the pool has no replica, all sequences get one of the lane.
+        replica of the pool: those without tokens their group's, the others the least loaded one. While the pool has no
+        replica, all sequences get one of the lane.
         """
-        uses_lane = self._is_straggler(sequence) or not len(self.pool)
-        return (self.lane.least_loaded() if uses_lane else None) or self.pool.least_loaded()
+        group = self.groups[name[0]]
+        sequence = group.sequences[name[1]]
+        if (self._is_straggler(sequence) or not len(self.pool)) and (lane := self.lane.least_loaded()) is not None:
+            return lane
+        if sequence.tokens > 0:
+            return self.pool.least_loaded()
+        home = self.pool.get(group.home)
+        return home if home is not None and home.is_open and group.home_room > 0 else self._choose_home(group)
+
+    def _choose_home(self, group: PlacedGroup) -> ReplicaState | None:
+        """Make the least loaded replica the one to which the next sequences of a group go. None if no slot is free."""
+        replica = self.pool.least_loaded()
+        if replica is not None:
+            group.home, group.home_room = replica.number, self._share(group)
+        return replica
+
+    def _share(self, group: PlacedGroup) -> int:
+        """Return how many sequences of a group go to one replica: all, unless other replicas would get none."""
+        samples = len(group.sequences)
+        if not self._group_affinity:
+            return 1
+        sequences = self._buffer.window.limit * RUNNING_SHARE * samples
+        return min(samples, math.ceil(sequences / len(self.pool)))
 
     def _is_straggler(self, sequence: PlacedSequence) -> bool:
         return self._lane_after is not None and sequence.tokens >= self._lane_after
@@ -251,8 +328,22 @@ class Placement:
         is_evaluation = self.groups[name[0]].is_evaluation
         priority = EVALUATION_PRIORITY if is_evaluation else self._buffer.deadline(name[0])
         heapq.heappush(self._stragglers, (priority, *name))
+        if len(self._stragglers) > MIN_OUTDATED_STRAGGLERS + 2 * self.pool.sequence_count:
+            # The lane may be full or lost for long, and sequences end meanwhile.
+            self._stragglers = sorted({entry for entry in self._stragglers if self._may_move(*entry[1:])})
+
+    def _may_move(self, number: int, index: int) -> bool:
+        """Whether a sequence is a straggler on a replica of the pool."""
+        group = self.groups.get(number)
+        sequence = None if group is None else group.sequences[index]
+        return (
+            sequence is not None
+            and sequence.replica is not None
+            and sequence.replica not in self.lane
+            and self._is_straggler(sequence)
+        )
 
     def _enqueue(self, name: SequenceId) -> None:
         group = self.groups[name[0]]
         born = EVALUATION_PRIORITY if group.is_evaluation else group.sequences[name[1]].born
-        heapq.heappush(self._queue, (self._buffer.published if born is None else born, *name))
+        self._waiting.add(name, self._buffer.published if born is None else born)

@@ -1,4 +1,4 @@
-"""The rollout replicas as the coordinator sees them: which have a free slot, and which sequences each holds.
+"""The rollout replicas as the coordinator sees them: which may take a sequence, and which sequences each holds.
 
 The rollout pool and the straggler lane are one `ReplicaPool` each. A heap finds the replica with the lowest load. Every change
 pushes a new entry, and outdated entries are dropped when they reach the top, so a choice costs O(log replicas).
@@ -7,10 +7,13 @@ pushes a new entry, and outdated entries are dropped when they reach the top, so
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from qwen35_trainer.pipeline.events import SequenceId
+
+LENGTH_CHANGE = 0.1
+"""Change of the expected length, as a share of it, from which on the loads of all replicas are computed again."""
 
 
 @dataclass(slots=True)
@@ -21,13 +24,31 @@ class ReplicaState:
     slots: int
     version: int
     lane: bool
+    token_room: int | None = None
+    """Tokens that its memory holds for all its sequences together. None: not known."""
     leaving: bool = False
-    sequences: dict[SequenceId, None] = field(default_factory=dict)
-    """The sequences that it holds, in order of arrival."""
+    sequences: dict[SequenceId, int] = field(default_factory=dict)
+    """The sequences that it holds, in order of arrival, each with its response tokens so far."""
+    tokens: int = 0
+    """Response tokens of all of them."""
 
     @property
-    def free_slots(self) -> int:
-        return 0 if self.leaving else self.slots - len(self.sequences)
+    def is_open(self) -> bool:
+        """Whether it may take one more sequence: a slot is free, and its tokens do not fill its memory yet."""
+        if self.leaving or len(self.sequences) >= self.slots:
+            return False
+        return self.token_room is None or self.tokens < self.token_room or not self.sequences
+
+    def load(self, expected_tokens: float) -> float:
+        """Return the share of its slots or of its token room that is taken, whichever is larger.
+
+        A sequence takes the tokens that it has and `expected_tokens` to come. This is exact on average if lengths are
+        exponentially distributed, because then the remaining length does not depend on the present one.
+        """
+        count = len(self.sequences)
+        if self.token_room is None:
+            return count / self.slots
+        return max(count / self.slots, (self.tokens + count * expected_tokens) / self.token_room)
 
 
 class ReplicaPool:
@@ -37,13 +58,14 @@ class ReplicaPool:
         self._replicas: dict[int, ReplicaState] = {}
         self._heap: list[tuple[float, int]] = []  # (load, number)
         self._current_loads: dict[int, float] = {}  # number → load of its current entry in the heap
+        self._expected_tokens = 0.0
         self.sequence_count = 0
         """Sequences on all of them."""
 
     def __len__(self) -> int:
         return len(self._replicas)
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: object) -> bool:
         return number in self._replicas
 
     def __getitem__(self, number: int) -> ReplicaState:
@@ -52,16 +74,27 @@ class ReplicaPool:
     def __iter__(self) -> Iterator[ReplicaState]:
         return iter(self._replicas.values())
 
+    def get(self, number: int | None) -> ReplicaState | None:
+        """Return a replica, or None if it is not in this collection."""
+        return None if number is None else self._replicas.get(number)
+
     def add(self, replica: ReplicaState) -> None:
         self._replicas[replica.number] = replica
         self._update_heap(replica)
 
     def set_leaving(self, number: int, leaving: bool) -> None:
-        """Mark a replica as leaving, or take that back. A leaving replica has no free slots."""
+        """Mark a replica as leaving, or take that back. A leaving replica takes no sequences."""
         replica = self._replicas[number]
         if replica.leaving != leaving:
             replica.leaving = leaving
             self._update_heap(replica)
+
+    def expect(self, tokens: float) -> None:
+        """Set the number of response tokens that a sequence is expected to gain. Small changes are left out."""
+        if abs(tokens - self._expected_tokens) > LENGTH_CHANGE * self._expected_tokens:
+            self._expected_tokens = tokens
+            for replica in self._replicas.values():
+                self._update_heap(replica)
 
     def remove(self, number: int) -> ReplicaState:
         """Take a replica out, with the sequences that it holds."""
@@ -71,7 +104,7 @@ class ReplicaPool:
         return replica
 
     def least_loaded(self) -> ReplicaState | None:
-        """Return the replica with the smallest share of its slots taken. None if no slot is free."""
+        """Return the replica with the lowest load among those that may take a sequence. None if no replica may."""
         while self._heap:
             load, number = self._heap[0]
             if self._current_loads.get(number) == load:
@@ -79,23 +112,34 @@ class ReplicaPool:
             heapq.heappop(self._heap)
         return None
 
-    def add_sequence(self, replica: ReplicaState, sequence: SequenceId) -> None:
-        replica.sequences[sequence] = None
+    def add_sequence(self, replica: ReplicaState, sequence: SequenceId, tokens: int) -> None:
+        """Assign a sequence that has `tokens` response tokens to a replica."""
+        replica.sequences[sequence] = tokens
+        replica.tokens += tokens
         self.sequence_count += 1
         self._update_heap(replica)
 
     def remove_sequence(self, number: int, sequence: SequenceId) -> None:
         replica = self._replicas[number]
-        del replica.sequences[sequence]
+        replica.tokens -= replica.sequences.pop(sequence)
         self.sequence_count -= 1
         self._update_heap(replica)
 
+    def grow(self, number: int, tokens: Mapping[SequenceId, int]) -> None:
+        """Note the response tokens that sequences of a replica have now."""
+        replica = self._replicas[number]
+        for sequence, count in tokens.items():
+            replica.tokens += count - replica.sequences[sequence]
+            replica.sequences[sequence] = count
+        if replica.token_room is not None:
+            self._update_heap(replica)
+
     def _update_heap(self, replica: ReplicaState) -> None:
-        """Push a new entry for a replica whose load has changed, or none if it has no free slot."""
-        if replica.free_slots < 1:
+        """Push a new entry for a replica whose load has changed, or none if it may take no sequence."""
+        if not replica.is_open:
             self._current_loads.pop(replica.number, None)
             return
-        load = len(replica.sequences) / replica.slots
+        load = replica.load(self._expected_tokens)
         if self._current_loads.get(replica.number) != load:
             self._current_loads[replica.number] = load
             heapq.heappush(self._heap, (load, replica.number))

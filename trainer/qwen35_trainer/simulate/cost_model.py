@@ -13,7 +13,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qwen35_trainer.simulate.limits import below_minimum, not_above, raise_if_any
+
+def raise_if_any(*problems: str | None) -> None:
+    """Raise ValueError with all problems that are not None."""
+    messages = [problem for problem in problems if problem is not None]
+    if messages:
+        raise ValueError("; ".join(messages))
+
+
+def below_minimum(minimum: float, **values: float) -> list[str]:
+    """Return the message `name value < minimum` for each value that is below the minimum or not finite."""
+    return [f"{name} {value} < {minimum}" for name, value in values.items() if not minimum <= value < math.inf]
+
+
+def not_above(limit: float, **values: float) -> list[str]:
+    """Return the message `name value <= limit` for each value that is not above the limit or not finite."""
+    return [f"{name} {value} <= {limit}" for name, value in values.items() if not limit < value < math.inf]
 
 
 @dataclass(frozen=True)
@@ -118,6 +133,8 @@ class TrainSpeed:
 class PublicationCost:
     """The cost of bringing new weights to every replica."""
 
+    copy: float = 0.0
+    """Seconds of the copy of the weights, during which the trainer does nothing else."""
     transfer: float = 0.0
     """Seconds of the transfer, during which replicas and trainer continue to work."""
     pause: float = 0.0
@@ -128,18 +145,22 @@ class PublicationCost:
     """Whether a replica recomputes the KV cache of its sequences, at the prefill rate. Otherwise it keeps the old cache."""
 
     def __post_init__(self) -> None:
-        raise_if_any(*below_minimum(0, **{"publication.transfer": self.transfer, "publication.pause": self.pause}))
+        costs = {"copy": self.copy, "transfer": self.transfer, "pause": self.pause}
+        raise_if_any(*below_minimum(0, **{f"publication.{name}": value for name, value in costs.items()}))
 
 
 @dataclass(frozen=True)
 class PrefillCost:
     """The cost of prefill: computing the prefix of a sequence that starts on a replica.
 
-    The replica decodes nothing during prefill. The prompt is computed again for each sample of a group.
+    The replica decodes nothing during prefill. The prompt is computed once for the samples of a group that are on the
+    replica together, and the tokens that a sequence keeps are computed for each.
     """
 
     tokens_per_second: float = math.inf
     prompt_tokens: int = 0
+    shared: bool = True
+    """Whether the samples of a group share the computation of their prompt (prefix caching)."""
 
     def __post_init__(self) -> None:
         raise_if_any(

@@ -10,7 +10,14 @@ from typing import Final
 from qwen35_trainer.formatting import counted
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
-from qwen35_trainer.simulate.cost_model import LaneSpeed, ReplicaGroup, ReplicaSpeed, TrainSpeed
+from qwen35_trainer.simulate.cost_model import (
+    LaneSpeed,
+    PrefillCost,
+    PublicationCost,
+    ReplicaGroup,
+    ReplicaSpeed,
+    TrainSpeed,
+)
 from qwen35_trainer.simulate.field_changes import WorkloadRefused
 from qwen35_trainer.simulate.response_lengths import BoundedPareto, Lognormal, Replayed
 from qwen35_trainer.simulate.workload import BatchPolicy, Workload
@@ -21,6 +28,22 @@ SEQUENCE_COST_FACTOR_PER_DOUBLING: Final = 0.75
 """An assumption: the cost of a sequence on a replica with twice the devices changes by this factor."""
 MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
 """An assumption: the mean length as a share of data.maxResponseTokens, as in the reference workload."""
+
+
+PREFILL_TOKENS_PER_STEP: Final = 150.0
+"""An assumption: tokens that a replica prefills in the time in which it reads its weights once.
+
+For an H100 in bfloat16, 989e12 FLOP/s at half its use over 3.35e12 B/s are 148: a token takes 2 FLOP per parameter, and a
+parameter has 2 bytes.
+"""
+COPY_STEPS: Final = 6000.0
+"""An assumption: the time of a copy of the weights, in the time in which one device reads them once.
+
+The train pool gathers float32 weights on rank 0, which copies about 1.1 GB/s; an H100 reads half as many bytes in bfloat16
+with 3,350 GB/s.
+"""
+CPU_COPY_STEPS: Final = 18.0
+"""As `COPY_STEPS`, for the accelerator profile CPU, which reads float32 weights with about 20 GB/s."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,8 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
     workload = Workload(
         pools=(ReplicaGroup(spec.rollout_replicas, replica),),
         lane=_lane(spec, replica, speeds.lane),
+        publication=PublicationCost(copy=_copy_seconds(spec, speeds.base)),
+        prefill=_prefill_cost(spec, speeds.base),
         trainer=TrainSpeed(spec.world_size // devices_per_unit, speeds.train / devices_per_unit),
         lengths=Lognormal(mean=max(1.0, cap * MEAN_LENGTH_SHARE_OF_CAP), cv=1.0, cap=cap, floor=1),
         prompts_per_batch=spec.groups_per_batch,
@@ -103,9 +128,10 @@ def constants(workload: Workload, given_fields: Collection[str]) -> tuple[Assume
         ("response length", describe_lengths(workload), ("lengths.mean", "lengths.cv", "lengths.alpha")),
         (
             "publication",
-            f"{publication.transfer:.4g} to transfer, {publication.pause:.4g} to load",
-            ("publication.transfer", "publication.pause"),
+            f"{publication.copy:.4g} to copy, {publication.transfer:.4g} to transfer, {publication.pause:.4g} to load",
+            ("publication.copy", "publication.transfer", "publication.pause"),
         ),
+        ("scoring", f"{workload.scoring_latency:.4g} after the last token of a group", ("scoring_latency",)),
         ("prefill", _prefill(workload), ("prefill.tokens_per_second",)),
     ]
     if (lane := workload.lane) is not None:
@@ -143,6 +169,21 @@ def _lane(spec: TrainingSpec, replica: ReplicaSpeed, speed: float) -> LaneSpeed 
         per_sequence=replica.per_sequence * SEQUENCE_COST_FACTOR_PER_DOUBLING**doublings,
         after_tokens=pool.stragglerLane.afterTokens,
     )
+
+
+def _copy_seconds(spec: TrainingSpec, base: float) -> float:
+    """Return the assumed time of a copy of the weights. Adapters are so small that their copy takes no time."""
+    if spec.train.lora is not None or spec.rollout is None:
+        return 0.0
+    if spec.accelerator.profile == "CPU":
+        return CPU_COPY_STEPS * base
+    return COPY_STEPS * spec.rollout.tensorParallel * base
+
+
+def _prefill_cost(spec: TrainingSpec, base: float) -> PrefillCost:
+    """Return the assumed cost of prefill. All prompts are assumed to have the maximum length."""
+    rate = PREFILL_TOKENS_PER_STEP / base if base > 0 else math.inf
+    return PrefillCost(rate, spec.data.maxPromptTokens)
 
 
 def _shared_devices(workload: Workload) -> Workload:

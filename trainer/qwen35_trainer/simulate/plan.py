@@ -14,11 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from qwen35_trainer.manifest.training import TrainingSpec
-from qwen35_trainer.simulate.estimate import Estimate, estimate
 from qwen35_trainer.simulate.field_changes import FieldChange, WorkloadRefused
 from qwen35_trainer.simulate.manifest_workload import HardwareSpeeds
 from qwen35_trainer.simulate.plan_choice import PlanChoice, PlanGrid, neighbours_of
-from qwen35_trainer.simulate.plan_search import Trial, Trials, preferred, reduce_lag, search
+from qwen35_trainer.simulate.plan_search import (
+    Estimate,
+    Trial,
+    Trials,
+    estimate,
+    preferred,
+    reduce_lag,
+    search,
+)
 from qwen35_trainer.simulate.workload import Workload
 
 MAX_SHORT_SIMULATIONS: Final = 250

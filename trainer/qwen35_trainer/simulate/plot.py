@@ -11,9 +11,9 @@ from typing import Final
 
 from qwen35_trainer.formatting import MISSING, number, percent
 from qwen35_trainer.page import Figure, figure_card, render_page, write_page
+from qwen35_trainer.simulate.output import describe_workload
 from qwen35_trainer.simulate.simulation_result import SimulationResult
 from qwen35_trainer.simulate.sweep import SweepAxis, SweepRow
-from qwen35_trainer.simulate.tables import describe_workload
 from qwen35_trainer.simulate.workload import Workload
 
 _BODY: Final = Path(__file__).with_suffix(".html")

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen35_trainer.simulate.limits import below_minimum, not_above, raise_if_any
+from qwen35_trainer.simulate.cost_model import below_minimum, not_above, raise_if_any
 
 type Floats = NDArray[np.float64]
 STANDARD_NORMAL = NormalDist()

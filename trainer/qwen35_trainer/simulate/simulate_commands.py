@@ -170,12 +170,11 @@ def plan(
 
 def _simulate(options: SimulationOptions, sweep: list[str], seeds: int, plot: Path | None, *, as_json: bool) -> None:
     from qwen35_trainer.simulate.field_changes import WorkloadRefused
-    from qwen35_trainer.simulate.json_output import run_json, sweep_json
     from qwen35_trainer.simulate.manifest_workload import constants
     from qwen35_trainer.simulate.options import read_options
+    from qwen35_trainer.simulate.output import run_json, run_table, sweep_json, sweep_table
     from qwen35_trainer.simulate.plot import write_plot
     from qwen35_trainer.simulate.sweep import SweepAxis, SweepRow, combinations, simulate_seeds
-    from qwen35_trainer.simulate.tables import run_table, sweep_table
 
     problems: list[str] = []
     if plot is not None and not plot.parent.is_dir():
@@ -216,11 +215,10 @@ def _plan(options: SimulationOptions, max_lag: int | None, *, as_json: bool) -> 
     from qwen35_trainer.manifest import cannot_run
     from qwen35_trainer.manifest.problems import beyond_release
     from qwen35_trainer.simulate.field_changes import WorkloadRefused, apply_changes
-    from qwen35_trainer.simulate.json_output import plan_json
     from qwen35_trainer.simulate.manifest_workload import constants
     from qwen35_trainer.simulate.options import read_options
+    from qwen35_trainer.simulate.output import plan_json, plan_table
     from qwen35_trainer.simulate.plan import make_plan
-    from qwen35_trainer.simulate.tables import plan_table
 
     problems: list[str] = []
     inputs = read_options(options, problems)
@@ -290,7 +288,7 @@ def _progress(total: int | None) -> Iterator[Callable[[], None]]:
 
 
 def _print_json(value: dict[str, Any]) -> None:
-    from qwen35_trainer.simulate.json_output import without_infinities
+    from qwen35_trainer.simulate.output import without_infinities
 
     sys.stdout.write(f"{json.dumps(without_infinities(value), indent=2, ensure_ascii=False, allow_nan=False)}\n")
 

@@ -1,4 +1,4 @@
-"""One rollout replica in virtual time.
+"""Virtual time, and one rollout replica in it.
 
 All sequences of a replica grow at the same rate, so the replica keeps one number for all of them. This number is its
 `service`: the tokens that a sequence would have if it had been on the replica from the start. A sequence that joins at
@@ -10,7 +10,10 @@ tokens of a sequence among versions.
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Callable
 from math import inf
+from typing import Any
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.simulate.cost_model import ReplicaSpeed
@@ -19,6 +22,33 @@ ROUNDING_TOLERANCE_TOKENS = 1e-6
 """The service may miss a mark by this much because of rounding, and still counts as having reached it."""
 MAX_VERSION_MARKS = 64
 """Above this number of loaded versions, those that no running sequence needs are forgotten."""
+
+
+class VirtualClock:
+    """Calls functions in order of time. Calls for the same moment happen in the order in which they were scheduled."""
+
+    __slots__ = ("_calls", "_serial", "now")
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._calls: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._serial = itertools.count()
+
+    def at(self, time: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, passed to function
+        """Call `function(argument)` at `time`."""
+        heapq.heappush(self._calls, (time, next(self._serial), function, argument))
+
+    def after(self, seconds: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, as above
+        """Call `function(argument)` in `seconds` seconds."""
+        heapq.heappush(self._calls, (self.now + seconds, next(self._serial), function, argument))
+
+    def step(self) -> bool:
+        """Advance to the next scheduled call and make it. Returns False if there is none."""
+        if not self._calls:
+            return False
+        self.now, _, function, argument = heapq.heappop(self._calls)
+        function(argument)
+        return True
 
 
 class SimulatedSequence:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from math import inf
 from random import Random
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.simulate.cost_model import PrefillCost, PublicationCost, ReplicaSpeed
-from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica, SimulatedSequence
-from qwen35_trainer.simulate.virtual_clock import VirtualClock
+from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica, SimulatedSequence, VirtualClock
 from qwen35_trainer.simulate.workload import Workload
 
 
@@ -33,6 +34,9 @@ class SimulatedRollout:
         self.lost = self.moves = 0
         self.full_at: float | None = None
         """When all slots of the pool were taken for the first time."""
+        self.prefill_tokens = 0
+        """Prompt and response tokens that were computed before sequences could be decoded."""
+        self._held_of_group: Counter[tuple[int, int]] = Counter()  # (replica, group) → sequences
         self._workload, self._clock, self._send, self._finish = workload, clock, send, finish
         self._replicas: dict[int, SimulatedReplica] = {}
         self.publication = SimulatedPublication(workload.publication, workload.prefill, clock, self._replicas, send)
@@ -70,21 +74,25 @@ class SimulatedRollout:
                 sequence.keep(kept)
             sequence.turns = self._workload.turns.count * kept // sequence.length
             sequence.crossed = self._lane_after <= kept
-            replica.pause(prefill.seconds(prefill.prompt_tokens + kept))
+            shares_prompt = prefill.shared and (number, sequence.name[0]) in self._held_of_group
+            tokens = kept if shares_prompt else prefill.prompt_tokens + kept
+            self.prefill_tokens += tokens
+            replica.pause(prefill.seconds(tokens))
             self._put(replica, sequence, 0.0)
         self._schedule(replica)
         if self.full_at is None and 0 < self.pool.slots <= self._pool_sequences:
             self.full_at = self._clock.now
 
-    def move(self, action: do.MoveSequence) -> None:
-        """Move a sequence to the lane."""
+    def move(self, action: do.MoveSequences) -> None:
+        """Move sequences to the lane."""
         assert self._workload.lane is not None
-        sequence = self._release(self._replicas[action.source].held[action.sequence])
-        replica = self._replicas[action.target]
-        replica.advance(self._clock.now)
-        self._put(replica, sequence, self._workload.lane.arrival_steps)
-        self._schedule(replica)
-        self.moves += 1
+        for name in action.sequences:
+            sequence = self._release(self._replicas[action.source].held[name])
+            replica = self._replicas[action.target]
+            replica.advance(self._clock.now)
+            self._put(replica, sequence, self._workload.lane.arrival_steps)
+            self._schedule(replica)
+            self.moves += 1
 
     def cancel(self, action: do.CancelSequences) -> None:
         """Drop sequences from a replica."""
@@ -93,6 +101,7 @@ class SimulatedRollout:
 
     def _put(self, replica: SimulatedReplica, sequence: SimulatedSequence, extra_steps: float) -> None:
         replica.held[sequence.name] = sequence
+        self._held_of_group[replica.number, sequence.name[0]] += 1
         sequence.replica = replica
         self._pool_sequences += not replica.lane
         if not sequence.in_environment:
@@ -103,7 +112,7 @@ class SimulatedRollout:
         replica = sequence.replica
         assert replica is not None
         replica.advance(self._clock.now)
-        del replica.held[sequence.name]
+        self._forget(replica, sequence.name)
         sequence.replica = None
         self._pool_sequences -= not replica.lane
         if sequence.stamp:
@@ -112,6 +121,13 @@ class SimulatedRollout:
         if replica.leaving and not replica.held:
             self._clock.after(0.0, self._retire, replica)
         return sequence
+
+    def _forget(self, replica: SimulatedReplica, name: SequenceId) -> None:
+        del replica.held[name]
+        key = (replica.number, name[0])
+        self._held_of_group[key] -= 1
+        if not self._held_of_group[key]:
+            del self._held_of_group[key]
 
     # Decoding.
 
@@ -309,6 +325,7 @@ class SimulatedPublication:
         replica.advance(self._clock.now)
         replica.load(version)
         if self._cost.recompute:
-            prompt_tokens = self._prefill.prompt_tokens * len(replica.held)
+            prompts = {name[0] for name in replica.held} if self._prefill.shared else replica.held
+            prompt_tokens = self._prefill.prompt_tokens * len(prompts)
             replica.pause(self._prefill.seconds(prompt_tokens + replica.held_tokens()))
         self._send(on.VersionLoaded(replica.number, version))

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline import notices as told
 from qwen35_trainer.pipeline.coordinator import Coordinator, NothingToTrain
 from qwen35_trainer.simulate.peer_policies import buffer_of
 from qwen35_trainer.simulate.response_lengths import GroupSampler
-from qwen35_trainer.simulate.simulated_replica import SimulatedSequence
+from qwen35_trainer.simulate.simulated_replica import SimulatedSequence, VirtualClock
 from qwen35_trainer.simulate.simulated_rollout import SimulatedRollout
 from qwen35_trainer.simulate.simulation_result import Measurement, SimulationResult
-from qwen35_trainer.simulate.virtual_clock import VirtualClock
 from qwen35_trainer.simulate.workload import Workload
 
 
@@ -34,11 +34,13 @@ def simulate(workload: Workload) -> SimulationResult:
 
 
 class _SimulatedGroup:
-    __slots__ = ("sequences", "signal", "unfinished")
+    __slots__ = ("replicas", "sequences", "signal", "unfinished")
 
     def __init__(self, sequences: list[SimulatedSequence], signal: bool) -> None:
         self.sequences, self.signal = sequences, signal
         self.unfinished = len(sequences)
+        self.replicas: set[int] = set()
+        """The replicas on which its sequences started."""
 
 
 class Simulation:
@@ -63,18 +65,17 @@ class Simulation:
         self._events = self._publications = 0
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            do.GroupDispatched: self._group_dispatched,
-            do.GroupLeft: self._group_left,
+            told.GroupDispatched: self._group_dispatched,
+            told.GroupLeft: self._group_left,
             do.StartSequences: self._start_sequences,
-            do.MoveSequence: self.rollout.move,
+            do.MoveSequences: self.rollout.move,
             do.CancelSequences: self.rollout.cancel,
             do.TrainGroups: self._train_batch,
-            do.CopyWeights: self._take_no_time,
+            do.CopyWeights: self._copy_weights,
             do.PublishWeights: self._publish_weights,
-            do.VersionPublished: self._version_published,
-            do.VersionEvaluated: self._take_no_time,
+            told.VersionPublished: self._version_published,
             do.SaveCheckpoint: self._save_checkpoint,
-            do.RunEnded: self._run_ended,
+            told.RunEnded: self._run_ended,
         }
 
     def run(self) -> SimulationResult:
@@ -100,26 +101,34 @@ class Simulation:
         group = self._groups[number]
         group.unfinished -= 1
         if group.unfinished == 0:
-            self.send(on.GroupScored(number, group.signal))
+            scored = on.GroupScored(number, group.signal)
+            if self.workload.scoring_latency:
+                self.clock.after(self.workload.scoring_latency, self.send, scored)
+            else:
+                self.send(scored)
 
     # Actions of the coordinator.
 
-    def _group_dispatched(self, action: do.GroupDispatched) -> None:
+    def _group_dispatched(self, action: told.GroupDispatched) -> None:
         lengths, signal = self._sampler.draw(action.position, self.coordinator.buffer.batch)
         sequences = [SimulatedSequence((action.group, index), length) for index, length in enumerate(lengths)]
         self._groups[action.group] = _SimulatedGroup(sequences, signal)
 
-    def _group_left(self, action: do.GroupLeft) -> None:
+    def _group_left(self, action: told.GroupLeft) -> None:
         del self._groups[action.group]
 
     def _start_sequences(self, action: do.StartSequences) -> None:
         groups = self._groups
         sequences = [(groups[group].sequences[index], kept) for (group, index), kept in action.sequences]
+        for (group, _), _ in action.sequences:
+            groups[group].replicas.add(action.replica)
         self.rollout.start(action.replica, sequences)
 
     def _train_batch(self, action: do.TrainGroups) -> None:
-        groups = [self._groups.pop(group).sequences for group in action.groups]
-        self.measurement.batch_begins(self.clock.now, action.batch, action.version, groups)
+        trained = [self._groups.pop(group) for group in action.groups]
+        groups = [group.sequences for group in trained]
+        replicas = sum(len(group.replicas) for group in trained)
+        self.measurement.batch_begins(self.clock.now, action.batch, action.version, groups, replicas)
         tokens = sum(sequence.length for group in groups for sequence in group)
         seconds = self._trainer.seconds(tokens)
         self.clock.after(seconds, self._batch_trained, (action.batch, seconds))
@@ -129,17 +138,21 @@ class Simulation:
         self.measurement.batch_trained(self.clock.now, batch, seconds)
         self.send(on.BatchTrained(batch))
 
+    def _copy_weights(self, action: do.CopyWeights) -> None:
+        self.clock.after(self.workload.publication.copy, self._weights_copied, action.version)
+
+    def _weights_copied(self, version: int) -> None:
+        self.measurement.copy_seconds += self.workload.publication.copy
+        self.send(on.WeightsCopied(version))
+
     def _publish_weights(self, action: do.PublishWeights) -> None:
         self.rollout.publication.publish(action.version)
 
-    def _version_published(self, action: do.VersionPublished) -> None:
+    def _version_published(self, action: told.VersionPublished) -> None:
         self._publications += 1
 
     def _save_checkpoint(self, action: do.SaveCheckpoint) -> None:
         self.clock.after(0.0, self.send, on.CheckpointCompleted(action.snapshot.batch))
 
-    def _run_ended(self, action: do.RunEnded) -> None:
+    def _run_ended(self, action: told.RunEnded) -> None:
         self._ended = True
-
-    def _take_no_time(self, action: do.Action) -> None:
-        """Do nothing: the simulation has no cost for this action."""

@@ -54,6 +54,12 @@ class SimulationResult:
     """As `idle_slots`, for the straggler lane. None without a lane."""
     train_idle: float
     """Share of the time during which the trainer waited for a batch."""
+    train_copying: float
+    """Share of the time during which the trainer copied weights instead of training."""
+    prefill_tokens: float
+    """Number of tokens that replicas computed before they decoded: prompts, and what a lost replica had generated."""
+    replicas_per_group: float
+    """Mean number of replicas on which the sequences of a trained group started."""
     seconds: float
     """Duration of the measured batches."""
     mean_step: float
@@ -121,6 +127,9 @@ class _Totals:
 
     time: float
     training: float
+    copying: float
+    prefill: float
+    """Tokens that replicas prefilled."""
     decoding: float
     """Sequence-seconds of decoding in the pool."""
     busy: float
@@ -145,15 +154,24 @@ class Measurement:
         self.trained = TrainedTotals(workload.max_version_lag if masking else None)
         self.train_seconds = 0.0
         """Seconds of training so far."""
+        self.copy_seconds = 0.0
+        """Seconds so far in which the trainer copied weights."""
+        self._group_replicas = 0  # sum over the trained groups
         self.first_batch_at: float | None = None
         """When the first batch began to train."""
-        self._begin = self._end = _Totals(*[0.0] * 8)
+        self._begin = self._end = _Totals(*[0.0] * 10)
 
-    def batch_begins(self, now: float, batch: int, version: int, groups: Iterable[list[SimulatedSequence]]) -> None:
-        """Add a batch that begins to train at `version`."""
+    def batch_begins(
+        self, now: float, batch: int, version: int, groups: Iterable[list[SimulatedSequence]], replicas: int
+    ) -> None:
+        """Add a batch that begins to train at `version`.
+
+        replicas: the sum over its groups of the number of replicas on which their sequences started.
+        """
         if self.first_batch_at is None:
             self.first_batch_at = now
         if self._workload.warm_up <= batch < self._workload.batches:
+            self._group_replicas += replicas
             for group in groups:
                 self.trained.add(version, group)
 
@@ -172,6 +190,8 @@ class Measurement:
         return _Totals(
             now,
             self.train_seconds,
+            self.copy_seconds,
+            self._rollout.prefill_tokens,
             *self._rollout.decoded(lane=False),
             pool.slot_seconds,
             pool.replica_seconds,
@@ -205,7 +225,10 @@ class Measurement:
             idle_lane=None
             if workload.lane is None
             else _idle(end.lane_decoding - begin.lane_decoding, end.lane_slots - begin.lane_slots),
-            train_idle=_idle(end.training - begin.training, seconds),
+            train_idle=_idle(end.training - begin.training + end.copying - begin.copying, seconds),
+            train_copying=(end.copying - begin.copying) / seconds,
+            prefill_tokens=end.prefill - begin.prefill,
+            replicas_per_group=self._group_replicas / groups,
             seconds=seconds,
             mean_step=seconds / batches,
             time_to_first_batch=self.first_batch_at or 0.0,

@@ -17,8 +17,10 @@ from qwen35_trainer.simulate.cost_model import (
     ReplicaGroup,
     ReplicaSpeed,
     TrainSpeed,
+    below_minimum,
+    not_above,
+    raise_if_any,
 )
-from qwen35_trainer.simulate.limits import below_minimum, not_above, raise_if_any
 from qwen35_trainer.simulate.response_lengths import BoundedPareto, LengthDistribution, Lognormal, Replayed
 
 __all__ = [
@@ -86,6 +88,8 @@ class Workload:
     publication: PublicationCost = field(default_factory=PublicationCost)
     prefill: PrefillCost = field(default_factory=PrefillCost)
     turns: Turns = field(default_factory=Turns)
+    scoring_latency: float = 0.0
+    """Seconds from the last token of a group to its rewards."""
 
     lengths: LengthDistribution = field(default_factory=Lognormal)
     """The distribution of response tokens per sequence: Lognormal, BoundedPareto or Replayed."""
@@ -115,6 +119,8 @@ class Workload:
     """S, the maximum lag, in versions. Only `deadline-first` has it."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
+    group_affinity: bool = True
+    """Whether the samples of a prompt go to the same replica. Otherwise each goes to the least loaded replica."""
     adaptive: bool = False
     dynamic_sampling: bool = False
     """Whether groups without signal are replaced. Otherwise they train."""
@@ -144,6 +150,7 @@ class Workload:
             if bounded and self.staleness_threshold > self.max_version_lag
             else None,
             *below_minimum(0, warm_up=self.warm_up, cool_down=self.cool_down or 0),
+            *below_minimum(0, scoring_latency=self.scoring_latency),
             None
             if self.warm_up < self.batches
             else f"batches {self.batches} <= warm_up {self.warm_up}: nothing is measured",
@@ -202,6 +209,7 @@ class Workload:
             dynamic_sampling=self.dynamic_sampling,
             lane_after=None if self.lane is None else self.lane.after_tokens,
             adaptive=self.adaptive,
+            group_affinity=self.group_affinity,
         )
 
     def _capacity_problems(self) -> list[str]:

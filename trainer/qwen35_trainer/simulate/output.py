@@ -1,10 +1,11 @@
-"""Results as text for a terminal of 80 columns."""
+"""Results as text for a terminal of 80 columns, and as JSON (`--json`)."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -34,6 +35,10 @@ def _masks(result: SimulationResult) -> bool:
     return result.masked_share > 0
 
 
+def _prefills(result: SimulationResult) -> bool:
+    return result.prefill_tokens > 0
+
+
 COLUMNS: tuple[Column, ...] = (
     ("through-\nput", lambda result: number(result.throughput), _always),
     ("effect-\nive", lambda result: number(result.effective_throughput), _masks),
@@ -44,12 +49,22 @@ COLUMNS: tuple[Column, ...] = (
     ("masked", lambda result: percent(result.masked_share), _masks),
     ("dis-\ncarded", lambda result: percent(result.discarded_share), lambda result: result.discarded_share > 0),
     ("bias", lambda result: percent(result.bias, signed=True), lambda result: abs(result.bias) > NOTABLE_BIAS),
+    ("tokens\nprefilled", lambda result: f"{result.prefill_tokens:,.0f}", _prefills),
+    ("replicas\nper group", lambda result: number(result.replicas_per_group), _prefills),
     ("idle\nslots", lambda result: percent(result.idle_slots), _always),
     ("idle\ntrainer", lambda result: percent(result.train_idle), _always),
 )
 
 
-DROP_ORDER: Final = ("bias", "idle\nslots", "token\nmax", "of\nideal", "idle\ntrainer")
+DROP_ORDER: Final = (
+    "tokens\nprefilled",
+    "replicas\nper group",
+    "bias",
+    "idle\nslots",
+    "token\nmax",
+    "of\nideal",
+    "idle\ntrainer",
+)
 """Columns that a table wider than the terminal leaves out, in this order. JSON has all columns."""
 
 
@@ -83,7 +98,16 @@ def run_table(
             f"mean, trained; sampled {number(result.true_mean_length)}: bias {percent(result.bias, signed=True)}",
         ),
         ("idle slots", percent(result.idle_slots), f"of the pool{lane}; idle replicas {percent(result.idle_replicas)}"),
-        ("idle trainer", percent(result.train_idle), "of its time: it waits for a batch"),
+        (
+            "idle trainer",
+            percent(result.train_idle),
+            f"of its time: it waits for a batch; copies weights {percent(result.train_copying)}",
+        ),
+        (
+            "prefill",
+            f"{result.prefill_tokens:,.0f}",
+            f"tokens; a group is on {number(result.replicas_per_group)} replicas on average",
+        ),
         ("batch", number(result.mean_step), "units of time from one to the next"),
         ("to fill", number(result.time_to_first_batch), f"until the first batch; slots {slots}"),
     ):
@@ -228,3 +252,95 @@ def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
     texts = [f"{lag}: {percent(share)}" for lag, share in shares[:max_lags]]
     share_above = sum(share for _, share in shares[max_lags:])
     return ", ".join(texts + ([f"above: {percent(share_above)}"] if share_above else []))
+
+
+def run_json(row: SweepRow, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
+    """Return what `qwen35 simulate --json` prints for one workload."""
+    return _json_head(row, constants) | {"result": row.result.as_dict()}
+
+
+def sweep_json(
+    axes: Sequence[SweepAxis],
+    rows: Sequence[SweepRow],
+    skipped: Sequence[SkippedCombination],
+    constants: Sequence[AssumedConstant],
+) -> dict[str, Any]:
+    """Return what `qwen35 simulate --sweep --json` prints: one row per combination.
+
+    The key `workload` describes the workload of the first row.
+    """
+    keys = [axis.key for axis in axes]
+    return _json_head(rows[0], constants) | {
+        "rows": [{"values": dict(zip(keys, row.values, strict=True)), "result": row.result.as_dict()} for row in rows],
+        "leftOut": [
+            {"values": dict(zip(keys, item.values, strict=True)), "problems": item.problems} for item in skipped
+        ],
+    }
+
+
+def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
+    """Return what `qwen35 plan --json` prints: the plan, the unchanged manifest, and every neighbour of the plan."""
+    best = plan.recommended.result.effective_throughput
+    neighbours = [
+        {
+            "change": neighbour.change,
+            "withinBound": neighbour.is_allowed,
+            "throughputChange": neighbour.trial.result.effective_throughput / best - 1,
+        }
+        | _trial(neighbour.trial)
+        for neighbour in plan.neighbours
+    ]
+    return {
+        "set": plan.changes,
+        "plan": _trial(plan.recommended),
+        "manifest": _trial(plan.manifest),
+        "neighbours": neighbours,
+        "arithmetic": {"ideal": plan.estimate.ideal, "minStaleness": plan.estimate.min_staleness},
+        "maxLag": plan.max_lag,
+        "simulations": plan.simulations,
+        "constants": _constants(constants),
+    }
+
+
+def without_infinities(value: Any) -> Any:  # noqa: ANN401  (JSON)
+    """Return the value with null in place of numbers that JSON cannot represent."""
+    if isinstance(value, dict):
+        return {key: without_infinities(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_infinities(inside) for inside in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _json_head(row: SweepRow, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
+    return {"workload": _workload_json(row.workload, len(row.runs)), "constants": _constants(constants)}
+
+
+def _trial(trial: Trial) -> dict[str, Any]:
+    return {"fields": trial.choice.as_dict(), "result": trial.result.as_dict()}
+
+
+def _workload_json(workload: Workload, seeds: int) -> dict[str, Any]:
+    """Return the bounds of staleness and the sizes of a workload."""
+    window, lane = workload.settings.window, workload.lane
+    return {
+        "policy": str(workload.policy),
+        "onMissedDeadline": str(workload.on_missed_deadline),
+        "stalenessThreshold": window.staleness_threshold,
+        "maxVersionLag": window.max_version_lag if workload.policy is BatchPolicy.DEADLINE_FIRST else None,
+        "promptsPerBatch": workload.prompts_per_batch,
+        "groupSize": workload.group_size,
+        "batchesPerVersion": workload.batches_per_version,
+        "replicas": len(workload.replicas),
+        "slots": sum(replica.slots for replica in workload.replicas),
+        "trainerUnits": workload.train_pool.units,
+        "lane": lane and {"replicas": lane.replicas, "speed": lane.speed, "afterTokens": lane.after_tokens},
+        "lengths": describe_lengths(workload),
+        "batches": workload.batches,
+        "warmUp": workload.warm_up,
+        "seed": workload.seed,
+        "seeds": seeds,
+    }
+
+
+def _constants(constants: Sequence[AssumedConstant]) -> list[dict[str, Any]]:
+    return [{"name": item.name, "value": item.value, "assumed": not item.is_given} for item in constants]
