@@ -67,12 +67,6 @@ async def answers(
     running = [asyncio.ensure_future(call) for call in calls]
     try:
         return list(await asyncio.wait_for(asyncio.gather(*running), seconds))
-    except TimeoutError as error:
-        silent = [name for name, call in zip(names, running, strict=False) if call.cancelled()]
-        actors = f"{of} ({', '.join(silent)})" if silent else of
-        raise Stalled(
-            f"{actors} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last"
-        ) from error
     except RayTaskError as error:
         if isinstance(error.cause, OwnerDiedError):
             raise ActorLost(f"{of} failed at {act}: the process that owned its arguments has ended") from error
@@ -81,6 +75,12 @@ async def answers(
         raise _cause(error) from error
     except RayError as error:  # also what says nothing about a process: a lost node, an object that was lost with it
         raise _lost(of, act, error) from error
+    except TimeoutError as error:  # after Ray's errors, some of which are also TimeoutErrors
+        silent = [name for name, call in zip(names, running, strict=False) if call.cancelled()]
+        actors = f"{of} ({', '.join(silent)})" if silent else of
+        raise Stalled(
+            f"{actors} did not finish {act} within {seconds:g} s; its log in the run folder shows what it did last"
+        ) from error
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:

@@ -81,6 +81,7 @@ class Generation:
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
         self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
         self._targets: dict[SequenceId, int] = {}  # of moving sequences: the replica that each moves to
+        self._taking: set[tuple[SequenceId, int]] = set()  # takes that the replica has not answered
         self._tasks: asyncio.TaskGroup | None = None
         self._evaluations = FIRST_EVALUATION_GROUP
 
@@ -103,9 +104,11 @@ class Generation:
         self._submit(command.replica, [name for name, _ in command.sequences])
 
     def move(self, command: commands.MoveSequences) -> None:
-        for name in command.sequences:
+        names = tuple(name for name in command.sequences if name in self._buffers)  # others have just finished
+        for name in names:
             self._targets[name] = command.target
-        self.pool.send(command.source, TakeSequences(command.sequences))
+            self._taking.add((name, command.source))
+        self.pool.send(command.source, TakeSequences(names))
 
     def cancel(self, command: commands.CancelSequences) -> None:
         """Drop sequences. One that has not reached the replica yet runs on the replica that it moves away from."""
@@ -176,7 +179,7 @@ class Generation:
                 self._finish(name, truncated)
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
-        self._hand_over([name for name in report.taken if self._holders.get(name) == here])
+        self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
 
     def lost(self, replica: RolloutReplica) -> None:
         """Report a lost replica with the tokens that remain of its sequences, and of those that were moving to it.
@@ -185,7 +188,8 @@ class Generation:
         """
         gone = replica.number
         held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
-        moving_away = [name for name in self._targets if self._holders.get(name) == gone and name not in held]
+        moving_away = [name for name, to in self._targets.items() if to != gone and self._given_back(name, gone)]
+        self._taking = {(name, source) for name, source in self._taking if source != gone}
         for name in held:
             self._release(name)
         self.tell(on.ReplicaLost(gone, {name: len(self._buffers[name]) for name in held}))
@@ -198,6 +202,12 @@ class Generation:
             self.meter.add(start, end)
             self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
 
+    def _given_back(self, name: SequenceId, source: int) -> bool:
+        """Note that `source` generates a sequence no more. Returns whether nothing else does, either."""
+        was_taking = (name, source) in self._taking
+        self._taking.discard((name, source))
+        return self._holders.get(name, source if was_taking else None) == source
+
     def _hand_over(self, names: Sequence[SequenceId]) -> None:
         """Submit moving sequences, which no replica generates any more, to their targets."""
         by_target: dict[int, list[SequenceId]] = {}
@@ -208,11 +218,20 @@ class Generation:
             self._submit(target, moved)
 
     def _submit(self, replica: int, names: Sequence[SequenceId]) -> None:
-        """Send sequences to a replica, which holds them from now on, with the tokens that they have."""
+        """Send sequences to a replica, which holds them from now on, with the tokens that they have.
+
+        If the replica was asked to give a sequence back, and has not answered yet, the sequence waits for the answer: the
+        tokens in it are of the earlier course of the sequence, and must not be added to those that are sent now.
+        """
         for name in names:
-            self._targets.pop(name, None)
-            self._holders[name] = replica
-        self.pool.send(replica, SubmitSequences(tuple(map(self._request, names))))
+            self._release(name)
+            if (name, replica) in self._taking:
+                self._targets[name] = replica
+            else:
+                self._holders[name] = replica
+        requests = tuple(self._request(name) for name in names if name in self._holders)
+        if requests:
+            self.pool.send(replica, SubmitSequences(requests))
 
     def _release(self, name: SequenceId) -> None:
         """Record that no replica has the sequence."""

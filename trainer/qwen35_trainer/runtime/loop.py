@@ -83,7 +83,8 @@ class TrainingLoop:
     _evaluations: dict[int, tuple[int, Sequence[int]]] = field(default_factory=dict)  # version → update, groups
     _scoring: set[asyncio.Task[None]] = field(default_factory=set)
     _reported: Counter[str] = field(default_factory=Counter)
-    _idle_since: float = field(default_factory=time.monotonic)
+    _idle_since: float = 0.0
+    """Second of the event loop's clock since which nothing has shown that the run is not stalled."""
     _busy: int = 0
     """Number of orders that are not finished."""
     _ended: bool = False
@@ -91,6 +92,7 @@ class TrainingLoop:
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
         """Run the loop, beginning with these weights and replicas. Raises what makes it impossible to continue."""
         training = self.training
+        self._idle_since = asyncio.get_running_loop().time()
         await self.journal.begin(self.coordinator.snapshot, training.attempt)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -126,9 +128,10 @@ class TrainingLoop:
 
     async def _inputs(self) -> list[on.Event | requests.Request]:
         """Wait for inputs of the coordinator, and return all that have arrived. Raises Stalled."""
+        now = asyncio.get_running_loop().time
         limit = self.training.spec.async_.stallSeconds
         has_deadline = not self._busy and not self.generation.pool.has_too_few
-        seconds = self._idle_since + limit - time.monotonic() if has_deadline else limit
+        seconds = self._idle_since + limit - now() if has_deadline else limit
         try:
             inputs = [await asyncio.wait_for(self.inbox.get(), max(0.0, seconds))]
         except TimeoutError:
@@ -143,7 +146,7 @@ class TrainingLoop:
         while not self.inbox.empty():
             inputs.append(self.inbox.get_nowait())
         if any(isinstance(given, _PROGRESS) for given in inputs):
-            self._idle_since = time.monotonic()
+            self._idle_since = now()
         return inputs
 
     def _carry_out(self, action: Action, tasks: asyncio.TaskGroup) -> None:
@@ -202,7 +205,7 @@ class TrainingLoop:
 
     def _carried_out(self) -> None:
         self._busy -= 1
-        self._idle_since = time.monotonic()
+        self._idle_since = asyncio.get_running_loop().time()
 
     async def _save(self, snapshot: SchedulingSnapshot, copied: asyncio.Event) -> None:
         await self.training.save(snapshot, self.coordinator.settings.window.version_of(snapshot.batch), copied)

@@ -177,6 +177,7 @@ class ReplicaChannel:
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
         exchange = asyncio.ensure_future(self._exchange())
+        exchange.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may fail after the other call
         try:
             while not exchange.done():
                 queued = asyncio.ensure_future(self._queued.wait())

@@ -126,11 +126,15 @@ class StepWatch:
             if report.steps > self._steps:
                 duration = (now - self._since) / (report.steps - self._steps)
                 self._mean = 0.9 * self._mean + 0.1 * duration if self._mean else duration
-            self._since, self._steps = now, report.steps
+            self.pause(report, now)
             return
         limit = max(MAX_STEP_SECONDS, STEPS_PER_HANG * self._mean) if self._steps else self._first_step
         if now - self._since > limit:
             raise ReplicaFailed(f"its engine has sequences and made no step for {now - self._since:.0f} s")
+
+    def pause(self, report: ReplicaReport, now: float) -> None:
+        """Note a report of an engine that need not make steps now."""
+        self._since, self._steps = now, report.steps
 
 
 class RolloutPool:
@@ -235,13 +239,18 @@ class RolloutPool:
     def _fill(self) -> None:
         """Start the replicas that are missing from the targets."""
         assert self._tasks is not None
-        present = {replica.name for replica in self._replicas.values()} | self._starting.keys() | self._awaited
-        for lane, target in ((False, self._target), (True, self._lanes)):
-            missing = target - sum(name.startswith(LANE_PREFIX) == lane for name in present)
-            names = [name for name in replica_names(target, lane=lane) if name not in present]
-            for name in names[: max(0, missing)]:
+        for lane in (False, True):
+            for name in self._missing(lane=lane):
                 self._awaited.add(name)
                 self._tasks.create_task(self._start(name, lane))
+
+    def _missing(self, *, lane: bool) -> list[str]:
+        """Return the names to start replicas under, as many as are missing from the target."""
+        present = {replica.name for replica in self._replicas.values()} | self._starting.keys() | self._awaited
+        target = self._lanes if lane else self._target
+        missing = target - sum(name.startswith(LANE_PREFIX) == lane for name in present)
+        names = [name for name in replica_names(target, lane=lane) if name not in present]
+        return names[: max(0, missing)]
 
     def _end_excess(self) -> None:
         """End pending replicas above the target: their nodes will not come."""
@@ -260,6 +269,9 @@ class RolloutPool:
         if len(losses) > 1:
             await asyncio.sleep(backoff_seconds(len(losses) - 1, first=1.0, maximum=MAX_REPLACEMENT_DELAY_SECONDS))
         self._awaited.discard(name)
+        if name not in self._missing(lane=lane):
+            self._changed.set()  # the target was lowered: another name may be missing from it
+            return
         number, self._next = self._next, self._next + 1
         self._starting[name] = self._spawn(number, name, lane)
         await self._live(self._starting[name])
@@ -326,7 +338,7 @@ class RolloutPool:
                     behind_since = behind_since or now()
                     if now() - behind_since > self._limits.publish:
                         raise ReplicaFailed(_late(replica, newest, self._limits.publish))
-                    watch = StepWatch(now(), self._limits.open)
+                    watch.pause(report, now())
                 else:
                     behind_since = None
                     watch.observe(report, now())

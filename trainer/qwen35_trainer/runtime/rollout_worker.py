@@ -105,6 +105,7 @@ class EngineThread:
         self._closing = threading.Event()
         self._progressed = time.time()
         self._steps = 0
+        self._commanded = False  # whether a command is being carried out
         self._unsent: dict[SequenceId, list[GeneratedTokens]] = {}  # tokens that wait until they are PROGRESS_SHARE
         self._submitted: dict[SequenceId, float] = {}  # wall-clock second
         self._duration = 0.0  # mean of the last finished sequences, in seconds
@@ -150,7 +151,7 @@ class EngineThread:
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=self._steps,
-            busy=self._engine.busy or not self._inbox.empty(),
+            busy=self._engine.busy or self._commanded or not self._inbox.empty(),
         )
 
     @property
@@ -186,11 +187,12 @@ class EngineThread:
     def _take_commands(self) -> None:
         try:
             run = self._inbox.get(block=not self._engine.busy, timeout=IDLE_WAIT_SECONDS)
+            self._commanded = True
             while True:
                 run()
                 run = self._inbox.get_nowait()
         except queue.Empty:
-            return
+            self._commanded = False
 
     def _submit(self, requests: Sequence[SequenceRequest]) -> None:
         self._engine.submit(requests)
