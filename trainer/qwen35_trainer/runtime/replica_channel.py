@@ -177,7 +177,8 @@ class ReplicaChannel:
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
         exchange = asyncio.ensure_future(self._exchange())
-        exchange.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may fail after the other call
+        # Retrieved here too, because the other call may fail first, and asyncio logs exceptions that nobody retrieves.
+        exchange.add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             while not exchange.done():
                 queued = asyncio.ensure_future(self._queued.wait())

@@ -1,0 +1,366 @@
+"""The channel between the driver and a replica: whatever becomes of calls, each command is carried out once and in order, and each
+report arrives once and in order.
+
+All that happens here waits for time alone, so the clock is virtual.
+"""
+
+import asyncio
+import gc
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import ray.exceptions
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayError, RayTaskError
+
+from qwen35_trainer.runtime.calls import Stalled
+from qwen35_trainer.runtime.replica_channel import (
+    ANSWER_SECONDS,
+    MAX_REPORT_SECONDS,
+    UNREACHABLE_SECONDS,
+    CommandBatch,
+    CommandOrder,
+    DropSequences,
+    ReplicaChannel,
+    ReplicaCommand,
+    ReplicaFailed,
+    ReplicaReport,
+    ReportLog,
+)
+from tests.operator.kube import virtual
+
+from .replicas import LATE_SECONDS, Actor, VirtualTime, settled, until
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> asyncio.AbstractEventLoopPolicy:
+    return VirtualTime()
+
+
+def command(number: int) -> DropSequences:
+    """A command that is recognised by its number."""
+    return DropSequences(((number, 0),))
+
+
+def commands(*numbers: int) -> list[ReplicaCommand]:
+    return [command(number) for number in numbers]
+
+
+class Driver:
+    """A channel, and the task that receives from it."""
+
+    def __init__(self, actor: Actor) -> None:
+        self.actor = actor
+        self.channel = ReplicaChannel(actor, "rollout-0")
+        self.reports: list[ReplicaReport] = []
+        self.receiving: asyncio.Task[None]
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        self.receiving = asyncio.create_task(self._receive())
+        try:
+            yield
+        finally:
+            self.receiving.cancel()
+
+    async def _receive(self) -> None:
+        while True:
+            self.reports += await self.channel.receive()
+
+    async def failure(self) -> ReplicaFailed:
+        """What ends the receiving."""
+        with pytest.raises(ReplicaFailed) as raised:
+            await self.receiving
+        return raised.value
+
+    @property
+    def numbers(self) -> list[int]:
+        return [report.number for report in self.reports]
+
+    @property
+    def loaded(self) -> list[int]:
+        """The contents by which tests recognise reports."""
+        return [report.loaded for report in self.reports if report.loaded is not None]
+
+
+@pytest.fixture
+async def driver() -> Driver:
+    return Driver(Actor())
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# Commands.
+
+
+async def test_commands_queued_while_a_call_is_under_way_travel_together_and_in_order(driver):
+    driver.actor.faults["obey"].append("slow")
+    async with driver.open():
+        await settled()  # `exchange` waits at the worker for reports
+        driver.channel.send(command(1))
+        await settled()
+        driver.channel.send(command(2))
+        driver.channel.send(command(3))
+        await until(lambda: len(driver.actor.worker.applied) == 3)
+    assert driver.actor.worker.applied == commands(1, 2, 3)
+    assert driver.actor.counts["obey"] + driver.actor.counts["exchange"] <= 4
+
+
+async def test_commands_that_answer_a_report_travel_with_the_call_for_the_next_one(driver):
+    async with driver.open():
+        await settled()
+        driver.actor.engine.tell(finished={(0, 0): False})
+        await until(lambda: driver.reports, step=0.0005)
+        driver.channel.send(command(1))
+        await until(lambda: driver.actor.worker.applied)
+    assert driver.actor.worker.applied == commands(1)
+    assert driver.actor.counts["obey"] == 0
+
+
+@pytest.mark.parametrize("method", ["exchange", "obey"])
+@pytest.mark.parametrize("fault", ["request", "reply", "late", "slow"])
+async def test_a_command_whose_call_fails_is_carried_out_once(driver, method, fault):
+    driver.actor.faults[method] += [fault, fault]
+    async with driver.open():
+        if method == "obey":
+            await settled()
+        driver.channel.send(command(1))
+        await asyncio.sleep(3 * LATE_SECONDS)
+        driver.channel.send(command(2))
+        await asyncio.sleep(3 * LATE_SECONDS)
+        assert not driver.receiving.done()
+    assert driver.actor.worker.applied == commands(1, 2)
+
+
+async def test_commands_that_arrive_before_earlier_ones_wait_for_them():
+    applied: list[ReplicaCommand] = []
+    order = CommandOrder(applied.append)
+    order.receive(CommandBatch(3, (command(3),)))
+    order.receive(CommandBatch(4, (command(4), command(5))))
+    assert applied == []
+    order.receive(CommandBatch(1, (command(1), command(2))))
+    assert applied == commands(1, 2, 3, 4, 5)
+    order.receive(CommandBatch(4, (command(4), command(5), command(6))))
+    order.receive(CommandBatch(1, (command(1),)))
+    order.receive(CommandBatch(7, ()))
+    assert applied == commands(1, 2, 3, 4, 5, 6)
+
+
+# Reports.
+
+
+async def test_a_report_whose_answer_is_lost_is_returned_again_and_counts_once(driver):
+    driver.actor.faults["exchange"] += ["reply", "reply", ""]
+    async with driver.open():
+        driver.actor.engine.tell(loaded=7)
+        await until(lambda: driver.loaded)
+        driver.actor.engine.tell(loaded=8)
+        await until(lambda: len(driver.loaded) == 2)
+    assert driver.loaded == [7, 8]
+    assert driver.numbers == sorted(set(driver.numbers))
+
+
+def test_reports_are_kept_until_a_call_acknowledges_them():
+    log = ReportLog()
+    for number in (1, 2, 3):
+        assert log.next_number == number
+        log.add(ReplicaReport(number))
+    assert [report.number for report in log.after(0)] == [1, 2, 3]
+    assert [report.number for report in log.after(2)] == [3]
+    assert [report.number for report in log.after(0)] == [3], "a call that was late does not bring them back"
+    assert log.after(3) == ()
+    assert log.next_number == 4
+
+
+async def test_a_replica_without_news_reports_at_intervals(driver):
+    async with driver.open():
+        await asyncio.sleep(10 * driver.actor.engine.report_seconds)
+    assert 9 <= len(driver.reports) <= 10
+
+
+# Failures.
+
+
+@pytest.mark.parametrize("method", ["exchange", "obey"])
+async def test_a_replica_that_cannot_be_reached_for_a_while_loses_nothing(driver, method):
+    calls = round(UNREACHABLE_SECONDS) - 1
+    async with driver.open():
+        await settled()
+        driver.actor.faults[method] += ["request"] * calls  # they are repeated every half second
+        driver.channel.send(command(1))
+        driver.actor.engine.tell(loaded=7)
+        await asyncio.sleep(UNREACHABLE_SECONDS)
+        assert not driver.receiving.done()
+        driver.channel.send(command(2))
+        await settled()
+    assert driver.actor.worker.applied == commands(1, 2)
+    assert driver.loaded == [7]
+
+
+async def test_a_replica_that_cannot_be_reached_for_longer_has_failed(driver):
+    async with driver.open():
+        await settled()
+        before = now()
+        driver.actor.unreachable = True
+        error = await driver.failure()
+    assert UNREACHABLE_SECONDS <= now() - before <= UNREACHABLE_SECONDS + 2 * driver.actor.engine.report_seconds
+    assert str(error).startswith("rollout-0 cannot be reached during generating: ")
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds", "act"),
+    [("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS, "generating"), ("obey", ANSWER_SECONDS, "receiving commands")],
+)
+async def test_a_replica_that_does_not_answer_has_failed(driver, method, seconds, act):
+    driver.actor.hangs.add(method)
+    before = now()
+    async with driver.open():
+        await settled()
+        driver.channel.send(command(1))
+        error = await driver.failure()
+    assert isinstance(error.__cause__, Stalled)
+    assert str(error).startswith(f"rollout-0 did not finish {act} within {seconds:g} s")
+    assert now() - before == pytest.approx(seconds, abs=1.0)
+
+
+ARGUMENTS: dict[str, Any] = {
+    "function_name": "exchange",
+    "traceback_str": "Traceback …",
+    "cause": ValueError("no such tensor"),
+    "client_exc": ValueError("unreachable"),
+    "object_ref_hex": "00" * 28,
+    "owner_address": b"",
+    "call_site": "",
+    "message": "the message",
+    "error_message": "the message",
+    "original_stack_trace": "Traceback …",
+}
+"""Arguments of the constructors of Ray's errors, by name."""
+JAVA = ray.exceptions.CrossLanguageError
+"""Raised by functions in other languages, of which a run has none."""
+KINDS = {
+    name: kind
+    for name, kind in vars(ray.exceptions).items()
+    if inspect.isclass(kind) and issubclass(kind, RayError) and kind not in (JAVA, ActorUnavailableError)
+}
+
+
+def build(kind: type[RayError]) -> RayError:
+    required = [
+        each.name
+        for each in inspect.signature(kind).parameters.values()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD
+    ]
+    return kind(*(ARGUMENTS[name] for name in required))
+
+
+def raised_by_worker(error: BaseException) -> Callable[[], RayError]:
+    """As Ray raises at the caller what a call raised."""
+    return lambda: RayTaskError("exchange", "Traceback …", error, ip="127.0.0.1").as_instanceof_cause()
+
+
+RAISED = {name: (lambda kind=kind: build(kind)) for name, kind in KINDS.items()} | {
+    "raised ValueError": raised_by_worker(ValueError("no such tensor")),
+    "raised TimeoutError": raised_by_worker(TimeoutError("inside")),
+    "raised without a text": raised_by_worker(RuntimeError()),
+    "raised MemoryError": raised_by_worker(MemoryError("cannot allocate")),
+    "raised OwnerDiedError": raised_by_worker(OwnerDiedError("00" * 28, b"", "")),
+    "raised SystemExit": lambda: RayTaskError("exchange", "SystemExit: 1", SystemExit(1), ip="127.0.0.1"),
+}
+
+
+@pytest.mark.parametrize("method", ["exchange", "obey"])
+@pytest.mark.parametrize("build_error", RAISED.values(), ids=RAISED)
+async def test_any_error_of_a_call_is_the_failure_of_that_replica(driver, monkeypatch, method, build_error):
+    async def fail(*_: object) -> None:
+        raise build_error()
+
+    monkeypatch.setattr(Actor, method, property(lambda _: Remote(fail)), raising=False)
+    async with driver.open():
+        await settled()
+        driver.channel.send(command(1))
+        error = await driver.failure()
+    assert str(error), "nothing says what happened"
+    assert error.__cause__ is not None
+    assert now() < 1.0, "it was not noticed at once"
+
+
+class Remote:
+    """A method of an actor that is played by a function."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+
+    def remote(self, *arguments: object) -> asyncio.Future[object]:
+        return asyncio.ensure_future(self._act(*arguments))
+
+
+def test_ray_has_the_errors_that_are_meant():
+    assert {"OutOfMemoryError", "ObjectLostError", "NodeDiedError", "ActorDiedError", "WorkerCrashedError"} <= set(
+        KINDS
+    )
+
+
+async def test_a_process_that_ends_while_both_calls_are_under_way_leaves_no_error_behind(driver):
+    """asyncio logs exceptions that nobody has retrieved."""
+    logged: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+    driver.actor.hangs.add("obey")
+    async with driver.open():
+        await settled()
+        driver.channel.send(command(1))
+        await settled()
+        driver.actor.die()
+        await driver.failure()
+    await settled()
+    gc.collect()
+    assert logged == []
+
+
+# Random schedules.
+
+FAULTS = st.lists(st.sampled_from(["", "", "request", "reply", "late", "slow"]), max_size=12)
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("send"), st.integers(1, 3)),
+        st.tuples(st.just("report"), st.just(0)),
+        st.tuples(st.just("wait"), st.sampled_from([0.0, 0.001, 0.5, 1.5, 4.0])),
+    ),
+    max_size=12,
+)
+
+
+@given(acts=ACTS, exchanges=FAULTS, obeys=FAULTS)
+def test_each_command_and_each_report_arrives_once_and_in_order(acts, exchanges, obeys):
+    """However often requests and replies are lost, delayed, or overtaken by later ones."""
+
+    async def play() -> None:
+        driver = Driver(Actor())
+        driver.actor.faults["exchange"] += exchanges
+        driver.actor.faults["obey"] += obeys
+        sent = reported = 0
+        async with driver.open():
+            for act, amount in acts:
+                match act:
+                    case "send":
+                        for _ in range(int(amount)):
+                            sent += 1
+                            driver.channel.send(command(sent))
+                    case "report":
+                        reported += 1
+                        driver.actor.engine.tell(taken=(*driver.actor.engine._next.get("taken", ()), (reported, 0)))
+                    case "wait":
+                        await asyncio.sleep(amount)
+            await asyncio.sleep(40.0)  # all faults are over
+            assert not driver.receiving.done()
+        assert driver.actor.worker.applied == commands(*range(1, sent + 1))
+        assert [name for report in driver.reports for name in report.taken] == [(n, 0) for n in range(1, reported + 1)]
+        assert driver.numbers == list(range(1, len(driver.numbers) + 1))
+
+    virtual.run(play())
