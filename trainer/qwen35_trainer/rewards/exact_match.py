@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qwen35_trainer.rewards.extract import extractor
 from qwen35_trainer.rewards.reward import Response, required_answer
@@ -12,13 +13,13 @@ class ExactMatch:
     """Scores 1 if response and answer are equal apart from white space around them, else 0. grade: from `grader`."""
 
     name: str
-    weight: float
     grade: Callable[[str, str], float]
+    concurrent: ClassVar[bool] = False
 
     async def score(self, response: Response) -> float:
         return self.grade(response.text, required_answer(response))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing: the reward has no other process."""
 
 

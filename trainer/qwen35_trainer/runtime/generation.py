@@ -14,11 +14,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt_set import PromptOrder
-from qwen35_trainer.data.tokenizer import response_text
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
@@ -26,16 +24,12 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.failures import Failures
-from qwen35_trainer.rewards.reward import Response
-from qwen35_trainer.rewards.scorer import CombinedScore, Scorer
+from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import Collected
 from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 FIRST_EVALUATION_GROUP = 1 << 40
 """Groups of evaluations are numbered from here, so that they never enter the window."""
@@ -46,11 +40,10 @@ class GenerationParts:
     """The parts of a run that generation uses."""
 
     spec: TrainingSpec
-    tokenizer: PreTrainedTokenizerBase
     prompts: Sequence[EncodedPrompt]
     validation: Sequence[EncodedPrompt]
     order: PromptOrder
-    scorer: Scorer
+    scoring: GroupScorer
     recorder: Recorder
     clock: TrainingClock
     tell: Callable[[on.Event], None]
@@ -246,12 +239,5 @@ class Generation:
             self.tell(on.GroupFailed(number))
 
     async def _score_all(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
-        scoring = (self._score(group.prompt, sequence, in_trial=in_trial) for sequence in group.sequences)
-        return tuple(await asyncio.gather(*scoring))
-
-    async def _score(self, prompt: EncodedPrompt, sequence: Completed, *, in_trial: bool) -> CombinedScore:
-        text = response_text(self._parts.tokenizer, sequence.tokens.ids.tolist())
-        return await self._parts.scorer.score(
-            Response(prompt.prompt, text, token_count=len(sequence.tokens), truncated=sequence.truncated),
-            in_trial=in_trial,
-        )
+        responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in group.sequences]
+        return await self._parts.scoring.score_group(group.prompt.prompt, responses, in_trial=in_trial)
