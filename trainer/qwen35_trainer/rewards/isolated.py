@@ -56,10 +56,10 @@ type Loader = Callable[..., Callable[..., object]]
 
 
 class IsolatedFunction:
-    """Calls, in a worker process, the function that `loader(*arguments)` returns there.
+    """Loads a function in a worker process by `loader(*arguments)`, and calls the function there.
 
-    loader: `module:function`, importable. Its arguments and those of calls are pickled, and should be plain data. One call runs
-    at a time; others wait in order, and the deadline of a call starts with the call.
+    loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
+    One call runs at a time, and others wait in order. The time-out of a call starts when the call runs.
     """
 
     def __init__(self, loader: str, arguments: tuple[object, ...], timeout_seconds: float) -> None:
@@ -81,7 +81,7 @@ class IsolatedFunction:
     def load(self) -> Future[None]:
         """Start the worker and load the function. The future raises RewardError when that fails.
 
-        Afterwards `asynchronous` says whether it is a coroutine function, which `call` cannot run.
+        Afterwards `asynchronous` says whether the function is a coroutine function, which `call` cannot run.
         """
         return self._thread.submit(self._load)
 
@@ -179,7 +179,7 @@ class IsolatedFunction:
         return reply
 
     def _disconnect(self, patience: float = 0.0) -> str:
-        """End the worker, if there is one, and close the connection. Returns how it ended."""
+        """End the worker, if there is one, and close the connection. Returns how the worker ended."""
         code = self._end(patience)
         if self._connection is not None:
             self._connection.close()
@@ -229,7 +229,10 @@ def serve(descriptor: int) -> None:
 
 
 def _end_with_caller() -> None:
-    """Make Linux kill this process when the caller's thread ends, even by SIGKILL and during a call."""
+    """Make Linux kill this process when the thread that started it ends.
+
+    Linux does so even if SIGKILL ended the thread, and even during a call.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""The combination of all rewards of a run: their weighted sum, and the effect of one that fails.
+"""The combination of all rewards of a run: their weighted sum, and the effect of a reward that fails.
 
 response ─► every reward, at the same time ─► Score each ─► combine ─► CombinedScore
                                                    │             │
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 class CombinedScore:
     """The reward of a response.
 
-    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
-    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards in `errors`
-    whose call timed out.
+    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward. A reward
+    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards
+    in `errors` whose call timed out.
     """
 
     value: float | None
@@ -52,9 +52,9 @@ class ConfiguredReward:
 
 @dataclass
 class Scorer:
-    """Scores any number of responses at the same time. Its worker processes belong to the process that built it.
+    """Scores responses with all rewards, any number of responses at the same time.
 
-    Close it, or use it as a context manager.
+    The worker processes belong to the process that built the scorer. Close the scorer, or use it as a context manager.
     """
 
     parts: Sequence[ConfiguredReward]
@@ -69,10 +69,10 @@ class Scorer:
         self._untried = self.trial
 
     async def score(self, response: Response, *, in_trial: bool = True) -> CombinedScore:
-        """Score a response with all rewards. in_trial: whether it counts among the run's first responses (`trial`).
+        """Score a response with all rewards.
 
-        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response
-        of the trial.
+        in_trial: whether the response counts among the run's first responses (`trial`). Raises RewardFailed when a
+        reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
         """
         scores = await asyncio.gather(*(self._score(part.reward, response) for part in self.parts))
         scored = combine(response, self.parts, scores)
@@ -128,7 +128,7 @@ class Scorer:
 
 
 def combine(response: Response, parts: Sequence[ConfiguredReward], scores: Sequence[Score]) -> CombinedScore:
-    """Combine the scores of all rewards, in the order of `parts`, into the weighted sum.
+    """Combine the scores of all rewards for one response into the weighted sum. `scores` has the order of `parts`.
 
     Raises RewardFailed for a failed reward with `onError: Fail`.
     """

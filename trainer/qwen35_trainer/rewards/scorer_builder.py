@@ -24,7 +24,7 @@ def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
 
 
 def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, RewardError]:
-    """Return the errors of functions in `spec.rewards` that cannot be called, by index. Loads each in a process of its own.
+    """Load each function in `spec.rewards` in a process of its own, and return the errors by index of the reward.
 
     base: the manifest's folder, from which functions may be imported.
     """
@@ -92,7 +92,7 @@ def _isolated(spec: RewardSpec, gyms: Sequence[GymSpec], base: Path) -> Isolated
 def _reward(
     name: str, spec: RewardSpec, isolated: IsolatedFunction | None, gyms: Sequence[GymSpec], base: Path
 ) -> Reward:
-    """Return the reward that uses a loaded function."""
+    """Return the reward that a spec describes. isolated: the reward's worker process, which has loaded its function."""
     if spec.type == "ExactMatch":
         return ExactMatch(name, spec.weight, grader(spec.extract))
     assert isolated is not None, "every other type runs a function of its own"
@@ -115,7 +115,10 @@ def _reward(
 
 
 def _names(rewards: Sequence[RewardSpec]) -> list[str]:
-    """Return the names of the rewards in metrics: the given name, or the type, numbered if several of a type have no name."""
+    """Return the names of the rewards in metrics: the given name, or else the type.
+
+    The type is numbered if several rewards of that type have no name.
+    """
     unnamed = Counter(reward.type for reward in rewards if reward.name is None)
     seen: Counter[str] = Counter()
     names = []
