@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qwen35_trainer.rewards.extract import extractor
 from qwen35_trainer.rewards.reward import Response, required_answer
@@ -15,13 +16,13 @@ class ExactMatch:
     """
 
     name: str
-    weight: float
     grade: Callable[[str, str], float]
+    concurrent: ClassVar[bool] = False
 
     async def score(self, response: Response) -> float:
         return self.grade(response.text, required_answer(response))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Do nothing: the reward has no other process."""
 
 

@@ -4,73 +4,54 @@ The function is called as `function(prompt, response, answer, metadata)` and ret
 list of chat messages. answer: None if the data has none. metadata: a copy of the other fields of the row, as a dict.
 """
 
-import asyncio
 import difflib
 import importlib
 import inspect
+import pickle
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
+from qwen35_trainer.rewards.function_process import is_asynchronous
 from qwen35_trainer.rewards.isolated import IsolatedFunction
-from qwen35_trainer.rewards.reward import Response, RewardError, RewardTimeoutError, as_score
+from qwen35_trainer.rewards.reward import Response, RewardError
 
 EXPECTED = "function(prompt, response, answer, metadata)"
 
-type AsyncScorer = Callable[..., Awaitable[object]]
-
 
 @dataclass(frozen=True)
-class SyncFunction:
-    """A function that runs in a worker process, which is killed at the time-out."""
+class Function:
+    """A function of the user, which runs in processes of its own."""
 
     name: str
-    weight: float
     isolated: IsolatedFunction
+    concurrent: ClassVar[bool] = True
 
     async def score(self, response: Response) -> float:
-        return await self.isolated.call(*_arguments(response))
+        return await self.isolated.call(response.prompt.content, response.text)
 
-    def close(self) -> None:
-        self.isolated.close()
-
-
-@dataclass(frozen=True)
-class AsyncFunction:
-    """A user's coroutine function, which runs on the caller's event loop with many calls at the same time.
-
-    A call is cancelled at its time-out. The function must not block: nothing could end it, and it would block everything
-    else on the loop.
-    """
-
-    name: str
-    weight: float
-    function: AsyncScorer
-    timeout_seconds: float
-
-    async def score(self, response: Response) -> float:
-        try:
-            async with asyncio.timeout(self.timeout_seconds) as deadline:
-                value = await self.function(*_arguments(response))
-        except (Exception, SystemExit) as error:
-            if isinstance(error, TimeoutError) and deadline.expired():
-                late = f"no score within timeoutSeconds {self.timeout_seconds:g}; the call was cancelled"
-                raise RewardTimeoutError(late) from error
-            details = "".join(traceback.format_exception(error))
-            raise RewardError(str(error), kind=type(error).__name__, details=details) from error
-        return as_score(value)
-
-    def close(self) -> None:
-        """Do nothing: calls end with the event loop."""
+    async def close(self) -> None:
+        await self.isolated.close()
 
 
-def _arguments(response: Response) -> tuple[object, ...]:
-    prompt = response.prompt
-    text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
-    return text, response.text, prompt.answer, dict(prompt.metadata)
+def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
+    """Return a function of (content of the prompt, response) that calls `target`. Raises RewardError as `load_function`."""
+    function = load_function(target, base)
+
+    def arguments(content: bytes, response: str) -> tuple[object, ...]:
+        prompt, answer, metadata = pickle.loads(content)  # noqa: S301  # from our caller
+        return prompt, response, answer, metadata
+
+    if not is_asynchronous(function):
+        return lambda content, response: function(*arguments(content, response))
+
+    async def score(content: bytes, response: str) -> object:
+        return await function(*arguments(content, response))
+
+    return score
 
 
 def load_function(target: str, base: str) -> Callable[..., Any]:

@@ -1,280 +1,328 @@
-"""A function that runs in a process of its own, so that a call can be ended whatever it does.
+"""A function whose calls run in processes of their own, so that a call can be ended whatever it does, and delays no other.
 
-    caller                      thread (one per function)               worker process
-    ──────                      ─────────────────────────               ──────────────
-    await call(arguments) ───►  start it if there is none  ── spawn ──► load the function
-                                wait: LOAD_SECONDS         ◄── ready ── or the error
-                                send the arguments         ── pickle ─► function(*arguments)
-                                wait: timeout_seconds      ◄── JSON ─── the score, or the error
-    float or RewardError  ◄───  late? kill the process group, reap it; the next call starts another
+    call(arguments) ─► an idle process? ──────── yes ──► send, wait: timeout_seconds ─► score, or the error
+                          │ no                               │ late
+                          ▼                                  └─► kill its process group; its place is free
+                       wait in order ◄─── a process is idle again, or was added
+
+    A call that has waited for GROW_SECONDS gets an added process, as long as there are fewer than `cores` + 2 × slow calls, and fewer than
+    `processes`. A call is slow after GROW_SECONDS. A process that had nothing to do for IDLE_SECONDS is ended, except the last one.
 
 waits on             unblocked by                                   deadline
-caller               the thread                                     those of the calls before it
-load                 the worker, or its death (the socket closes)   LOAD_SECONDS
-call                 the same                                       timeout_seconds
-worker: next call    the caller, or its death (the socket closes)   none: it is idle then
-worker: its call     the function, or the caller's death (Linux)    the kernel's timer, unless it is killed earlier
+load                 the process, or its death                      LOAD_SECONDS
+call: a process      another call's end, or an added process        the time-outs of the calls before it, divided by the processes
+call: its score      the process, or its death                      timeout_seconds, from the moment it is sent
 
-The worker is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
-the caller's main script, and torch with it, a second time. Replies are JSON, so that objects of user code are not unpickled
-here.
+A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It is killed
+if it does not (BLOCKED_SECONDS), because then its event loop is blocked.
 """
 
+from __future__ import annotations
+
 import asyncio
-import atexit
-import contextlib
-import ctypes
-import importlib
-import inspect
 import json
 import logging
-import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import traceback
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
+import time
+from collections import deque
+from collections.abc import Coroutine, Mapping
+from typing import Final
 
+from qwen35_trainer.rewards.child_process import ChildEnded, ChildProcess, end_all
+from qwen35_trainer.rewards.function_process import ENTRY
 from qwen35_trainer.rewards.reward import RewardError, RewardTimeoutError, as_score
 
 logger = logging.getLogger(__name__)
 
-LOAD_SECONDS = 120.0
-_REAP_SECONDS = 10.0
-_ENDED_BY_TIMER = "signal SIGALRM"
-_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
-MAX_REQUEST_BYTES = 64 * 2**20
-MAX_REPLY_BYTES = 2**20
-MAX_TEXT_CHARACTERS = 16_000
+LOAD_SECONDS: Final = 120.0
+GROW_SECONDS: Final = 0.25
+IDLE_SECONDS: Final = 60.0
+BLOCKED_SECONDS: Final = 2.0
+"""Time after timeoutSeconds in which a coroutine function has to be cancelled."""
+MAX_REQUEST_BYTES: Final = 64 * 2**20
+MAX_REPLY_BYTES: Final = 2**20
+_ENDED_BY_TIMER: Final = "signal SIGALRM"
+_TRIES: Final = 2
+"""Sends of a call of a coroutine function. It may have been in a process that another call ended."""
 
-type Loader = Callable[..., Callable[..., object]]
+type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
+"""Gets a process, or None to look again; the second of `time.monotonic` at which it began to wait."""
 
 
 class IsolatedFunction:
-    """Loads a function in a worker process by `loader(*arguments)`, and calls the function there.
+    """Calls, in other processes, the function that `loader(*arguments)` returns there.
 
-    loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
-    One call runs at a time, and others wait in order. The time-out of a call starts when the call runs.
+    loader: `module:function`, importable. Its arguments and those of calls are pickled, and should be plain data. processes: maximum
+    number of processes of a plain function. cores: maximum number of them while no call is slow. Belongs to one event loop.
     """
 
-    def __init__(self, loader: str, arguments: tuple[object, ...], timeout_seconds: float) -> None:
-        self._setup = (loader, arguments, timeout_seconds)
+    def __init__(
+        self, loader: str, arguments: tuple[object, ...], timeout_seconds: float, *, processes: int = 1, cores: int = 1
+    ) -> None:
+        self._setup = pickle.dumps((loader, arguments, timeout_seconds))
         self._timeout = timeout_seconds
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"isolated {loader}")
-        self._process: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._lock = threading.Lock()
+        self._most, self._cores = processes, cores
+        self._idle: list[tuple[ChildProcess, float]] = []  # the last one was used last
+        self._busy: dict[ChildProcess, float] = {}  # the second at which its call began
+        self._starting = 0
+        self._loading: set[ChildProcess] = set()
+        self._waiters: deque[_Waiter] = deque()
+        self._growth: asyncio.TimerHandle | None = None
+        self._shrinking: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.asynchronous = False
-        atexit.register(self.close)
+        """Whether it is a coroutine function. Known once it is loaded."""
 
     @property
-    def process_id(self) -> int | None:
-        """Process id of the worker, while there is one."""
-        return self._process.pid if self._process else None
+    def process_ids(self) -> tuple[int, ...]:
+        """Ids of the processes that have loaded the function."""
+        return tuple(process.process_id for process in (*self._busy, *(process for process, _ in self._idle)))
 
-    def load(self) -> Future[None]:
-        """Start the worker and load the function. The future raises RewardError when that fails.
-
-        Afterwards `asynchronous` says whether the function is a coroutine function, which `call` cannot run.
-        """
-        return self._thread.submit(self._load)
+    async def load(self) -> None:
+        """Start a process and load the function in it. Raises RewardError."""
+        await self._add()
 
     async def call(self, *arguments: object) -> float:
-        """Call the function in the worker. Returns its score. Raises RewardTimeoutError after timeout_seconds, and
-        RewardError for other failures.
-        """
+        """Call the function. Returns its score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures."""
+        request = _request(arguments)
+        for _ in range(_TRIES):
+            process = await self._take()
+            try:
+                reply = await self._reply(process, request)
+            finally:
+                self._give(process)
+            if reply is not None:
+                return as_score(reply["score"])
+        raise RewardError("the process of the function died, and another one that repeated the call", kind="WorkerDied")
+
+    async def close(self) -> None:
+        """End the processes. Running and waiting calls fail. May be called again."""
+        self._closed = True
+        self._wake(len(self._waiters))
+        for timer in (self._growth, self._shrinking):
+            if timer is not None:
+                timer.cancel()
+        await end_all([*self._loading, *self._busy, *(process for process, _ in self._idle)])
+        await asyncio.gather(*self._tasks)
+
+    async def _reply(self, process: ChildProcess, request: bytes) -> Mapping[str, object] | None:
+        """Return the reply to a call; None if the process has ended because of another call. Raises RewardError."""
+        late = f"no score within timeoutSeconds {self._timeout:g}; the call was {'cancelled' if self.asynchronous else 'ended'}"
+        seconds = self._timeout + (BLOCKED_SECONDS if self.asynchronous else 0.0)
         try:
-            pending = self._thread.submit(self._call, arguments)
-        except RuntimeError as error:
-            raise RewardError("the reward is closed", kind="Closed") from error
-        return await asyncio.wrap_future(pending)
-
-    def close(self) -> None:
-        """End the worker. Running calls fail. May be called again."""
-        with self._lock:
-            self._closed = True
-        self._end()
-        self._thread.shutdown(wait=True)
-        self._disconnect()
-        atexit.unregister(self.close)
-
-    # The methods below run only on the thread, except _end.
-
-    def _load(self) -> None:
-        self._connected()
-
-    def _call(self, arguments: tuple[object, ...]) -> float:
-        try:
-            request = pickle.dumps(arguments)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise RewardError(
-                f"the prompt's metadata cannot be sent to the worker: {error}", kind="Unsendable"
-            ) from error
-        if len(request) > MAX_REQUEST_BYTES:
-            raise RewardError(f"arguments of {len(request)} bytes; at most {MAX_REQUEST_BYTES} are sent to a reward")
-        connection = self._connected()
-        late = f"no score within timeoutSeconds {self._timeout:g}; the call was ended"
-        reply = self._exchange(connection, request, self._timeout, RewardTimeoutError(late))
+            reply = _decoded(await process.call(request, seconds=seconds))
+        except TimeoutError as error:
+            await process.end()
+            if self.asynchronous:
+                late = f"no score within timeoutSeconds {self._timeout:g}; the function blocked its event loop, and its process was ended"
+            raise RewardTimeoutError(late) from error
+        except asyncio.CancelledError:
+            # The process is still busy with the call, and must not get another one.
+            if not self.asynchronous:
+                await process.end()
+            raise
+        except (ChildEnded, ValueError) as error:
+            how = await process.end()
+            if self._closed:
+                raise _closed() from error
+            if how == _ENDED_BY_TIMER:
+                raise RewardTimeoutError(late) from error
+            if self.asynchronous:
+                return None
+            raise RewardError(f"the worker process died ({how})", kind="WorkerDied") from error
+        if "late" in reply:
+            raise RewardTimeoutError(late)
         if "error" in reply:
             raise _received(reply)
-        return as_score(reply["score"])
-
-    def _connected(self) -> Connection:
-        if self._process is not None and self._process.poll() is not None:
-            self._disconnect()
-        if self._connection is None:
-            self._connection = self._start()
-            late = RewardError(f"the function was not loaded within {LOAD_SECONDS:g} s", kind="LoadTimeout")
-            reply = self._exchange(self._connection, pickle.dumps(self._setup), LOAD_SECONDS, late)
-            if "error" in reply:
-                self._disconnect()
-                raise _received(reply)
-            self.asynchronous = bool(reply["asynchronous"])
-        return self._connection
-
-    def _start(self) -> Connection:
-        ours, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as unless_started:
-            unless_started.callback(ours.close)
-            command = f"from {__name__} import serve; serve({theirs.fileno()})"
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
-            with self._lock:
-                if self._closed:
-                    raise RewardError("the reward is closed", kind="Closed")
-                try:
-                    self._process = subprocess.Popen(  # noqa: S603  # this interpreter and this module
-                        # -P: without the current folder on sys.path.
-                        [sys.executable, "-P", "-c", command],
-                        stdin=subprocess.DEVNULL,
-                        pass_fds=[theirs.fileno()],
-                        env=environment,
-                        start_new_session=True,
-                    )
-                except OSError as error:
-                    raise RewardError(f"no worker process could be started: {error}", kind="NoWorker") from error
-            unless_started.pop_all()
-        return Connection(ours.detach())
-
-    def _exchange(
-        self, connection: Connection, request: bytes, seconds: float, late: RewardError
-    ) -> Mapping[str, object]:
-        try:
-            connection.send_bytes(request)
-            if not connection.poll(seconds):
-                self._disconnect()
-                raise late
-            reply: Mapping[str, object] = json.loads(connection.recv_bytes(MAX_REPLY_BYTES))
-        except (EOFError, OSError, json.JSONDecodeError) as error:
-            # The socket closes just before the process ends. Its exit code is more informative than our signal.
-            ended = self._disconnect(patience=1.0)
-            if ended == _ENDED_BY_TIMER:
-                raise late from error
-            raise RewardError(f"the worker process died ({ended})", kind="WorkerDied") from error
         return reply
 
-    def _disconnect(self, patience: float = 0.0) -> str:
-        """End the worker, if there is one, and close the connection. Returns how the worker ended."""
-        code = self._end(patience)
-        if self._connection is not None:
-            self._connection.close()
-        self._process = self._connection = None
-        if code is None:
-            return "not reaped"
-        return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    # Processes and the calls that wait for one.
 
-    def _end(self, patience: float = 0.0) -> int | None:
-        """Kill the worker's process group after `patience` seconds, and reap the worker. Returns its exit code."""
-        with self._lock:
-            process = self._process
-            if process is None:
-                return None
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(patience)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            try:
-                return process.wait(_REAP_SECONDS)
-            except subprocess.TimeoutExpired:
-                # It hangs in the kernel, for example on a dead network file system, and cannot be killed.
-                logger.exception("worker process %d has not ended %g s after SIGKILL", process.pid, _REAP_SECONDS)
-                return None
+    async def _take(self) -> ChildProcess:
+        """Return a process for one call. Raises RewardError when one is needed and cannot be started."""
+        while True:
+            if self._closed:
+                raise _closed()
+            while self._idle:
+                process, _ = self._idle[-1] if self.asynchronous else self._idle.pop()
+                if process.alive:
+                    if not self.asynchronous:
+                        self._busy[process] = time.monotonic()
+                    return process
+                if self.asynchronous:
+                    self._idle.clear()
+            if not self._busy and not self._starting:
+                await self._add()
+            elif (process_or_none := await self._wait()) is not None:
+                return process_or_none
+
+    async def _wait(self) -> ChildProcess | None:
+        waiter: asyncio.Future[ChildProcess | None] = asyncio.get_running_loop().create_future()
+        self._waiters.append((waiter, time.monotonic()))
+        self._watch()
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (process := waiter.result()) is not None:
+                self._give(process)
+            raise
+
+    def _give(self, process: ChildProcess) -> None:
+        """Take a process back after a call."""
+        if self.asynchronous:
+            self._idle = [entry for entry in self._idle if entry[0].alive]
+            return
+        self._busy.pop(process, None)
+        if process.alive and not self._closed:
+            self._offer(process)
+        else:
+            # Its place is free: the first call that waits may start a process.
+            self._wake(1)
+
+    def _offer(self, process: ChildProcess) -> None:
+        """Give a process to the first call that waits; else it is idle."""
+        now = time.monotonic()
+        while self._waiters:
+            waiter, _ = self._waiters.popleft()
+            if not waiter.done():
+                self._busy[process] = now
+                waiter.set_result(process)
+                return
+        self._idle.append((process, now))
+        self._watch_idle()
+
+    def _wake(self, count: int) -> None:
+        """Let the first `count` waiting calls look again."""
+        while count and self._waiters:
+            waiter, _ = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                count -= 1
+
+    async def _add(self) -> None:
+        """Start a process, load the function, and offer the process to the calls that wait. Raises RewardError."""
+        self._starting += 1
+        try:
+            process = await self._start()
+        except BaseException:
+            self._starting -= 1
+            self._wake(1)
+            raise
+        self._starting -= 1
+        if self.asynchronous:
+            self._idle.append((process, time.monotonic()))
+            self._wake(len(self._waiters))
+        else:
+            self._offer(process)
+
+    async def _start(self) -> ChildProcess:
+        """Return a process that has loaded the function. Raises RewardError."""
+        if self._closed:
+            raise _closed()
+        try:
+            process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
+        except OSError as error:
+            raise RewardError(f"no worker process could be started: {error}", kind="NoWorker") from error
+        self._loading.add(process)
+        try:
+            self.asynchronous = await self._loaded(process)
+        except BaseException:
+            await process.end()
+            raise
+        finally:
+            self._loading.discard(process)
+        return process
+
+    async def _loaded(self, process: ChildProcess) -> bool:
+        """Load the function. Returns whether it is a coroutine function. Raises RewardError."""
+        try:
+            reply = _decoded(await process.call(self._setup, seconds=LOAD_SECONDS))
+        except TimeoutError as error:
+            raise RewardError(f"the function was not loaded within {LOAD_SECONDS:g} s", kind="LoadTimeout") from error
+        except (ChildEnded, ValueError) as error:
+            raise RewardError(f"the worker process died ({await process.end()})", kind="WorkerDied") from error
+        if self._closed:
+            raise _closed()
+        if "error" in reply:
+            raise _received(reply)
+        return bool(reply.get("asynchronous"))
+
+    # The number of processes.
+
+    def _watch(self) -> None:
+        if self._growth is None and not self._closed:
+            self._growth = asyncio.get_running_loop().call_later(GROW_SECONDS, self._grow)
+
+    def _grow(self) -> None:
+        """Add processes if a call has waited for GROW_SECONDS."""
+        self._growth = None
+        while self._waiters and self._waiters[0][0].done():
+            self._waiters.popleft()
+        if not self._waiters or self._closed:
+            return
+        self._watch()
+        now = time.monotonic()
+        if self._starting or self.asynchronous or now - self._waiters[0][1] < GROW_SECONDS:
+            return
+        slow = sum(now - began >= GROW_SECONDS for began in self._busy.values())
+        most = min(self._most, self._cores + 2 * slow)
+        for _ in range(min(len(self._waiters), most - len(self._busy) - len(self._idle))):
+            self._run(self._add_or_warn())
+
+    async def _add_or_warn(self) -> None:
+        try:
+            await self._add()
+        except RewardError as error:
+            if not self._closed:
+                logger.warning("no process was added for calls that wait: %s", error)
+
+    def _shrink(self) -> None:
+        """End the added processes that have had nothing to do for IDLE_SECONDS."""
+        self._shrinking = None
+        now = time.monotonic()
+        while len(self._busy) + len(self._idle) > 1 and self._idle and now - self._idle[0][1] >= IDLE_SECONDS:
+            process, _ = self._idle.pop(0)
+            self._run(_end(process))
+        self._watch_idle()
+
+    def _watch_idle(self) -> None:
+        if self._shrinking is None and len(self._busy) + len(self._idle) > 1 and not self._closed:
+            self._shrinking = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._shrink)
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-def serve(descriptor: int) -> None:
-    """Run the worker: load the function, then answer calls until the caller's end of the socket closes."""
-    os.set_inheritable(descriptor, False)
-    _end_with_caller()
-    connection = Connection(descriptor)
-    with contextlib.suppress(EOFError, OSError):
-        loader, arguments, timeout_seconds = pickle.loads(connection.recv_bytes())  # noqa: S301  # from our caller
-        function, reply = _load(loader, arguments)
-        connection.send_bytes(json.dumps(reply).encode())
-        while function is not None:
-            call = connection.recv_bytes()
-            # The caller kills a late worker. If the caller has ended, the kernel does, even if the function never releases
-            # the interpreter's lock.
-            signal.setitimer(signal.ITIMER_REAL, 2 * timeout_seconds + 1)
-            reply = _attempt(function, call)
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            connection.send_bytes(json.dumps(reply).encode())
-    sys.stdout.flush()
-    # Not `sys.exit`, because threads of the function would keep the process alive.
-    os._exit(0)
+async def _end(process: ChildProcess) -> None:
+    await process.end()
 
 
-def _end_with_caller() -> None:
-    """Make Linux kill this process when the thread that started it ends.
-
-    Linux does so even if SIGKILL ended the thread, and even during a call.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-
-
-def _load(loader: str, arguments: tuple[object, ...]) -> tuple[Callable[..., object] | None, dict[str, object]]:
+def _request(arguments: tuple[object, ...]) -> bytes:
+    """Pickle the arguments of a call. Raises RewardError."""
     try:
-        module, _, name = loader.partition(":")
-        load: Loader = getattr(importlib.import_module(module), name)
-        function = load(*arguments)
-    except BaseException as error:  # noqa: BLE001  # user code is imported, and the reply contains whatever it raises
-        return None, _failure(error)
-    return function, {"asynchronous": is_asynchronous(function)}
+        request = pickle.dumps(arguments)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise RewardError(f"the arguments cannot be sent to the worker: {error}", kind="Unsendable") from error
+    if len(request) > MAX_REQUEST_BYTES:
+        raise RewardError(f"arguments of {len(request)} bytes; at most {MAX_REQUEST_BYTES} are sent to a reward")
+    return request
 
 
-def _attempt(function: Callable[..., object], call: bytes) -> dict[str, object]:
-    try:
-        return {"score": as_score(function(*pickle.loads(call)))}  # noqa: S301  # from our caller
-    except BaseException as error:  # noqa: BLE001  # the reply contains whatever user code raises, SystemExit included
-        return _failure(error)
-
-
-def _failure(error: BaseException) -> dict[str, object]:
-    if isinstance(error, RewardError):
-        return {
-            "error": str(error)[:MAX_TEXT_CHARACTERS],
-            "kind": error.kind,
-            "details": error.details[:MAX_TEXT_CHARACTERS],
-        }
-    lines = "".join(traceback.format_exception_only(error)).strip()
-    details = "".join(traceback.format_exception(error))
-    kind = type(error).__name__
-    return {
-        "error": lines.removeprefix(f"{kind}: ")[:MAX_TEXT_CHARACTERS],
-        "kind": kind,
-        "details": details[-MAX_TEXT_CHARACTERS:],
-    }
+def _decoded(reply: bytes) -> Mapping[str, object]:
+    """Raises ValueError for anything but a JSON object, which only user code that writes to the socket can cause."""
+    decoded = json.loads(reply)
+    if not isinstance(decoded, dict):
+        raise ValueError("the reply is not a JSON object")  # noqa: TRY004  # the text, not the type of an argument, is wrong
+    return decoded
 
 
 def _received(reply: Mapping[str, object]) -> RewardError:
-    return RewardError(str(reply["error"]), kind=str(reply["kind"]), details=str(reply["details"]))
+    texts = {name: str(reply.get(name, "")) for name in ("error", "kind", "details")}
+    return RewardError(texts["error"], kind=texts["kind"], details=texts["details"])
 
 
-def is_asynchronous(function: Callable[..., object]) -> bool:
-    """Return whether calling the function returns a coroutine: `async def`, or an object with an `async def __call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+def _closed() -> RewardError:
+    return RewardError("the reward is closed", kind="Closed")

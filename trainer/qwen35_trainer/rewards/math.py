@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from qwen35_trainer.rewards.extract import extractor
 from qwen35_trainer.rewards.isolated import IsolatedFunction
@@ -17,14 +18,14 @@ class Math:
     """
 
     name: str
-    weight: float
     isolated: IsolatedFunction
+    concurrent: ClassVar[bool] = True
 
     async def score(self, response: Response) -> float:
         return await self.isolated.call(response.text, required_answer(response))
 
-    def close(self) -> None:
-        self.isolated.close()
+    async def close(self) -> None:
+        await self.isolated.close()
 
 
 def grader(extract: str | None) -> Callable[[str, str], float]:

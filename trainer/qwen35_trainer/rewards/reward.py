@@ -95,13 +95,23 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one reward. value: unweighted, None after an error. error: `kind: message`. seconds: duration of the call."""
+    """The score of one reward, before its weight. value: None after an error. error: `kind: message`."""
 
     value: float | None
-    error: str | None
-    seconds: float
+    error: str | None = None
     timed_out: bool = False
     """Whether the error is a time-out."""
+    details: str = ""
+    """The traceback of an error, if there is one."""
+
+    @classmethod
+    def failed(cls, error: RewardError) -> Score:
+        return cls(None, f"{error.kind}: {error}", isinstance(error, RewardTimeoutError), error.details)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the error: what is before its first colon."""
+        return (self.error or "").partition(":")[0]
 
 
 class Reward(Protocol):
@@ -109,12 +119,15 @@ class Reward(Protocol):
 
     @property
     def name(self) -> str: ...
+
     @property
-    def weight(self) -> float: ...
+    def concurrent(self) -> bool:
+        """Whether `score` waits for other processes. If not, it computes on the event loop, and is called for one response at a time."""
+        ...
 
     async def score(self, response: Response) -> float: ...
 
-    def close(self) -> None: ...
+    async def close(self) -> None: ...
 
 
 class RewardError(Exception):

@@ -30,8 +30,9 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.sink import Sink
-from qwen35_trainer.rewards.scorer import Scorer
-from qwen35_trainer.rewards.scorer_builder import build_scorer
+from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
+from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.runtime.background import done_before
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
@@ -182,55 +183,64 @@ class Driver(Process):
     async def _train(self, recorder: Recorder, clock: TrainingClock) -> RunOutcome:
         if self._stop.is_set() and not self._must_save:
             return "Stopped"
+        async with self._scoring() as scoring:  # its processes start first, because they need the least time on a core
+            return await self._train_and_score(recorder, clock, scoring)
+
+    async def _train_and_score(self, recorder: Recorder, clock: TrainingClock, scoring: Scoring) -> RunOutcome:
         self._phase = "starting workers"
         replicas, train_actors = self._start_workers()
         train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
         self._phase = "loading the model"
         loading = asyncio.ensure_future(train.start(START_SECONDS))  # replicas join later, each when it is ready
-        opening = asyncio.ensure_future(self._open())
+        opening = asyncio.ensure_future(self._open(scoring))
         if not await self._waited(opening):
             loading.cancel()
             return "Stopped"
         spec = self._job.spec
-        data, scorer = opening.result()
-        with scorer:
-            if not await self._waited(loading):
-                return "Stopped"
-            training = TrainSession(
-                spec=spec,
-                pool=train,
-                recorder=recorder,
-                checkpoints=self._job.checkpoints,
-                clock=clock,
-                live=self._live,
-                exports=Exports(self._stop, spec.async_.stallSeconds),
-                attempt=self._job.attempt,
-                updates_total=self._job.updates_total,
-                update=self._job.resume.progress.update if self._job.resume else 0,
-            )
-            began, ended = loading.result()
-            training.span("train-0", "load", began, ended)
-            if (checkpoint := self._job.resume) is not None:
-                if not self._stop.is_set():
-                    self._phase = "restoring the checkpoint"
-                if not await self._waited(asyncio.ensure_future(_restore(train, checkpoint.path))):
-                    return "Stopped"
+        data = opening.result()
+        if not await self._waited(loading):
+            return "Stopped"
+        training = TrainSession(
+            spec=spec,
+            pool=train,
+            recorder=recorder,
+            checkpoints=self._job.checkpoints,
+            clock=clock,
+            live=self._live,
+            exports=Exports(self._stop, spec.async_.stallSeconds),
+            attempt=self._job.attempt,
+            updates_total=self._job.updates_total,
+            update=self._job.resume.progress.update if self._job.resume else 0,
+        )
+        began, ended = loading.result()
+        training.span("train-0", "load", began, ended)
+        if (checkpoint := self._job.resume) is not None:
             if not self._stop.is_set():
-                self._phase = "generating the first batch" if replicas else "training"
-            if spec.mode == "SFT":
-                return await self._supervised(training, data).run()
-            loop = self._loop(training, data, scorer)
-            return await loop.run(await train.publication(loop.coordinator.version), replicas)
+                self._phase = "restoring the checkpoint"
+            if not await self._waited(asyncio.ensure_future(_restore(train, checkpoint.path))):
+                return "Stopped"
+        if not self._stop.is_set():
+            self._phase = "generating the first batch" if replicas else "training"
+        if spec.mode == "SFT":
+            return await self._supervised(training, data).run()
+        loop = self._loop(training, data, scoring)
+        return await loop.run(await train.publication(loop.coordinator.version), replicas)
 
-    async def _open(self) -> tuple[RunData, Scorer]:
-        """Fetch the data and build the scorer, in threads, because both take seconds and the workers load at the same time."""
+    def _scoring(self) -> Scoring:
+        """Return the object that scores responses; in SFT it has no rewards and no process."""
         spec = self._job.spec
-        sources = [*spec.data.train, *spec.data.validation]
-        with starting():  # reading the tokenizer imports its library
-            data: RunData = await asyncio.to_thread(ray.get, self._data)
         # One batch. After a resume the rewards have worked before, so a failure may only be a service that is not ready yet.
         trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
-        return data, await asyncio.to_thread(build_scorer, spec.rewards, sources, self._job.base, trial=trial)
+        setup = RewardsSetup.of(spec.rewards, [*spec.data.train, *spec.data.validation], self._job.base)
+        limits = ProcessLimits.of(usable_cores()) if spec.rewards else ProcessLimits(scoring=0)
+        return Scoring(setup, limits, trial=trial)
+
+    async def _open(self, scoring: Scoring) -> RunData:
+        """Fetch the data, in a thread because that takes a while and the workers load at the same time, and open the scoring."""
+        with starting():
+            data: RunData = await asyncio.to_thread(ray.get, self._data)
+        await scoring.open(data.decoder)
+        return data
 
     async def _waited(self, work: asyncio.Future[Any]) -> bool:
         """Wait for `work` before the training begins. Returns whether it is done; False if the run was asked to stop.
@@ -288,7 +298,7 @@ class Driver(Process):
         )
         return SupervisedLoop(supervised, training, self._stop, self._must_save)
 
-    def _loop(self, training: TrainSession, data: RunData, scorer: Scorer) -> TrainingLoop:
+    def _loop(self, training: TrainSession, data: RunData, scoring: Scoring) -> TrainingLoop:
         spec = self._job.spec
         inbox: asyncio.Queue[on.Event | Request] = asyncio.Queue()
         order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
@@ -297,7 +307,7 @@ class Driver(Process):
             data.prompts,
             data.validation,
             order,
-            scorer,
+            scoring,
             training.recorder,
             training.clock,
             inbox.put_nowait,
@@ -329,7 +339,7 @@ class Driver(Process):
             journal=JournalFile(self._job.folder.journal),
             inbox=inbox,
             stop=self._stop,
-            sampler=Sampler(self._job.folder.samples, data.tokenizer),
+            sampler=Sampler(self._job.folder.samples, data.decoder),
             evaluates=bool(data.validation),
         )
 

@@ -44,7 +44,7 @@ class GenerationParts:
     prompts: Sequence[EncodedPrompt]
     validation: Sequence[EncodedPrompt]
     order: PromptOrder
-    scorer: GroupScorer
+    scoring: GroupScorer
     recorder: Recorder
     clock: TrainingClock
     tell: Callable[[on.Event], None]
@@ -269,4 +269,4 @@ class Generation:
 
     async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
         responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in group.sequences]
-        return await self._parts.scorer.score_group(group.prompt.prompt, responses, in_trial=in_trial)
+        return await self._parts.scoring.score_group(group.prompt.prompt, responses, in_trial=in_trial)

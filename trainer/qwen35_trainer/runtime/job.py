@@ -6,17 +6,14 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.manifest import Manifest, TrainingSpec, dump_manifest
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.owner import Owner
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -60,9 +57,9 @@ class Job:
 
 @dataclass(frozen=True)
 class RunData:
-    """Encoded prompts, or examples in SFT, and the tokenizer that turns responses into text."""
+    """Encoded prompts, or examples in SFT, and the decoder that turns responses into text."""
 
-    tokenizer: PreTrainedTokenizerBase
+    decoder: ResponseDecoder
     prompts: Sequence[EncodedPrompt]
     validation: Sequence[EncodedPrompt]
     examples: Sequence[SupervisedExample]

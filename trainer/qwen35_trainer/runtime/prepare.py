@@ -17,7 +17,8 @@ from qwen35_trainer.data.sft import SupervisedExample, encode_examples
 from qwen35_trainer.data.tokenizer import load_tokenizer
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.data import SourceSpec
-from qwen35_trainer.rewards.scorer_builder import needs_answers
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
+from qwen35_trainer.rewards.reward_settings import needs_answers
 from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, RunData
@@ -72,7 +73,7 @@ def prepare(
         pictures=any(example.pictures is not None for example in examples),
         end_token=int(tokenizer.eos_token_id),
     )
-    return job, RunData(tokenizer, prompts, questions, examples, held_out)
+    return job, RunData(ResponseDecoder.of(tokenizer), prompts, questions, examples, held_out)
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:

@@ -16,17 +16,12 @@ import logging
 import queue
 import threading
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from qwen35_trainer.data.tokenizer import response_text
 from qwen35_trainer.progress.sample_file import Moment, MomentKind, SampleFile
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime import response_samples
 from qwen35_trainer.runtime.assembly import ScoredGroup
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +32,8 @@ _MAX_QUEUED_MOMENTS = 64
 class Sampler:
     """Writes sampled responses of one run to the file `path`, for reports. Errors do not end the run."""
 
-    def __init__(self, path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._path, self._tokenizer = path, tokenizer
+    def __init__(self, path: Path, decoder: ResponseDecoder) -> None:
+        self._path, self._decoder = path, decoder
         self._warned = False
         self._queue: queue.Queue[tuple[MomentKind, int, int, list[response_samples.SequencePick]] | None] = queue.Queue(
             _MAX_QUEUED_MOMENTS
@@ -74,8 +69,8 @@ class Sampler:
             self._warn("the disk is slower than the run")
 
     def _write(self) -> None:
-        decode = partial(response_text, self._tokenizer)
         try:
+            decode = self._decoder.load()
             file = SampleFile(self._path)
             while (moment := self._queue.get()) is not None:
                 kind, update, version, picks = moment

@@ -1,0 +1,199 @@
+"""A process of this package that answers calls: started, called and ended from an event loop that never blocks.
+
+    event loop                                      process (its own session and process group)
+    ──────────                                      ───────────────────────────────────────────
+    start(entry) ──────────── spawn ──────────────► entry(file descriptor of its socket)
+    call(request, seconds) ── number, bytes ──────► …
+    reply, or an error ◄───── number, bytes ───────
+    end() ─────────────────── SIGKILL ────────────► the whole process group; reaped
+
+waits on            unblocked by                                         deadline
+call: reply         the process, or its death (the socket closes)        `seconds`; None where the caller watches `heard`
+end: reaped         the kernel                                           `patience`, then REAP_SECONDS
+
+The process is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
+the caller's main script, and torch with it, a second time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final, Self
+
+from qwen35_trainer.rewards.frames import HEADER, FrameReader, FrameTooLongError
+
+logger = logging.getLogger(__name__)
+
+REAP_SECONDS: Final = 10.0
+"""Maximum wait for a killed process to end."""
+DEATH_SECONDS: Final = 1.0
+"""Maximum wait for a process that closed its socket to end by itself, because its exit code tells more than our signal."""
+_FIRST_POLL_SECONDS: Final = 0.001
+_MAX_POLL_SECONDS: Final = 0.05
+
+type Buffer = bytes | memoryview
+"""Bytes to send. A memoryview has items of one byte, and its memory does not change until the reply is there."""
+
+
+class ChildEnded(Exception):
+    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, or `not reaped`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"the process ended ({how})")
+        self.how = how
+
+
+class ChildProcess(asyncio.Protocol):
+    """A started process. Use it from the event loop that started it only."""
+
+    def __init__(self, process: subprocess.Popen[bytes], max_reply_bytes: int) -> None:
+        self._process = process
+        self._reader = FrameReader(max_reply_bytes)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._calls: dict[int, tuple[asyncio.Future[bytes], asyncio.TimerHandle | None]] = {}
+        self._number = 0
+        self._ending: asyncio.Task[str] | None = None
+        self.heard = time.monotonic()
+        """Second of `time.monotonic` at which something last arrived from the process."""
+
+    @classmethod
+    async def start(cls, entry: str, *, max_reply_bytes: int) -> Self:
+        """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
+
+        On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as the process.
+        """
+        module, _, function = entry.partition(":")
+        ours, theirs = socket.socketpair()
+        with theirs, contextlib.ExitStack() as unless_started:
+            unless_started.callback(ours.close)
+            # -P: without the current folder on sys.path.
+            code = f"from {module} import {function}; {function}({theirs.fileno()})"
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # this interpreter; returns after its exec, in milliseconds
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+                start_new_session=True,
+            )
+            unless_started.callback(process.wait)
+            unless_started.callback(process.kill)
+            ours.setblocking(False)
+            loop = asyncio.get_running_loop()
+            _, child = await loop.create_unix_connection(lambda: cls(process, max_reply_bytes), sock=ours)
+            unless_started.pop_all()
+        return child
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can be sent. A process that has just died may not have been noticed yet."""
+        return self._ending is None and self._process.poll() is None
+
+    def call(self, *request: Buffer, seconds: float | None = None) -> asyncio.Future[bytes]:
+        """Send a request. The future is the reply.
+
+        It raises TimeoutError `seconds` after now, after which the process may still be at work on the call, and ChildEnded
+        if the process ends before.
+        """
+        self._number += 1
+        number, future = self._number, self._loop.create_future()
+        if self._ending is not None or self._transport is None or self._transport.is_closing():
+            future.set_exception(ChildEnded("before the call"))
+            return future
+        timer = None if seconds is None else self._loop.call_later(seconds, _expire, future)
+        self._calls[number] = future, timer
+        size = sum(len(part) for part in request)
+        self._transport.writelines([HEADER.pack(number, size), *request])
+        return future
+
+    async def end(self, patience: float = 0.0) -> str:
+        """End the process, and return how it ended. Calls that have no reply yet fail. May be called again.
+
+        patience: seconds in which the process may end by itself, now that its socket closes. Then its process group is killed.
+        """
+        return await asyncio.shield(self._end(patience))
+
+    # Called by the event loop.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment]  # uvloop's class does not derive from asyncio.Transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard = time.monotonic()
+        try:
+            frames = self._reader.feed(data)
+        except FrameTooLongError:
+            logger.exception("process %d is ended", self._process.pid)
+            self._end(0.0)
+            return
+        for number, reply in frames:
+            future, timer = self._calls.pop(number, (None, None))
+            if timer is not None:
+                timer.cancel()
+            if future is not None and not future.done():
+                future.set_result(reply)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(DEATH_SECONDS)
+
+    def _end(self, patience: float) -> asyncio.Task[str]:
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._ended(patience))
+        return self._ending
+
+    async def _ended(self, patience: float) -> str:
+        if self._transport is not None:
+            self._transport.abort()
+        await self._polled(patience)
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # a zombie's group, on macOS
+            os.killpg(self._process.pid, signal.SIGKILL)
+        code = await self._polled(REAP_SECONDS)
+        if code is None:
+            # It hangs in the kernel, for example on a dead network file system, and cannot be killed.
+            logger.error("process %d has not ended %g s after SIGKILL", self._process.pid, REAP_SECONDS)
+        how = _how(code)
+        calls, self._calls = self._calls, {}
+        for future, timer in calls.values():
+            if timer is not None:
+                timer.cancel()
+            if not future.done():
+                future.set_exception(ChildEnded(how))
+        return how
+
+    async def _polled(self, seconds: float) -> int | None:
+        """Wait until the process has ended, at most `seconds`. Returns its exit code, None if it has not ended."""
+        deadline, pause = time.monotonic() + seconds, _FIRST_POLL_SECONDS
+        while (code := self._process.poll()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _MAX_POLL_SECONDS)
+        return code
+
+
+async def end_all(processes: Sequence[ChildProcess], patience: float = 0.0) -> None:
+    """End several processes at the same time."""
+    await asyncio.gather(*(process.end(patience) for process in processes))
+
+
+def _expire(future: asyncio.Future[bytes]) -> None:
+    if not future.done():
+        future.set_exception(TimeoutError())
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "not reaped"
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

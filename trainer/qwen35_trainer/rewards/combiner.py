@@ -1,0 +1,104 @@
+"""Combines the scores of all rewards of a run: their weighted sum, and the effect of one that fails.
+
+Score of each reward ─► combine ─► CombinedScore
+                     │       │
+  the first of a kind is logged   onError: Zero → 0, Skip → no value, Fail → raise
+
+A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn from.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from qwen35_trainer.rewards.reward import CombinedScore, RewardFailed, Score
+from qwen35_trainer.rewards.reward_settings import RewardTerm
+
+logger = logging.getLogger(__name__)
+
+_MAX_LOGGED_KINDS: Final = 100
+"""Kinds of errors of one run that are logged. More only come from a function that makes up types of exceptions."""
+
+
+@dataclass
+class Combiner:
+    """Combines the scores of one run."""
+
+    terms: Sequence[RewardTerm]
+    trial: int = 0
+    """Number of first responses of which at least one must get a score from at least one reward. 0: no check."""
+    _logged: set[tuple[str, str]] = field(init=False, default_factory=set)
+    _untried: int = field(init=False)
+    """Number of responses that remain in the trial; 0 after it."""
+    _first_error: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self._untried = self.trial
+
+    def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
+        """Combine the scores of a response, one of each reward. prompt: id of its prompt.
+
+        in_trial: whether it counts among the run's first responses (`trial`). Raises RewardFailed when a reward with `onError: Fail`
+        could not score, or when no reward could score any response of the trial.
+        """
+        for term, score in zip(self.terms, scores, strict=True):
+            if score.error is not None:
+                self._log(term.name, prompt, score)
+        scored = combine(prompt, self.terms, scores)
+        if in_trial and self._untried:
+            self._try(prompt, scored)
+        return scored
+
+    def _try(self, prompt: str, scored: CombinedScore) -> None:
+        if len(scored.errors) < len(self.terms):
+            self._untried = 0
+            return
+        self._first_error = self._first_error or scored.first_error(prompt)
+        self._untried -= 1
+        if not self._untried:
+            raise RewardFailed(
+                f"every reward of the first {self.trial} responses failed, so that there is nothing to learn from. "
+                f"The first one: {self._first_error}"
+            )
+
+    def _log(self, name: str, prompt: str, score: Score) -> None:
+        # A broken reward fails for every sample. One traceback per kind is enough, because the records count the others.
+        kind = (name, score.kind)
+        if kind in self._logged or len(self._logged) == _MAX_LOGGED_KINDS:
+            return
+        self._logged.add(kind)
+        logger.warning(
+            "reward %s failed on prompt %s: %s (later ones of this kind are only counted)\n%s",
+            name,
+            prompt,
+            score.error,
+            score.details,
+        )
+
+
+def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -> CombinedScore:
+    """Combine the scores of a response to the prompt with this id, in the order of `terms`, into the weighted sum.
+
+    Raises RewardFailed for a failed reward with `onError: Fail`.
+    """
+    values: dict[str, float] = {}
+    errors: dict[str, str] = {}
+    total: float | None = 0.0
+    for term, score in zip(terms, scores, strict=True):
+        value = score.value
+        if score.error is not None:
+            errors[term.name] = score.error
+            if term.on_error == "Fail":
+                raise RewardFailed(f"reward {term.name}, onError Fail, prompt {prompt}: {score.error}")
+            value = 0.0 if term.on_error == "Zero" else None
+        if value is None:
+            total = None
+            continue
+        values[term.name] = value
+        if total is not None:
+            total += term.weight * value
+    timeouts = frozenset(term.name for term, score in zip(terms, scores, strict=True) if score.timed_out)
+    return CombinedScore(total, values, errors, timeouts)

@@ -1,0 +1,192 @@
+"""Scores the responses of groups in other processes, so that the driver's event loop neither decodes nor computes rewards.
+
+    generation ─► score_group(prompt, tokens) ─► the scoring process with the fewest groups ─► combine ─► CombinedScore of each
+                                                    │ dies                                        │
+                                                    └─► another one starts; its groups           first failures are logged, onError,
+                                                        are scored again, once                   trial (combiner.py)
+
+waits on               unblocked by                                     deadline
+open                   the process: rewards and decoder loaded, or not  START_SECONDS
+score_group            the process, or its death                        each call of a reward: its timeoutSeconds (isolated.py)
+a silent process       its messages, at least every ALIVE_SECONDS       SILENT_SECONDS, then it is killed
+close                  the processes, which end the rewards' processes  CLOSE_SECONDS each, then they are killed
+
+The calls that wait are those of the groups in the window (and of one evaluation), which the driver holds anyway: nothing else queues. Waiting does
+not count towards timeoutSeconds. A group costs the driver one message each way, whose tokens are not copied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+from qwen35_trainer.rewards.child_process import Buffer, ChildEnded, ChildProcess, end_all
+from qwen35_trainer.rewards.combiner import Combiner
+from qwen35_trainer.rewards.isolated import LOAD_SECONDS
+from qwen35_trainer.rewards.process_limits import ProcessLimits
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
+from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardError, RewardSetupError, Score
+from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.scoring_messages import decoder_request, group_request, received_scores, setup_request
+from qwen35_trainer.rewards.scoring_process import ALIVE_SECONDS, CLOSE_SECONDS, ENTRY
+
+if TYPE_CHECKING:
+    from qwen35_trainer.data.prompt import Prompt
+
+logger = logging.getLogger(__name__)
+
+START_SECONDS: Final = LOAD_SECONDS + 60.0
+SILENT_SECONDS: Final = 60.0
+MAX_REPLY_BYTES: Final = 2**30
+"""A traceback or message has at most 16,000 characters, and a group may have many responses and rewards."""
+_TRIES: Final = 2
+"""Processes that may die while they score a group before its rewards have failed."""
+_REST_SECONDS: Final = 1.0
+"""Time in which a process that has ended also ends."""
+
+
+@dataclass(eq=False)
+class _Place:
+    """One of the scoring processes, and the next one after it has died."""
+
+    process: asyncio.Task[ChildProcess]
+    groups: int = 0
+    """Groups that it is scoring."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the process could not be started, or has ended."""
+        return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
+
+
+class Scoring:
+    """Scores the groups of one run. It implements GroupScorer.
+
+    An asynchronous context manager: entering begins to start the processes, `open` waits until they can score, and leaving ends them. Belongs
+    to one event loop, whose thread must live until then.
+    """
+
+    def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0) -> None:
+        """trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them."""
+        self._setup, self._limits = setup, limits
+        self._combiner = Combiner(setup.terms, trial)
+        self._places: list[_Place] = []
+        self._watch: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._decoder: asyncio.Future[ResponseDecoder] = asyncio.get_running_loop().create_future()
+        self._places = [_Place(asyncio.create_task(self._start())) for _ in range(self._limits.scoring)]
+        self._watch = asyncio.create_task(self._end_silent())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def open(self, decoder: ResponseDecoder) -> None:
+        """Wait until all processes can score. Raises RewardSetupError with every problem of the rewards."""
+        self._decoder.set_result(decoder)
+        await asyncio.gather(*(asyncio.shield(place.process) for place in self._places))
+
+    async def close(self) -> None:
+        """End the processes. Groups under way fail. May be called again."""
+        places, self._places = self._places, []
+        tasks = [place.process for place in places]
+        if self._watch is not None:
+            tasks.append(self._watch)  # type: ignore[arg-type]  # its result is not used
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        started = [task.result() for task in tasks[: len(places)] if not task.cancelled() and task.exception() is None]
+        await end_all(started, patience=CLOSE_SECONDS + _REST_SECONDS)
+
+    async def score_group(
+        self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
+    ) -> tuple[CombinedScore, ...]:
+        """Return the combined score of each response, in order.
+
+        in_trial: whether they count among the run's first responses (`trial`). Raises RewardFailed when a reward with
+        `onError: Fail` could not score, or when no reward could score any response of the trial.
+        """
+        try:
+            scores = await self._scores(group_request(prompt, responses))
+        except RewardError as error:
+            failed = Score.failed(error)
+            scores = [[failed] * len(self._setup.terms)] * len(responses)
+        return tuple(self._combiner.combined(prompt.id, each, in_trial=in_trial) for each in scores)
+
+    async def _scores(self, request: tuple[Buffer, ...]) -> list[list[Score]]:
+        """Return the scores of each response. Raises RewardError when processes died that scored the group."""
+        how = ""
+        for _ in range(_TRIES):
+            place = self._next_place()
+            place.groups += 1
+            try:
+                process = await asyncio.shield(place.process)
+                return received_scores(await process.call(*request))
+            except ChildEnded as ended:
+                how = ended.how
+                logger.warning("a scoring process ended (%s); its groups are scored again, once", how)
+            except (OSError, RewardSetupError, TimeoutError) as error:
+                how = f"{type(error).__name__}: {error}"
+                logger.warning("a scoring process could not be started again: %s", how)
+            finally:
+                place.groups -= 1
+        raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
+
+    def _next_place(self) -> _Place:
+        """Return the place with the fewest groups. Its process is started if it has ended."""
+        if not self._places:
+            raise RewardError("scoring is closed", kind="Closed")
+        place = min(self._places, key=lambda place: place.groups)
+        if place.over:
+            place.process = asyncio.create_task(self._start())
+        return place
+
+    async def _start(self) -> ChildProcess:
+        """Return a process that can score. Raises RewardSetupError, ChildEnded, TimeoutError or OSError."""
+        process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
+        try:
+            built = process.call(*setup_request(self._setup, self._limits), seconds=START_SECONDS)
+            loading = asyncio.ensure_future(self._load_decoder(process))
+            try:
+                if problems := json.loads(await built):
+                    raise RewardSetupError(problems)
+                await loading
+            finally:
+                loading.cancel()
+        except BaseException:
+            await process.end(CLOSE_SECONDS + _REST_SECONDS)
+            raise
+        return process
+
+    async def _load_decoder(self, process: ChildProcess) -> None:
+        decoder = await asyncio.shield(self._decoder)
+        await process.call(*decoder_request(decoder), seconds=START_SECONDS)
+
+    async def _end_silent(self) -> None:
+        """End processes that have groups and have sent nothing for SILENT_SECONDS: they hang, or are stopped."""
+        suspects: set[ChildProcess] = set()
+        while True:
+            await asyncio.sleep(ALIVE_SECONDS)
+            silent = {process for process in self._working() if time.monotonic() - process.heard > SILENT_SECONDS}
+            # Twice, because this loop may have been blocked. What has arrived meanwhile is read before the next turn.
+            for process in silent & suspects:
+                logger.warning(
+                    "scoring process %d has been silent for %g s; it is ended", process.process_id, SILENT_SECONDS
+                )
+                await process.end()
+            suspects = silent
+
+    def _working(self) -> list[ChildProcess]:
+        started = [place.process for place in self._places if place.groups and not place.over]
+        return [task.result() for task in started if task.done()]

@@ -1,0 +1,136 @@
+"""A scoring process: decodes the responses of groups, and scores them with all rewards.
+
+    driver (scoring.py)                  this process                                       processes of functions (isolated.py)
+    ───────────────────                  ────────────                                       ────────────────────────────────────
+    rewards, limits ───────────────────► build the scorer ────────────────────────────────► load
+                    ◄── problems ───────
+    decoder ───────────────────────────► load it
+                    ◄── loaded ─────────
+    prompt, tokens of a group ─────────► decode, one group after another ─► ExactMatch
+                                                    └──────────────────────────────────────► Math, Gym, functions of the user
+                    ◄── scores of all ──
+                    ◄── alive ────────── every ALIVE_SECONDS
+
+waits on             unblocked by                                         deadline
+next request         the driver, or its death (the socket closes)         none: the process is idle then
+decode               the group before it                                  none: it computes. The driver kills a process that is silent
+score                the rewards                                          isolated.py
+
+It runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When the driver ends, even by
+SIGKILL, this process ends the functions' processes with everything that they have started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import pickle
+import signal
+import socket
+import sys
+from dataclasses import replace
+from typing import Final
+
+from qwen35_trainer.rewards.frames import CallServer, signal_when_parent_ends
+from qwen35_trainer.rewards.process_limits import ProcessLimits
+from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
+from qwen35_trainer.rewards.reward import Response, RewardSetupError, Score
+from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.scorer import Scorer
+from qwen35_trainer.rewards.scorer_builder import build_scorer
+from qwen35_trainer.rewards.scoring_messages import DECODER, GROUP, SETUP, GroupRequest, scores_message
+
+ENTRY: Final = f"{__name__}:serve"
+ALIVE_SECONDS: Final = 5.0
+CLOSE_SECONDS: Final = 5.0
+"""Maximum time in which the processes of functions are ended."""
+_MAX_DETAILED_KINDS: Final = 100
+
+
+def serve(descriptor: int) -> None:
+    """Run the process. descriptor: of its end of the socket."""
+    os.set_inheritable(descriptor, False)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+
+
+async def _serve(connection: socket.socket) -> None:
+    process = ScoringProcess()
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    _, server = await loop.create_unix_connection(lambda: CallServer(process.answer), sock=connection)
+    # The driver's death closes the socket. The signal is for the case that a child of the driver has inherited its other end.
+    loop.add_signal_handler(signal.SIGTERM, server.stop)
+    signal_when_parent_ends(signal.SIGTERM)
+    while True:
+        await asyncio.wait([server.ended], timeout=ALIVE_SECONDS)
+        if server.ended.done():
+            break
+        server.show_alive()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await process.close()
+    sys.stdout.flush()
+    os._exit(0)  # without waiting for groups under way, which nobody waits for
+
+
+class ScoringProcess:
+    """Answers the requests of the driver."""
+
+    def __init__(self) -> None:
+        self._scorer: Scorer | None = None
+        self._decode: Decode | None = None
+        self._decoding = asyncio.Lock()
+        self._detailed: set[tuple[int, str]] = set()
+
+    async def answer(self, request: bytes) -> bytes:
+        """Return the reply to a request."""
+        match request[:1]:
+            case kind if kind == SETUP:
+                return await self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver
+            case kind if kind == DECODER:
+                decoder: ResponseDecoder = pickle.loads(request[1:])  # noqa: S301  # from the driver
+                self._decode = decoder.load()
+                return b""
+            case kind:
+                assert kind == GROUP
+                return await self._score(GroupRequest(request))
+
+    async def close(self) -> None:
+        if self._scorer is not None:
+            await self._scorer.close()
+
+    async def _build(self, setup: RewardsSetup, limits: ProcessLimits) -> bytes:
+        try:
+            self._scorer = await build_scorer(setup, limits)
+        except RewardSetupError as error:
+            return json.dumps(error.problems).encode()
+        return json.dumps([]).encode()
+
+    async def _score(self, request: GroupRequest) -> bytes:
+        assert self._scorer is not None
+        assert self._decode is not None
+        responses: list[Response] = []
+        async with self._decoding:  # groups that arrive together are finished one after another, not all at the end
+            for _ in range(len(request)):
+                responses.append(request.decode_next(self._decode))
+                await asyncio.sleep(0)  # replies of functions are read between two responses
+        del request  # its tokens
+        scores = await self._scorer.score(responses)
+        return scores_message([self._with_new_details(of_response) for of_response in scores])
+
+    def _with_new_details(self, scores: list[Score]) -> list[Score]:
+        """Keep the traceback of the first error of each kind of each reward. The driver logs no other."""
+        return [self._with_details_if_new(reward, score) for reward, score in enumerate(scores)]
+
+    def _with_details_if_new(self, reward: int, score: Score) -> Score:
+        if not score.details:
+            return score
+        kind = (reward, score.kind)
+        if kind in self._detailed or len(self._detailed) == _MAX_DETAILED_KINDS:
+            return replace(score, details="")
+        self._detailed.add(kind)
+        return score
