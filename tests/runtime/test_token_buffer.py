@@ -1,0 +1,134 @@
+"""Reported tokens: packed in reports, and in one growing buffer for each sequence."""
+
+import pickle
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
+from qwen35_trainer.runtime import token_buffer
+from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer
+
+BYTES_PER_TOKEN = 12
+FIRST = token_buffer._MIN_GROWTH_TOKENS
+
+
+def drawn(count: int, seed: int = 0) -> GeneratedTokens:
+    """Tokens of which no two are alike."""
+    random = np.random.default_rng((count, seed))
+    return GeneratedTokens(
+        random.integers(0, 2**31, count, np.int32),
+        -random.random(count, np.float32),
+        random.integers(0, 9, count, np.int32),
+    )
+
+
+def packed(tokens: GeneratedTokens) -> np.ndarray:
+    """As a report contains them."""
+    [(_, data)] = TokenBlock({(0, 0): [tokens]}).packed()
+    return data
+
+
+def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
+    """Every bit is the same."""
+    return all(
+        one.dtype == other.dtype and one.tobytes() == other.tobytes()
+        for one, other in zip(vars(left).values(), vars(right).values(), strict=True)
+    )
+
+
+def buffer_of(parts: Sequence[GeneratedTokens]) -> TokenBuffer:
+    buffer = TokenBuffer()
+    for part in parts:
+        buffer.append(packed(part))
+    return buffer
+
+
+STEPS = st.lists(st.one_of(st.integers(0, 300), st.floats(0.0, 1.0)), max_size=30)
+"""Append so many tokens, or keep this share of all."""
+
+
+@given(STEPS)
+def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps):
+    buffer, expected = TokenBuffer(), NO_TOKENS
+    for number, step in enumerate(steps):
+        if isinstance(step, int):
+            new = drawn(step, number)
+            buffer.append(packed(new))
+            expected = GeneratedTokens.join([expected, new])
+        else:
+            buffer.cut(round(step * len(expected)))
+            expected = expected[: round(step * len(expected))]
+        assert len(buffer) == len(expected)
+    assert same(buffer.tokens(), expected)
+
+
+@given(st.lists(st.integers(0, 2000), max_size=40))
+def test_a_buffer_has_a_quarter_more_memory_than_its_tokens_at_most(lengths):
+    buffer = TokenBuffer()
+    for length in lengths:
+        buffer.append(packed(drawn(length)))
+        needed = BYTES_PER_TOKEN * len(buffer)
+        assert buffer._data.nbytes <= max(1.25 * needed, needed + BYTES_PER_TOKEN * FIRST)
+
+
+def test_each_token_is_copied_a_few_times_however_long_the_sequence_is():
+    """Small parts: a buffer that grew by a constant would copy half of the final length at each of 3,000 appends."""
+    buffer, copied = TokenBuffer(), 0
+    for _ in range(3000):
+        before, length = buffer._data, len(buffer)
+        buffer.append(packed(drawn(10)))
+        copied += length if buffer._data is not before else 0
+    assert len(buffer) == 30_000
+    assert copied <= 5 * len(buffer), "1 / 0.25 + 1 by the geometric series"
+
+
+def test_tokens_that_are_read_do_not_change_when_more_arrive():
+    buffer = buffer_of([drawn(5)])
+    read = buffer.tokens()
+    buffer.cut(2)
+    buffer.append(packed(drawn(9, seed=1)))
+    assert same(read, drawn(5))
+
+
+def test_a_buffer_keeps_no_array_of_a_report_alive():
+    """A part of a report is a view of the whole report, which contains the tokens of many sequences."""
+    block = TokenBlock({(0, 0): [drawn(3)], (0, 1): [drawn(5000)]})
+    buffers = []
+    for _, data in block.packed():
+        buffers.append(TokenBuffer())
+        buffers[-1].append(data)
+        assert not np.shares_memory(buffers[-1]._data, block._data)
+        assert buffers[-1]._data.base is None
+    assert [len(buffer) for buffer in buffers] == [3, 5000]
+
+
+def test_more_tokens_than_there_are_cannot_be_kept():
+    buffer = buffer_of([drawn(3)])
+    buffer.cut(3)
+    with pytest.raises(ValueError, match="4 tokens are to be kept, and there are 3"):
+        buffer.cut(4)
+
+
+def test_a_buffer_begins_with_the_tokens_that_it_is_given():
+    assert same(TokenBuffer(drawn(70)).tokens(), drawn(70))
+    assert same(TokenBuffer().tokens(), NO_TOKENS)
+
+
+NAMES = st.tuples(st.integers(0, 3), st.integers(0, 3))
+
+
+@given(st.dictionaries(NAMES, st.lists(st.integers(0, 9), max_size=3), max_size=5))
+def test_a_block_contains_the_tokens_of_each_sequence_even_after_it_was_sent(lengths):
+    parts = {name: [drawn(length, index) for index, length in enumerate(each)] for name, each in lengths.items()}
+    block = pickle.loads(pickle.dumps(TokenBlock(parts), protocol=5))
+    assert list(block) == list(parts)
+    for name, data in block.packed():
+        joined = GeneratedTokens.join(parts[name])
+        assert same(block[name], joined)
+        assert same(buffer_of([joined]).tokens(), joined)
+        assert data.shape == (3, len(joined))
+    assert (9, 9) not in block
