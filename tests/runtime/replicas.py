@@ -22,8 +22,9 @@ from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.weights.published import PublishedWeights
 from qwen35_trainer.weights.weight_manifest import WeightManifest
 from tests.operator.kube import virtual
-from tests.patience import PATIENCE
 
+VIRTUAL_PATIENCE = 2000.0
+"""Seconds, which are virtual, until what is expected must have happened."""
 LATE_SECONDS = 2.0
 """After this time a late call is carried out, and a slow one answered."""
 
@@ -47,8 +48,8 @@ class Engine:
         self.dropped: list[SequenceId] = []
         self.asked_back: list[SequenceId] = []
         self.steps, self.busy = 0, False
-        self.stepping = True
-        """Whether each report counts one more step while the engine is busy."""
+        self.steps_per_report = 20
+        """How many steps it makes from one report to the next while it has sequences."""
 
     def tell(self, **fields: Any) -> None:
         """Write fields of the next report, and wake up who waits for it."""
@@ -65,7 +66,7 @@ class Engine:
 
     def report(self, number: int) -> ReplicaReport:
         fields, self._next = self._next, {}
-        self.steps += self.busy and self.stepping
+        self.steps += self.steps_per_report if self.busy else 0
         return ReplicaReport(number, **{"steps": self.steps, "busy": self.busy} | fields)
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
@@ -205,7 +206,7 @@ def weights(version: int) -> PublishedWeights:
 
 async def until(condition: Callable[[], object], step: float = 0.05) -> None:
     """Until it holds, which is looked at every `step` seconds."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(VIRTUAL_PATIENCE):
         while not condition():  # noqa: ASYNC110, anything may make it true
             await asyncio.sleep(step)
 

@@ -182,8 +182,10 @@ class ReplicaChannel:
         try:
             while not exchange.done():
                 queued = asyncio.ensure_future(self._queued.wait())
-                await asyncio.wait({exchange, queued}, return_when=asyncio.FIRST_COMPLETED)
-                queued.cancel()
+                try:
+                    await asyncio.wait({exchange, queued}, return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    queued.cancel()
                 if not exchange.done():
                     await self._call("obey", self._take_queue(), act="receiving commands", seconds=ANSWER_SECONDS)
             reports = exchange.result()
