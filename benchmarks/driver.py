@@ -18,34 +18,60 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import psutil
 import ray
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
+from qwen35_trainer.data.encode import EncodedPrompt
+from qwen35_trainer.data.prompt import Prompt
+from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_engine import UpdateMetrics
+from qwen35_trainer.manifest import TrainingSpec, load_manifest
+from qwen35_trainer.pipeline.commands import StartSequences
 from qwen35_trainer.pipeline.coordinator import Coordinator
-from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.pipeline.window import Window
-from qwen35_trainer.runtime import rollout_worker
-from qwen35_trainer.runtime.rollout_worker import RolloutWorker
+from qwen35_trainer.pipeline.notices import GroupDispatched
+from qwen35_trainer.progress.recorder import Recorder
+from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
+from qwen35_trainer.rewards.reward import GroupScorer
+from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
+from qwen35_trainer.runtime import rollout_worker
+from qwen35_trainer.runtime.exporting import Exports
+from qwen35_trainer.runtime.generation import Generation, GenerationParts
+from qwen35_trainer.runtime.journal_file import JournalFile
+from qwen35_trainer.runtime.loop import TrainingLoop
+from qwen35_trainer.runtime.replica_channel import ReplicaReport
+from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
+from qwen35_trainer.runtime.rollout_worker import RolloutWorker
+from qwen35_trainer.runtime.sampler import Sampler
+from qwen35_trainer.runtime.scheduling import QUEUE_SHARE, settings_of, slots_of
+from qwen35_trainer.runtime.timing import TrainingClock
+from qwen35_trainer.runtime.token_buffer import TokenBlock
+from qwen35_trainer.runtime.train_pool import TrainPool
+from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
+from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.weight_manifest import WeightManifest
 
 TOKENS_PER_SECOND = 50.0
 """Of one sequence: what a replica of one GPU gives a model of some 10 to 30 billion parameters at 128 to 256 sequences."""
 STEP_SECONDS = 0.02
-GROUP, PROMPTS_PER_BATCH, PROMPT_TOKENS, ANSWERS = 16, 32, 200, 64
+GROUP, PROMPT_TOKENS, ANSWERS = 16, 200, 64
 VOCABULARY = 50_000
 INTERVALS = ("PROGRESS_SECONDS", "MIN_GATHER_SECONDS", "MAX_GATHER_SECONDS", "MAX_REPORT_SECONDS")
 """Constants of `rollout_worker` that a faster clock shortens."""
@@ -133,21 +159,191 @@ class FakeReplica(RolloutWorker):
 class FakeTrainPool:
     """A train pool whose work takes no time."""
 
-    async def publication(self, version: int) -> Any:  # noqa: ANN401  # PublishedWeights
-        from qwen35_trainer.weights.published import PublishedWeights
-        from qwen35_trainer.weights.weight_manifest import WeightManifest
+    async def train(self, batch: TrainBatch, rates: Sequence[float]) -> list[UpdateMetrics]:
+        return [UpdateMetrics(0.0, 0.0, rate, 0, {}) for rate in rates]
 
+    async def publication(self, version: int) -> PublishedWeights:
         return PublishedWeights(WeightManifest(version, (), ()), ())
 
 
-@dataclass
-class Measured:
-    """What one run of the driver cost."""
+@dataclass(frozen=True)
+class Load:
+    """What the replicas generate: responses of `tokens` tokens, on clocks that run `speed` times faster."""
 
     tokens: int
-    finished: int
-    microseconds_per_sequence: float
-    calls_per_sequence: float
-    megabytes: float
-    running: int
-    parts: dict[str, float]
+    speed: float
+    replicas: int
+    slots: int
+
+    @property
+    def prompts_per_update(self) -> int:
+        """A batch is a third of the window, and the window fills all slots and queues."""
+        return max(1, round(self.replicas * self.slots * (1 + QUEUE_SHARE) / GROUP / 3))
+
+
+@dataclass
+class Counts:
+    """What happened in a window of time."""
+
+    finished: int = 0
+    tokens: int = 0
+    calls: int = 0
+
+
+class CountingGeneration(Generation):
+    """Generation that counts finished sequences and new tokens."""
+
+    counts: Counts
+
+    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+        self.counts.finished += len(report.finished)
+        self.counts.tokens += sum(part.shape[1] for _, part in report.tokens.packed())
+        super().reported(replica, report)
+
+
+def spec_of(load: Load) -> TrainingSpec:
+    """Return the spec of the demo with the sizes of a load."""
+    changes = {
+        "data.maxResponseTokens": load.tokens + load.tokens // 4,
+        "data.maxPromptTokens": PROMPT_TOKENS,
+        "algorithm.groupSize": GROUP,
+        "rollout.maxSequencesPerReplica": load.slots,
+        "train.batch.promptsPerUpdate": load.prompts_per_update,
+        "train.batch.microBatchSequences": 1,
+        "train.updates": 10_000,
+        "async.stalenessThreshold": 2.0,
+        "async.maxVersionLag": 8,
+        "evaluation.everyUpdates": 0,
+        "checkpoint.everyUpdates": 100_000,
+    }
+    example = Path(__file__).parents[1] / "examples" / "tiny-grpo.yaml"
+    return load_manifest(example, [f"{name}={value}" for name, value in changes.items()]).spec
+
+
+def tokenizer_of() -> PreTrainedTokenizerFast:
+    """Return a tokenizer of VOCABULARY words of letters."""
+    words = {"".join(chr(97 + int(digit)) for digit in str(index)): index for index in range(VOCABULARY)}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="a")))
+
+
+async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str, Any]:
+    """Run a driver under a load. warm, seconds: real time before and during the measurement."""
+    spec, counts = spec_of(load), Counts()
+    data = [
+        EncodedPrompt(Prompt(f"p/{n}", "p", "text", "1"), np.arange(PROMPT_TOKENS, dtype=np.int32))
+        for n in range(ANSWERS)
+    ]
+    setup = RewardsSetup.of(spec.rewards, spec.data.train, folder)
+    inbox: asyncio.Queue[Any] = asyncio.Queue()
+    with Recorder(folder / "metrics.jsonl", []) as recorder:
+        async with Scoring(setup, ProcessLimits.of(usable_cores())) as scoring:
+            await scoring.open(ResponseDecoder.of(tokenizer_of()))
+            clock = TrainingClock(time.time())
+            order = PromptOrder(len(data), seed=0, epochs=None, shuffle=False)
+            parts = GenerationParts(spec, data, [], order, scoring, recorder, clock, inbox.put_nowait)
+            generation = CountingGeneration(parts, load.replicas)
+            generation.counts = counts
+            actor = ray.remote(num_cpus=0)(FakeReplica)
+
+            def spawn(number: int, name: str, lane: bool) -> RolloutReplica:
+                return RolloutReplica(
+                    number, name, actor.remote(name, load.slots, load.tokens, load.speed, folder), lane
+                )
+
+            slots = slots_of(spec)
+            generation.pool = RolloutPool(
+                spawn, generation, PoolLimits(slots, 600.0, 600.0, 600.0), target=load.replicas, minimum=load.replicas
+            )
+            stop = asyncio.Event()
+            training = TrainSession(
+                spec=spec, pool=cast(TrainPool, FakeTrainPool()), recorder=recorder, checkpoints=None, clock=clock,
+                live=LiveFields.of(spec), exports=Exports(stop, 600.0), attempt="benchmark", updates_total=10_000,
+            )  # fmt: skip
+            loop = TrainingLoop(
+                coordinator=Coordinator(settings_of(spec, 10_000)), generation=generation, training=training,
+                journal=JournalFile(folder / "journal"), inbox=inbox, stop=stop,
+                sampler=Sampler(folder / "samples.jsonl", ResponseDecoder.of(tokenizer_of())), evaluates=False,
+            )  # fmt: skip
+            running = asyncio.create_task(loop.run(await FakeTrainPool().publication(0), []))
+            await asyncio.wait({running}, timeout=warm)
+            before, started, updates = (counts.finished, counts.tokens), time.process_time(), training.update
+            await asyncio.wait({running}, timeout=seconds)
+            spent = time.process_time() - started
+            if running.done():
+                running.result()
+            finished, tokens = counts.finished - before[0], counts.tokens - before[1]
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+    return {
+        "responseTokens": load.tokens,
+        "replicas": load.replicas,
+        "slotsPerReplica": load.slots,
+        "finished": finished,
+        "updates": training.update - updates,
+        "tokensPerSecond": round(tokens / seconds),
+        "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
+        "processorShare": round(spent / seconds, 3),
+        "runningSequences": loop.coordinator.running,
+    }
+
+
+class SilentPool:
+    """A rollout pool that takes commands and does nothing."""
+
+    def send(self, number: int, command: object) -> None:
+        """Ignore a command."""
+
+
+def memory(replicas: int, slots: int, tokens: int, folder: Path) -> dict[str, Any]:
+    """Measure the resident memory of this process with all sequences at their last token, reported in 100 parts."""
+    before = psutil.Process().memory_info().rss
+    load = Load(tokens, 1.0, replicas, slots)
+    data = [EncodedPrompt(Prompt("p/0", "p", "text", "1"), np.arange(PROMPT_TOKENS, dtype=np.int32))]
+    order = PromptOrder(1, seed=0, epochs=None, shuffle=False)
+    with Recorder(folder / "metrics.jsonl", []) as recorder:
+        unused, clock = cast(GroupScorer, None), TrainingClock(0.0)
+        generation = Generation(
+            GenerationParts(spec_of(load), data, [], order, unused, recorder, clock, lambda event: None), replicas
+        )
+        generation.pool = cast(RolloutPool, SilentPool())
+        groups = range(replicas * slots // GROUP)
+        names = {r: [(g, i) for g in groups if g % replicas == r for i in range(GROUP)] for r in range(replicas)}
+        for group in groups:
+            generation.dispatched(GroupDispatched(group, group))
+        for replica, held in names.items():
+            generation.start(StartSequences(replica, tuple((name, 0) for name in held)))
+        part = GeneratedTokens(
+            np.ones(tokens // 100, np.int32), np.zeros(tokens // 100, np.float32), np.zeros(tokens // 100, np.int32)
+        )
+        for number in range(1, 101):
+            for replica, held in names.items():
+                block = TokenBlock({name: [part] for name in held})
+                source = SimpleNamespace(number=replica, name=f"rollout-{replica}")
+                generation.reported(cast(RolloutReplica, source), ReplicaReport(number, tokens=block))
+        grown = psutil.Process().memory_info().rss - before
+    return {"sequences": replicas * slots, "tokens": tokens, "residentGigabytes": round(grown / 1e9, 2)}
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description="Processor time and memory of the driver.")
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=256)
+    parser.add_argument("--seconds", type=float, default=45.0, help="length of each measurement [default: 45]")
+    parser.add_argument("--tokens", type=int, nargs="*", default=[2_000, 32_000])
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="driver-") as folder:
+        held = memory(64, 128, 32_000, Path(folder))
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    results = []
+    for tokens in arguments.tokens:
+        # A sequence takes about 10 seconds of real time, on a clock that is faster accordingly.
+        load = Load(tokens, tokens / TOKENS_PER_SECOND / 10.0, arguments.replicas, arguments.slots)
+        with tempfile.TemporaryDirectory(prefix="driver-") as folder:
+            results.append(asyncio.run(run(load, Path(folder), 15.0, arguments.seconds)))
+            print(json.dumps(results[-1]), file=sys.stderr)
+    print(json.dumps({"processor": results, "memory": held}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -58,7 +58,7 @@ GATHER_SHARE = 0.02
 time, and this delays a sequence by at most that share."""
 PROGRESS_SECONDS = 1.0
 """Interval at which unfinished sequences are asked for new tokens. Tokens that are not reported are lost with the process."""
-PROGRESS_SHARE = 1 / 32
+PROGRESS_SHARE = 1 / 16
 """A long sequence reports new tokens when they are this share of it, and a replica reports without a finished sequence after this
 share of the mean duration of a sequence: the number of reports grows slowly with the length of responses."""
 MAX_GAP_SECONDS = 0.002
