@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline.commands import TrainGroups
-from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, encode, recover
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
 from tests.patience import PATIENCE

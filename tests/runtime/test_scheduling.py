@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.pipeline.commands import TrainGroups
-from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.replay import JournalDamaged
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
