@@ -22,7 +22,8 @@ from typing import Any
 
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.fixed import differences
-from qwen35_trainer.progress.records import CheckpointRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime.checkpoint_store import (
     MANIFEST_FILE,
     CheckpointError,
@@ -94,8 +95,10 @@ def _last_saved(folder: RunFolder) -> str | None:
     """Return the newest checkpoint in the run's records; None when there is none, or the records are lost."""
     if not folder.metrics.is_file():
         return None
-    saved = [record.path for record in read_records(folder.metrics) if isinstance(record, CheckpointRecord)]
-    return saved[-1] if saved else None
+    saved = None
+    for record in read_records(folder.metrics).of(CheckpointRecord):
+        saved = record.path
+    return saved
 
 
 @dataclass(frozen=True)
