@@ -17,7 +17,7 @@ from qwen35_trainer.progress.span_budget import (
     window_seconds,
 )
 
-DAY, WEEK = 86_400, 604_800
+DAY = 86_400
 
 
 def span(start: float, end: float, lane: int = 0, label: str = "") -> SpanRecord:
@@ -35,13 +35,22 @@ def written(seconds: float, lanes: int, every: float) -> int:
 
 
 @pytest.mark.parametrize(
-    ("lanes", "seconds", "most"),
-    [(66, DAY, 180_000), (66, WEEK, 230_000), (66, 31 * DAY, 290_000), (1002, 31 * DAY, 361_000), (4, WEEK, 100_000)],
+    ("lanes", "lines"),
+    [(4, [110_000, 160_000, 210_000]), (66, [190_000, 240_000, 290_000]), (1002, [270_000, 320_000, 370_000])],
 )
-def test_a_run_of_any_length_and_size_writes_the_documented_number_of_lines(
-    lanes: int, seconds: float, most: int
-) -> None:
-    assert most - 20_000 < written(seconds, lanes, every=1.0) <= most
+def test_a_run_of_any_length_and_size_writes_the_documented_number_of_lines(lanes: int, lines: list[int]) -> None:
+    for days, most in zip((1, 7, 31), lines, strict=True):
+        assert most - 10_000 < written(days * DAY, lanes, every=1.0) <= most
+
+
+def test_the_budget_writes_as_many_lines_as_that_arithmetic_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_budget, "LINES_PER_RESOLUTION", 200)
+    budget, lines = SpanBudget(), 0
+    for second in range(2000):
+        for lane in range(66):
+            lines += len(budget.add(span(second, second + 0.75, lane)))
+    portions = 2 + 9  # 3 s of exact spans, then 3 s at 1 s, 6 s at 2 s … 1,536 s at 512 s, and some of 1,024 s
+    assert (portions - 1) * 200 < lines < (portions + 1) * 200 + 66
 
 
 def test_a_week_of_64_replicas_is_within_60_megabytes() -> None:

@@ -8,9 +8,9 @@ LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). So the file h
 (MAX_DOUBLINGS + 2) · LINES_PER_RESOLUTION = 360,000 lines of spans, 60 MB, until its windows have their maximum length:
 
     lanes   length of a window after a day, a week, a month   lines after a day, a week, a month   maximum reached after
-    4       2 s         16 s        64 s                      50,000   100,000   140,000           20 years
-    66      256 s       1,024 s     8,192 s                   180,000  230,000   290,000           15 months
-    1,002   4,096 s     16,384 s    65,536 s                  260,000  310,000   360,000           1 month
+    4       16 s        64 s        512 s                     110,000  160,000   210,000           20 years
+    66      256 s       1,024 s     8,192 s                   190,000  240,000   290,000           15 months
+    1,002   4,096 s     16,384 s    65,536 s                  270,000  320,000   370,000           1 month
 
 After that each lane adds one line in 18 hours. A crash loses the spans of the window that it falls into, and nothing else.
 """

@@ -46,7 +46,7 @@ from qwen35_trainer.runtime.owner import Claim, Owner, run_of
 from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import trim
-from qwen35_trainer.runtime.resuming import find_start
+from qwen35_trainer.runtime.resuming import find_start, start_name
 from qwen35_trainer.runtime.signals import SECOND_SIGNAL, Signals, limit
 from qwen35_trainer.runtime.support import unsupported
 
@@ -190,7 +190,8 @@ def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
             return
         run = run_of(manifest, folder, in_cluster=job.in_cluster)
         assert run is not None, "the output folder is claimed"
-        owner = Owner(run, job.attempt, gethostname(), str(folder.root))
+        start = start_name(job.resume, claim.folder)
+        owner = Owner(run, job.attempt, gethostname(), str(folder.root), start)
         with claim.held(owner):
             yield replace(job, owner=owner)
 
