@@ -65,9 +65,9 @@ def test_a_run_with_more_spans_than_are_drawn_has_an_overview_from_its_start() -
     overview, detailed = timeline_charts(spans[-6000:], whole.spans)
     assert (overview.name, detailed.name) == ("timeline-whole-run", "timeline")
     (bars,) = overview.figure["data"]
-    assert (bars["base"][0], bars["base"][-1] + bars["x"][-1]) == (0.0, pytest.approx(7999.5 / 3600, abs=1e-3))
+    assert (bars["base"][0], bars["base"][-1] + bars["x"][-1]) == (0.0, pytest.approx(7999.5 / 60, abs=1e-3))
     assert all(0.72 * 0.45 < width < 0.72 * 0.55 for width in bars["width"]), "half of the time was work"
     (bars,) = detailed.figure["data"]
     assert len(bars["x"]) == 3000
     assert "width" not in bars, "a bar without pauses is as thick as its row"
-    assert detailed.note.startswith("the last 50 min; ")
+    assert detailed.note.startswith("the last 50 min 00 s; ")

@@ -466,14 +466,14 @@ def test_two_attempts_that_are_both_alive_write_into_folders_of_their_own(run, s
 def _abandoned(run, shared: Path) -> Path:
     """A run with checkpoints 20 and 40 continues from 20, and is lost before it saves. Returns checkpoint 20."""
     run("a").start().save(20, 40).end()
-    run("a").start(shared / "update-000020")
+    run("a").start(shared / "update-000020").end()
     return shared / "update-000020"
 
 
 def test_after_a_crash_before_the_first_save_a_run_continues_the_lineage_that_it_was_told_to(run, shared):
     twenty = _abandoned(run, shared)
     assert run("a").find("auto").checkpoint.path == twenty
-    run("a").start("auto")  # lost again
+    run("a").start("auto").end()  # lost again
     assert run("a").find("auto").checkpoint.path == twenty
 
 
@@ -484,7 +484,7 @@ def test_a_crash_between_a_save_and_the_deletion_of_abandoned_checkpoints_does_n
     attempt = run("a").start("auto")
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointStore, "_delete_old", lambda *_: None)
-        attempt.save(30)
+        attempt.save(30).end()
     assert saved(shared) == ["update-000020", "update-000030", "update-000040"]
     assert run("a").find("auto").checkpoint.progress.update == 30
     shutil.rmtree(shared / "update-000030")  # as the advice about a damaged one says
@@ -502,7 +502,7 @@ def test_the_first_save_of_the_lineage_ends_the_abandoned_one(run, shared):
 def test_a_run_that_began_from_a_copy_elsewhere_continues_from_there_until_it_has_saved(run, shared, tmp_path):
     run("a").start().save(20, 40).end()
     copy = shutil.copytree(shared / "update-000020", tmp_path / "kept" / "update-000020")
-    run("a").start(copy)
+    run("a").start(copy).end()
     assert run("a").find("auto").checkpoint.path == copy
     shutil.rmtree(copy)
     shutil.rmtree(shared / "update-000020")

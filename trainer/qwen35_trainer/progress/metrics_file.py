@@ -85,4 +85,4 @@ def number_of(line: bytes) -> Number | None:
 
 def has_update(path: Path) -> bool:
     """Whether a metrics file contains an update. Reads up to the first one only."""
-    return next(MetricsFile(path).of(UpdateRecord), None) is not None
+    return any(line.startswith(line_start(UpdateRecord)) for line in MetricsFile(path).lines())
