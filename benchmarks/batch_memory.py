@@ -1,4 +1,4 @@
-"""What a batch costs the driver and each train rank before the model runs: prints one JSON object.
+"""Memory and time that a batch takes on the driver and on each train rank, without the model: prints one JSON object.
 
     python benchmarks/batch_memory.py [--samples 2048] [--longest 8192] [--shares 1 8]
 

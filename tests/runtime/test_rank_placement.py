@@ -87,12 +87,12 @@ def test_numbers_in_names_of_hosts_and_devices_are_compared_as_numbers():
 @pytest.mark.parametrize(
     ("parallelism", "ranks", "sizes"),
     [
-        ({}, 8, (8,)),
-        ({"context": 2}, 8, (2, 8)),
+        ({}, 8, ()),
+        ({"context": 2}, 8, (2,)),
         ({"context": 2, "copies": 2}, 16, (2, 8)),
-        ({"tensor": 4, "context": 2, "expert": 8}, 32, (8, 32)),
-        ({"tensor": 2, "expert": 8, "expertTensor": 2}, 32, (2, 16, 32)),
-        ({"tensor": 2, "expert": 3}, 12, (2, 12)),
+        ({"tensor": 4, "context": 2, "expert": 8}, 32, (8,)),
+        ({"tensor": 2, "expert": 8, "expertTensor": 2}, 32, (2, 16)),
+        ({"tensor": 2, "expert": 3}, 12, (2,)),
         ({"copies": 8}, 8, ()),
     ],
 )

@@ -1,4 +1,4 @@
-"""Which train worker gets which rank. Pure.
+"""Ranks of train workers, by node and device. Pure.
 
     worker 0: node B, device 1                rank 0: node A, device 0
     worker 1: node A, device 0      ─►        rank 1: node A, device 1
@@ -21,7 +21,7 @@ from qwen35_trainer.manifest import ParallelismSpec
 
 @dataclass(frozen=True)
 class WorkerLocation:
-    """Where a train worker runs."""
+    """The node and the device of a train worker."""
 
     host: str
     node: str
@@ -34,7 +34,7 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     """Return the sizes of the groups of neighbouring ranks that should share a node, ascending; each is a multiple of the previous.
 
     They are the ranks that share a sequence (tensor × context), those that share the experts of a layer, and those over which
-    one copy of the model is sharded. A size that is no multiple of the previous one is left out.
+    one of several copies of the model is sharded. A size that does not divide by the previous one is left out.
     """
     wanted = (
         parallelism.tensor * parallelism.context,
@@ -43,7 +43,7 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     )
     sizes: list[int] = []
     for size in wanted:
-        if size % (sizes[-1] if sizes else 1) == 0 and size > 1 and ranks % size == 0 and size not in sizes:
+        if size % (sizes[-1] if sizes else 1) == 0 and 1 < size < ranks and ranks % size == 0 and size not in sizes:
             sizes.append(size)
     return tuple(sizes)
 
@@ -52,15 +52,14 @@ def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tu
     """Return the workers in the order of their ranks, as indices of `locations`.
 
     groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. Nodes are in the order of their hosts'
-    names, and the workers of a node in the order of their devices. A node whose number of workers is no multiple of a group's
-    size gives as many complete groups as it has; its remaining workers come after the complete groups of all nodes. So the
-    number of groups within a node is the maximum for each size.
+    names, and the workers of a node in the order of their devices. A node whose number of workers does not divide by a group's size
+    holds as many complete groups as it can, and its remaining workers come after the complete groups of all nodes. So the number
+    of groups within a node is the maximum for each size.
     """
     on_node: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for worker, location in enumerate(locations):
-        on_node[location.host, location.node].append(worker)
-    by_device = lambda worker: (_natural(locations[worker].device), worker)  # noqa: E731
-    nodes = [sorted(on_node[key], key=by_device) for key in sorted(on_node, key=lambda key: (_natural(key[0]), key[1]))]
+    for worker in sorted(range(len(locations)), key=lambda worker: _natural(locations[worker].device)):
+        on_node[locations[worker].host, locations[worker].node].append(worker)
+    nodes = [on_node[key] for key in sorted(on_node, key=lambda key: (_natural(key[0]), key[1]))]
     order: list[int] = []
     for size in sorted(groups, reverse=True):
         for workers in nodes:

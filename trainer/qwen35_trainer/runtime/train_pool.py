@@ -72,8 +72,11 @@ class TrainPool:
 
     async def _on_shares(self, method: str, act: str, batch: TrainBatch, *arguments: object) -> Any:  # noqa: ANN401  # an actor's result
         """Call a method of each rank with its share of `batch`. Returns what rank 0 answers."""
-        # In a thread: the object store copies the tokens of the whole batch once.
-        shares = await asyncio.to_thread(self._put_shares, batch)
+        try:
+            # In a thread: the tokens of the whole batch are copied twice, into shares and into the object store.
+            shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
+        except TimeoutError as error:
+            raise Stalled(f"{act}: the object store did not take the batch within {self._deadline:g} s") from error
         of_share = len(self._workers) // len(shares)
         calls = [
             getattr(worker, method).remote(shares[rank // of_share], *arguments)
