@@ -66,7 +66,9 @@ def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tu
             complete = len(workers) // size * size
             order += workers[:complete]
             del workers[:complete]
-    for workers in sorted(nodes, key=len, reverse=True):  # larger remainders first, so that fewer nodes share a group
+    if groups:
+        nodes.sort(key=len, reverse=True)  # larger remainders first, so that fewer nodes share a group
+    for workers in nodes:
         order += workers
     return tuple(order)
 
