@@ -56,8 +56,8 @@ def train(
     folder: Path | None = None,
     pictured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of one
-    update per batch, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
+    """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of each
+    update, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
     values of parameters this rank held.
 
     The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one.
@@ -75,7 +75,11 @@ def train(
     adapters = adapters_of(engine)
     gradients, first = gradients_of(engine), {name: each.clone() for name, each in masters(engine).items()}
     scores = [scores_of(engine, batch) for batch in batches[:1]]
-    metrics = [engine.train(share_of(engine, batch), [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
+    metrics = [
+        measured
+        for batch, rate in zip(batches, rates, strict=True)
+        for measured in engine.train(share_of(engine, batch), [rate] * batch.updates)
+    ]
     if save is not None:
         engine.save(save)
         assert engine.saved(wait=True)

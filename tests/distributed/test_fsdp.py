@@ -39,8 +39,8 @@ def test_an_advantage_function_of_the_user_gets_the_whole_batch_on_each_of_two_r
 
 def test_several_updates_of_a_batch_on_two_ranks_are_those_of_one(groups) -> None:
     """A rank's share of the batch consists of its shares of all updates."""
-    algorithm, updates = {"correction": {"type": "DecoupledPPO"}}, {"async": {"updatesPerBatch": 2}}
-    two_ranks_agree_with_one(groups, 0, 8, {"microBatchSequences": 2}, algorithm=algorithm, updates=2, **updates)
+    algorithm = {"correction": {"type": "DecoupledPPO"}}
+    two_ranks_agree_with_one(groups, 0, 8, {"microBatchSequences": 2}, algorithm=algorithm, updates=2)
 
 
 @pytest.mark.soak
@@ -61,15 +61,15 @@ def test_two_ranks_make_the_update_of_every_policy_that_one_makes(groups, algori
 
 
 def two_ranks_agree_with_one(groups, experts, samples, layout, *, of_two=None, updates=1, **sections) -> None:
-    """layout: fields of `train.batch` of the two ranks. of_two: other sections of their `train`."""
-    batches = [replace(batch_of(samples, seed), updates=updates) for seed in (0, 1)]
+    """In two updates. layout: fields of `train.batch` of the two ranks. of_two: other sections of their `train`."""
+    batches = [replace(batch_of(samples, seed), updates=updates) for seed in range(2 // updates)]
     shape = {"experts": experts}
     alone, together = (
         groups(ranks).run(
             "train",
             spec=policy_spec_of(ranks, kl="Reward", random=shape, batch=dict(batch), **sections, **train),
             batches=batches,
-            rates=[1e-3, 1e-3],
+            rates=[1e-3] * len(batches),
         )[0]
         for ranks, batch, train in ((1, {}, {}), (2, layout, of_two or {}))
     )
