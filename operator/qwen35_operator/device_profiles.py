@@ -21,7 +21,7 @@ class PodSize:
 
 @dataclass(frozen=True)
 class HostPath:
-    """A file or folder of the node that its containers need, mounted read-only at the same path."""
+    """A file or folder of the Kubernetes node that pods with devices mount read-only at the same path."""
 
     name: str
     path: str

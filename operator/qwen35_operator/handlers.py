@@ -1,8 +1,9 @@
-"""Feeds events of trainings from kopf into the store and the queue. Nothing is decided here.
+"""Passes the events of trainings, which the library kopf receives, to the store of trainings and to the work queue.
 
-kopf runs in a thread and event loop of its own, because it takes over the process's signals where it can, and cancels
-all tasks of its loop that it did not create. It ends if it may not list trainings: this module then waits until it may,
-and starts kopf again. kopf does not discover definitions and namespaces, which would need cluster-wide permissions.
+This module decides nothing. kopf runs in a thread with an event loop of its own, for two reasons: it takes over the
+process's signals where it can, and it cancels all tasks of its event loop that it did not create. kopf ends if it has
+no permission to list trainings. This module then waits for the permission and starts kopf again. The discovery of
+definitions and namespaces is switched off in kopf, because it would need cluster-wide permissions.
 """
 
 import asyncio
@@ -72,7 +73,10 @@ async def follow(
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched. kopf itself would end, with an error that does not say what to grant."""
+    """Wait until trainings can be listed and watched.
+
+    If kopf started before that, it would end with an error that does not name the missing permission.
+    """
     logged = ""
     while True:
         try:
@@ -90,7 +94,10 @@ async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], tr
 
 
 async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
-    """Return the problem that only people can solve, if there is one. Raises ApiError for temporary errors."""
+    """Return why trainings cannot be watched, if only a person can solve the problem; otherwise None.
+
+    Raises ApiError for a temporary error.
+    """
     try:
         group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")
     except NotFound:
@@ -116,7 +123,10 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
 
 
 def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
-    """Return the handlers for one run of kopf. explicit: use the named kubeconfig rather than the pod's own credentials."""
+    """Return the handlers for one run of kopf.
+
+    explicit: whether the user named a kubeconfig. If so, its credentials are preferred to those of the pod.
+    """
     handlers = kopf.OperatorRegistry()
     kopf.on.login(registry=handlers)(_login_by_kubeconfig if explicit else _login_by_pod)
 
@@ -157,7 +167,10 @@ def _run_kopf(
     loop: asyncio.AbstractEventLoop,
     ended: asyncio.Future[None],
 ) -> None:
-    """Run kopf in this thread until `stop` is set or it fails. Passes the outcome to `ended` in the other thread."""
+    """Run kopf in this thread until `stop` is set or kopf fails.
+
+    The outcome becomes the result of `ended`, a future of the event loop `loop`, which runs in another thread.
+    """
     problem: BaseException | None = None
     try:
         asyncio.run(_operate(handlers, options, stop))
@@ -191,7 +204,7 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
 
 
 def _login_by_pod(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """Use the pod's own credentials, otherwise those of KUBECONFIG; both without the synchronous client library."""
+    """Use the pod's own credentials, or else those of KUBECONFIG. Neither needs the synchronous client library."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 

@@ -42,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 def begin(form: LogFormat, *, verbose: bool) -> None:
-    """Write this process's log to stderr; `verbose`: every step."""
+    """Write the log of this process to stderr in the format `form`. verbose: log every step."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)

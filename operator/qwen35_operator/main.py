@@ -4,8 +4,9 @@
     watches ─► stores ──┴─► queue ──► election ──┼─► worker ─► reconcile
                                      (leader)    └─► …
 
-A standby does everything except reconcile, so it can start immediately when it leads. SIGTERM ends the workers after
-the reconciles in progress, then the Lease is released, then the watches and kopf end.
+A process that does not lead (a standby) does everything except reconcile, so that it can begin immediately when it
+becomes the leader. After SIGTERM the workers finish the reconciles in progress and end. Then the Lease is released, and
+then the watches and kopf end.
 """
 
 import asyncio
@@ -86,7 +87,11 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
 
 
 async def _run_together(*parts: Coroutine[None, None, None]) -> None:
-    """Run all parts until one ends or this is cancelled, then end them in this order: the first may need the others."""
+    """Run all parts until one of them ends or this function is cancelled.
+
+    Then end all parts in the order of the arguments, because an earlier part may need the later parts until it has
+    ended.
+    """
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -66,11 +66,11 @@ class Metrics:
             object.__setattr__(self, name, metric)
 
     def count(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """Report the number of trainings in each state, which `states` returns at each scrape."""
+        """Report the number of trainings in each state. `states` is called at each scrape and returns these numbers."""
         self.registry.register(_Trainings(states))
 
     def requested(self, verb: str, resource: str, code: int) -> None:
-        """Count an answer of the API server in the metric of requests."""
+        """Count one answer of the API server in qwen35_api_requests_total."""
         self.requests.labels(verb, resource, str(code)).inc()
 
     def restarted(self, kind: str) -> None:

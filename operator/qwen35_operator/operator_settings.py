@@ -32,7 +32,7 @@ def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
 
 
 def own_identity() -> str:
-    """Return a name for the Lease that is unique to this process; it changes with a restart."""
+    """Return the name of this process in the Lease. The name is unique, and differs after a restart of the process."""
     return f"{socket.gethostname()}-{secrets.token_hex(4)}"
 
 

@@ -1,6 +1,6 @@
 """The leader's workers: each takes a key from the queue, reconciles it, and schedules the next reconcile.
 
-A worker that is cancelled first finishes its reconcile.
+A cancelled worker ends when its reconcile in progress has finished, or after STOP_SECONDS.
 """
 
 import asyncio

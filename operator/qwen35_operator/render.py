@@ -28,8 +28,9 @@ def objects(
 ) -> tuple[KubeObject, ...]:
     """Return the children of the first attempt, in the order of creation.
 
-    namespace: overrides the manifest's; without either it is "default". file: named in errors. Raises ManifestError
-    with everything that the operator would not accept, except what this release cannot run (`cannot_run`).
+    namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". file: the path
+    that errors name. Raises ManifestError with every problem for which the operator would not accept the manifest,
+    except parts that this release cannot run (see `cannot_run`).
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."

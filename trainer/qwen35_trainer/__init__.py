@@ -1,8 +1,11 @@
-"""The trainer: what runs inside a Qwen35Training's pods, and on a laptop."""
+"""The trainer: the program that runs in the pods of a Qwen35Training, or without a cluster on one machine."""
 
 
 def __getattr__(name: str) -> str:
-    """`__version__`, read when it is asked for: that takes longer than starting Python, and signals wait for no import."""
+    """Return `__version__`, which is read only when it is asked for.
+
+    Reading it takes longer than starting Python. At import it would delay the handling of signals.
+    """
     if name == "__version__":
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""The entry point of `qwen35`. `run` is protected by runtime/signals.py before anything slow is imported."""
+"""The entry point of `qwen35`. For `run`, runtime/signals.py takes over signals before anything slow is imported."""
 
 from __future__ import annotations
 

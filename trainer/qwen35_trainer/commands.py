@@ -117,7 +117,7 @@ def run(
 
 
 def _how_to_resume(file: Path, changes: list[str], output: str | None) -> str:
-    """Return the command that continues the run of these arguments."""
+    """Return the `qwen35 run` command that resumes a run started with these arguments."""
     options = [*(word for change in changes for word in ("--set", change)), *(["--output", output] if output else [])]
     return shlex.join(["qwen35", "run", str(file), *options, "--resume", "auto"])
 

@@ -1,7 +1,8 @@
 """Reasons of failed attempts: the words that trainer, operator, status, events and `failurePolicy` rules share.
 
-An exception that can end a run has a class attribute `failure`. A module of any layer may define one, so this module imports nothing
-of the project. The operator's built-in rules and the table in docs/failure-modes.md are derived from it.
+An exception that can end a run has a class attribute `failure`. Modules of all layers define such exceptions, so this
+module imports nothing of the project. The operator's built-in rules and the table in docs/failure-modes.md are derived
+from it.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ class FailureReason(StrEnum):
 
 
 def reason_of(error: BaseException) -> FailureReason:
-    """Return the reason of an exception that ended a run; for a group of exceptions, that of its first one."""
+    """Return the reason of an exception that ended a run. A group of exceptions has the reason of its first one."""
     if isinstance(error, BaseExceptionGroup):
         return reason_of(error.exceptions[0])
     reason = getattr(error, "failure", None)

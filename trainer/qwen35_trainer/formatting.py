@@ -76,7 +76,10 @@ def duration(seconds: float | None) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw the values in at most `width` characters, from the minimum to the maximum. Each is the mean of adjacent values."""
+    """Draw the values as a line of at most `width` blocks. Each block shows the mean of adjacent values.
+
+    The lowest block stands for the smallest mean, the highest block for the largest.
+    """
     values = [value for value in values if math.isfinite(value)]
     if not values:
         return ""

@@ -156,7 +156,7 @@ def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
 
 
 def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Resolve the node's reference and its "or null". Returns the node, and whether null is allowed."""
+    """Resolve the node's references, and remove null from its union. Returns the node, and whether null is allowed."""
     nullable = False
     while True:
         if "$ref" in node:
@@ -171,9 +171,10 @@ def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping
 
 
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
-    """Return the default. Sections get {}, so that the defaults of their fields apply.
+    """Return the part of a field's schema that declares its default; {} if it has no fixed default.
 
-    null is allowed only if absence would mean something else. Elsewhere the API server prunes it, which means None.
+    The default of a section is {}, so that the defaults of its fields apply. A field with a default may be null only if
+    null is different from absence. In other fields the API server removes a null, and the field is then None.
     """
     if node.get("default") is None or node.get("x-default-by-mode"):
         return {}

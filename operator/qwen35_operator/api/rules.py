@@ -91,7 +91,10 @@ def _fixed(what: str) -> Rule:
 
 
 def _suspended(section: str, *fields: str) -> Rule:
-    """Fields that can change only while the training is suspended: `fields` of an optional section, or all of a required one."""
+    """Return the rule that a section, or only some of its fields, can change only while the training is suspended.
+
+    fields: the fields of an optional section; without them the rule covers a whole required section.
+    """
     pairs = [f"self.{section}.{field} == oldSelf.{section}.{field}" for field in fields]
     same = f"self.{section} == oldSelf.{section}"
     if fields:

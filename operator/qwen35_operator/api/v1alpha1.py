@@ -1,6 +1,6 @@
 """Qwen35Training, v1alpha1: the spec is `qwen35_trainer.manifest`, the status is the operator's report.
 
-Nothing is decided by `state`, which only summarizes the conditions for people.
+The field `state` only summarizes the conditions for people. No decision depends on it.
 """
 
 from typing import Annotated, Literal

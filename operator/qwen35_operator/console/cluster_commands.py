@@ -76,9 +76,9 @@ class ClusterAccess:
 def status(
     cluster: ClusterAccess, name: str | None, *, everywhere: bool, watch: bool, as_json: bool, console: Console
 ) -> int:
-    """Show one training, or one line for each. Raises NotShown.
+    """Show one training, or without `name` one line for each training. Raises NotShown.
 
-    Returns an exit code; with `watch`, that of the training.
+    Returns an exit code. With `watch`, it is 0 if the training succeeded, otherwise FAILED.
     """
     if name is None and watch:
         raise NotShown("--watch follows one training. Name it: qwen35 status NAME --watch")
@@ -144,7 +144,10 @@ async def _watch(cluster: ClusterAccess, name: str, *, as_json: bool, console: C
 
 
 async def _redraw(client: RestClient, states: States, console: Console) -> TrainingView | None:
-    """Draw a screen at each change and each second, because ages grow. Returns the last state; None if deleted."""
+    """Draw the screen at each change of the training, and each second, so that the ages on it stay correct.
+
+    Returns the training when it has ended, or None if it was deleted.
+    """
     view: TrainingView | None = None
     trouble = ""
 
@@ -166,7 +169,7 @@ async def _redraw(client: RestClient, states: States, console: Console) -> Train
 
 
 async def _log(client: RestClient, states: States, console: Console, *, as_json: bool) -> TrainingView | None:
-    """Print a line for each change. Returns the last state; None if deleted."""
+    """Print a line for each change. Returns the training when it has ended, or None if it was deleted."""
     printed = ""
     async for state in states:
         if state is None:
@@ -187,7 +190,10 @@ async def _log(client: RestClient, states: States, console: Console, *, as_json:
 
 
 async def _with_warnings(client: RestClient, raw: JsonObject, before: TrainingView | None) -> tuple[TrainingView, str]:
-    """Return the training with its latest warnings. If they cannot be read, with the earlier ones, and the reason."""
+    """Return the training with its latest warnings, and an empty text.
+
+    If the warnings cannot be read, return the training with the warnings of `before`, and the reason.
+    """
     try:
         return TrainingView.of(raw, await warnings_of(client, raw)), ""
     except NotShown as problem:

@@ -52,7 +52,7 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 
 
 async def list_trainings(client: RestClient, namespace: str | None) -> list[JsonObject]:
-    """Return the trainings of a namespace, or of all. Raises NotShown."""
+    """Return the trainings of a namespace, or with None of all namespaces. Raises NotShown."""
     try:
         page = await client.get(TRAINING.path(namespace))
     except ApiError as error:
@@ -79,7 +79,7 @@ async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonO
 
 
 async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent, ...] | None:
-    """Return the latest Warning events of a training, newest first; None if they may not be read. Raises NotShown."""
+    """Return the latest Warning events of a training, newest first; None without permission. Raises NotShown."""
     metadata = raw["metadata"]
     selector = f"involvedObject.kind={KIND},involvedObject.name={metadata['name']},type=Warning"
     try:
@@ -116,7 +116,7 @@ async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
 
 
 def not_found(namespace: str, name: str, others: list[str]) -> str:
-    """Return the message that the training does not exist, with names that may be meant."""
+    """Return the message that the training does not exist, with names that the user may have meant."""
     similar = difflib.get_close_matches(name, others, SHOWN_NAMES)
     if similar:
         fix = f"Did you mean {' or '.join(similar)}?"

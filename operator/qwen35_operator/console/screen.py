@@ -1,4 +1,4 @@
-"""One training on one screen of 80 columns, drawn with rich. Pure."""
+"""One training on one screen of 80 columns, drawn with rich. All functions are pure."""
 
 from datetime import datetime
 from typing import Final
@@ -118,7 +118,7 @@ def _bar(view: TrainingView, progress: ProgressStatus, now: datetime) -> Rendera
 
 
 def _record_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
-    """Pools, the last checkpoint and export, attempts, and warnings."""
+    """Return the rows of the pools, the last checkpoint and export, attempts, and warnings."""
     rows: list[tuple[str, RenderableType]] = []
     if view.status.pools:
         rows += [("", ""), ("pools", _pools(view))]
@@ -154,7 +154,7 @@ def _pools(view: TrainingView) -> Table:
 
 
 def _attempt_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
-    """Return the open attempt, and how the last ended attempt ended."""
+    """Return a row for the open attempt, and a row that says how the last ended attempt ended."""
     attempts = view.status.attempts
     if not attempts:
         return []

@@ -69,13 +69,16 @@ def brief(seconds: float) -> str:
 
 
 def ago(time: datetime | str, now: datetime) -> str:
-    """Format the age of a time. A time in the future comes from a clock that is ahead."""
+    """Format how long ago a time was. A time in the future is described as ahead of the API server's clock."""
     seconds = (now - time).total_seconds() if isinstance(time, datetime) else seconds_since(time, now)
     return f"{age(-seconds)} ahead of the API server's clock" if seconds < -2 else f"{age(seconds)} ago"
 
 
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Return the seconds until the last update at the present pace; None unless it runs at a known pace to a known end."""
+    """Return the seconds until the last update at the present pace.
+
+    Returns None if the training does not run, if its pace or its last update is unknown, or if its report is too old.
+    """
     progress = view.status.progress
     if (
         view.state != "Running"

@@ -40,7 +40,10 @@ def _cells(view: TrainingView, now: datetime) -> list[str | Text]:
 
 
 def _waiting(view: TrainingView) -> str:
-    """Return the first unmet condition and the number of others; without one, the reason why the training does not run."""
+    """Return the first unmet condition and the number of others.
+
+    If every condition is met, return the reason why the training does not run, or an empty text.
+    """
     if unmet := unmet_conditions(view):
         return unmet[0][0] + (f" +{len(unmet) - 1}" if len(unmet) > 1 else "")
     ready = view.condition("Ready")

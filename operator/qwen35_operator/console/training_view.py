@@ -89,7 +89,10 @@ class TrainingView:
 
 
 def latest_warnings(events: Sequence[KubeObject], uid: str, count: int) -> tuple[WarningEvent, ...]:
-    """Return the newest `count` events of the object with this uid. An earlier training of the same name had another uid."""
+    """Return the newest `count` events of the object with this uid, newest first.
+
+    The uid excludes events of an earlier training that had the same name.
+    """
     warnings = [
         WarningEvent(_time(event), event.get("reason", ""), event.get("message", ""))
         for event in events

@@ -4,5 +4,5 @@
                      ──► message_config_maps ──► -control, -progress, -history
                      ──► ray_job ◄── pod_templates ◄── device profile, volumes, pod_overrides
 
-These functions know neither the existing objects nor what should happen next.
+These functions do not read the objects that exist, and do not decide what happens next.
 """

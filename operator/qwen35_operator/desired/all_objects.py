@@ -12,7 +12,8 @@ from qwen35_trainer.manifest import Problem
 def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObject, ...]:
     """Return every child except -progress, -history, -control and the RayJobs, in the order of creation.
 
-    config_map: `config.build(training)`, passed in because it is expensive and callers may have it.
+    config_map: the result of `config.build(training)`. It is an argument because it is expensive to build and callers
+    may already have it.
     """
     return (config_map, *rbac.build(training), network_policy.build(training))
 
@@ -20,7 +21,7 @@ def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObje
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
     """Return everything for which the operator refuses a spec that is valid in itself.
 
-    The functions that build objects rely on there being no problems.
+    The functions that build objects may be called only if there are no such problems.
     """
     own_problems = [
         *object_names.problems(training),

@@ -11,7 +11,7 @@ from qwen35_trainer.manifest.pods import PodsSpec
 def build(training: TrainingResource) -> KubeObject:
     """Return the ConfigMap with the manifest that the trainer reads.
 
-    Claims are replaced by their paths; spec.pods, which names Secrets, is left out.
+    In this manifest the mounted path replaces each PersistentVolumeClaim. spec.pods, which names Secrets, is left out.
     """
     spec = mounted(training.spec).model_copy(update={"suspend": False, "pods": PodsSpec()})
     manifest = Manifest(

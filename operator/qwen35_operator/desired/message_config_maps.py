@@ -1,7 +1,7 @@
 """The ConfigMaps through which operator and trainer exchange messages: `-control`, `-progress` and `-history`.
 
-The operator writes `-control`. It creates `-progress` and `-history` empty and never writes them again, so they carry
-no hash: from then on only the trainer writes them.
+The operator writes `-control`. It creates `-progress` and `-history` without content, and afterwards only the trainer
+writes these two. They therefore carry no hash of their content.
 """
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -35,7 +35,7 @@ def empty_progress(training: TrainingResource) -> KubeObject:
 def empty_history(training: TrainingResource) -> KubeObject:
     """Return the ConfigMap `-history` as it is before the trainer writes it.
 
-    Its component label keeps its content out of the operator's watch.
+    Its component label makes the operator watch only the metadata of this ConfigMap and not its content.
     """
     return {
         "apiVersion": "v1",

@@ -6,8 +6,8 @@
     pods of the training ──► 53, 5353, 443, 6443           anywhere: DNS; metric services and object stores; the API server
 
 Ray executes any code that reaches its ports, so this policy keeps other pods from running code here. Every network
-plugin admits the nodes' kubelets. Policies add up: to allow more (a tracking server on another port, an API server that
-proxies to the dashboard), add a policy that selects the training's label.
+plugin admits connections from the kubelets. Policies add up: to allow more (a tracking server on another port, an API
+server that proxies to the dashboard), add a policy that selects the training's label.
 """
 
 from typing import Any, Final

@@ -72,9 +72,10 @@ def rollout_selector(training: str) -> str:
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields whose change needs a new attempt, because a running one cannot take it over.
+    """Return a hash of all fields whose change needs a new attempt, because a running attempt cannot take it over.
 
-    Fields with their default value do not count: an upgrade to a release with more fields must not end running attempts.
+    Fields with their default value do not count, so that an upgrade to a release with more fields ends no running
+    attempt.
     """
     spec = training.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=LIVE_FIELDS)
     return digest({section: value for section, value in spec.items() if value != {}})

@@ -19,9 +19,10 @@ def metadata(
     labels: Mapping[str, str] | None = None,
     annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the metadata of a child. By its ownerReference, garbage collection deletes it together with its training.
+    """Return the metadata of a child. Its ownerReference makes Kubernetes delete the child together with its training.
 
-    Without a finalizer, a deleted training does not wait for the operator. Its pods get SIGTERM and their grace period.
+    There is no finalizer, so the deletion of a training does not wait for the operator. The pods get SIGTERM and their
+    grace period.
     """
     written: dict[str, Any] = {
         "name": name,
@@ -44,8 +45,8 @@ def metadata(
 def sealed(manifest: KubeObject) -> dict[str, Any]:
     """Return the object with its hash in an annotation.
 
-    The hash shows whether the object must be written again. Comparing it with the stored object would not do, because the
-    API server adds defaults.
+    The hash shows whether the object must be written again. A comparison with the stored object could not show this,
+    because the API server adds defaults to that object.
     """
     written = manifest["metadata"]
     annotations = dict(written.get("annotations", {})) | {object_names.HASH: hash_of(manifest)}

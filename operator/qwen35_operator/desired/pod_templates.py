@@ -1,4 +1,4 @@
-"""The pod template of a pool: the device profile's, merged with the user's changes.
+"""Builds the pod template of a pool: the device profile's template, merged with the user's changes.
 
 KubeRay adds what starts Ray (command, ports, probes, the init container `wait-gcs-ready`), and treats the container at
 index 0 as Ray's.
@@ -26,7 +26,10 @@ USER_ID: Final = 1000
 
 
 def template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
-    """Return the pod template of a pool, merged with spec.pods, which must have passed `reserved_fields.problems`."""
+    """Return the pod template of a pool, with the user's changes from spec.pods merged into it.
+
+    The changes must have passed `reserved_fields.problems`.
+    """
     return merge(_template(training, settings, pool, attempt), getattr(training.spec.pods, pool))
 
 
@@ -80,7 +83,10 @@ def _container(training: TrainingResource, settings: OperatorSettings, pool: Pod
 
 
 def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
-    """Return the head's ServiceAccount. Only the driver contacts the API server."""
+    """Return the pod's fields for its ServiceAccount.
+
+    Only the head gets the account and its token, because only the driver contacts the API server.
+    """
     if pool == "head":
         return {"serviceAccountName": object_names.account_name(training.name), "automountServiceAccountToken": True}
     return {"automountServiceAccountToken": False}
@@ -89,7 +95,10 @@ def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
 def _environment(
     training: TrainingResource, profile: DeviceProfile, pool: PodPool, attempt: int
 ) -> list[dict[str, Any]]:
-    """Return the operator's variables, then the profile's, then the user's, which cannot have a name of the operator's."""
+    """Return the environment variables: the operator's, then those of the device profile, then the user's.
+
+    The user's variables cannot have the name of one of the operator's variables.
+    """
     values = {
         TRAINING_VARIABLE: training.name,
         NAMESPACE_VARIABLE: training.namespace,
@@ -116,8 +125,10 @@ def _environment(
 
 
 def _resources(training: TrainingResource, profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
-    """Requests and limits. CPU has no limit, because throttling one rank's collective slows every rank. Memory has one,
-    because Ray sizes its object store by it.
+    """Return the requests and limits of the container.
+
+    CPU has no limit, because all ranks wait in a collective for a rank whose CPU is throttled. Memory has a limit,
+    because Ray sizes its object store by that limit.
     """
     size = size_of(training, pool)
     memory = {"memory": _gibibytes(size.memory_gib)}
@@ -138,7 +149,10 @@ def _gibibytes(count: int) -> str:
 
 
 def _tolerations(profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
-    """Tolerate the taint that nodes with devices conventionally have: the resource's name."""
+    """Return a toleration of the taint that Kubernetes nodes with devices conventionally have.
+
+    The key of the taint is the resource name of the device.
+    """
     if pool == "head" or profile.resource is None:
         return {}
     return {"tolerations": [{"key": profile.resource, "operator": "Exists", "effect": "NoSchedule"}]}

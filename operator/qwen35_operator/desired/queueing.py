@@ -1,6 +1,6 @@
 """The labels and annotations that a RayJob copies from its training, for queues and gang schedulers.
 
-Schedulers know the RayJob, not the training.
+Queues and schedulers read the RayJob and not the training.
 """
 
 from collections.abc import Mapping

@@ -20,7 +20,7 @@ from qwen35_trainer.contract.shared_names import CONFIG_FOLDER, CONFIG_KEY, RUN_
 
 
 def _pinned_ray_version() -> str:
-    """Ray's version in the requirements of this package, with which the trainer images are built."""
+    """Return the version of Ray that this package requires. The trainer images are built with the same version."""
     pins = (re.match(r"ray\[default\]==([\d.]+)", requirement) for requirement in requires("qwen35") or ())
     return next(pin[1] for pin in pins if pin)
 

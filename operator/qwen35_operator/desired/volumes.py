@@ -124,7 +124,7 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:
-    """Each claim once, in the order of first use, with whether the pods write to it."""
+    """Return the name of each claim once, in the order of first use, with whether the pods write to the claim."""
     model, storage = spec.model.source.persistentVolumeClaim, _checkpoint_claim(spec)
     reading = [] if model is None else [model]
     claims = dict.fromkeys([claim.claimName for claim in (*reading, *_data_claims(spec))], False)

@@ -131,7 +131,10 @@ class RestClient:
         content: str = PLAIN,
         accept: str = PLAIN,
     ) -> JsonObject:
-        """Send a request. Reads are retried within the time limit; a write must be decided again by the caller."""
+        """Send a request and return the answer.
+
+        A failed GET is sent again within the time limit. After a failed write the caller must decide again.
+        """
         limit = aiohttp.ClientTimeout()  # no limit by aiohttp: two limits that expire together would hide each other
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_SECONDS):
@@ -208,7 +211,10 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Whole lines of any length: a ConfigMap of 1 MiB can take six times as much as JSON, and aiohttp limits lines."""
+    """Yield whole lines of any length.
+
+    aiohttp limits the length of a line when it reads by lines. A ConfigMap of 1 MiB can be six times as long in JSON.
+    """
     parts: list[bytes] = []
     with suppress(
         aiohttp.ServerTimeoutError
@@ -222,15 +228,19 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy for the API server that the environment names, as other clients read it."""
+    """Return the proxy that the environment names for the API server; None if it names none.
+
+    Other clients read the environment in the same way.
+    """
     server = urlsplit(url)
     return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
 
 
 def _offset(date: str, before: timedelta) -> timedelta:
-    """Return the difference between the API server's clock and this machine's.
+    """Return how far the API server's clock is ahead of this machine's, by the Date header `date`.
 
-    It is in whole seconds, like the header. Less than two seconds count as none.
+    The result is in whole seconds, like the header. A difference below two seconds counts as zero. If the header is not
+    a valid date, the result is `before`.
     """
     try:
         shift = parsedate_to_datetime(date) - datetime.now(UTC)
@@ -248,7 +258,10 @@ def _refused(status: int, raw: bytes) -> ApiError:
 
 
 def _resource(path: str) -> str:
-    """Return the plural in a path, for metrics. Object names would make unlimited label values."""
+    """Return the plural and the subresource in a URL path, as the value of a metric's label.
+
+    Names of objects are left out, because there would be no limit to the number of values.
+    """
     parts = path.strip("/").split("/")
     rest = parts[3:] if parts[0] == "apis" else parts[2:]
     if rest[:1] == ["namespaces"] and len(rest) > 2:

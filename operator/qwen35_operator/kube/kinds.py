@@ -68,6 +68,9 @@ METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HIS
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
-    """Return the kind whose watch reports an object that the operator wrote: `kind` itself, but HISTORY for `-history`."""
+    """Return the kind whose watch reports `raw`, an object that the operator wrote.
+
+    This is `kind` itself, except for the ConfigMap `-history`, which has the kind HISTORY.
+    """
     component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
     return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

@@ -53,7 +53,7 @@ class LeaseLost(Exception):
 
 
 class _ObservedLease(NamedTuple):
-    """Another process's Lease."""
+    """The version of the Lease that this process saw last while it was not the holder."""
 
     version: str
     since: float
@@ -92,7 +92,7 @@ class Election:
             await asyncio.sleep(RENEW_SECONDS)
 
     async def _hold(self, renewed: float) -> None:
-        """Lead from acquiring the Lease until losing it."""
+        """Lead until the Lease is lost or the work ends. renewed: the time of the request that acquired the Lease."""
         self._holds = True
         work = asyncio.ensure_future(self._work())
         try:
@@ -121,7 +121,10 @@ class Election:
         await self.lead()
 
     async def _renew(self, work: asyncio.Future[None], renewed: float) -> None:
-        """Renew until this has failed for GIVE_UP_SECONDS, or the work ends. Raises LeaseLost."""
+        """Renew the Lease until renewing has failed for GIVE_UP_SECONDS or the work has ended.
+
+        Raises LeaseLost if this process is no longer the holder.
+        """
         pause = RENEW_SECONDS
         while (remaining := renewed + GIVE_UP_SECONDS - self.clock()) > 0 and not work.done():
             await asyncio.wait({work}, timeout=min(pause, remaining))
@@ -129,11 +132,10 @@ class Election:
             renewed, pause = (renewed, RETRY_SECONDS) if requested is None else (requested, RENEW_SECONDS)
 
     async def _acquire(self, timeout_seconds: float = REQUEST_SECONDS) -> float | None:
-        """Try to become or to stay the holder. Returns the time of the request, or None if another process is the
-        holder.
+        """Acquire or renew the Lease. Returns the time of the request, or None if this did not succeed.
 
-        The time of the request counts, not that of its answer, because the Lease may have been renewed then. Raises
-        LeaseLost if this process was the holder and no longer is.
+        The time of the request counts, not that of the answer, because the API server may have renewed the Lease as
+        early as that. Raises LeaseLost if this process was the holder and no longer is.
         """
         try:
             async with asyncio.timeout(min(REQUEST_SECONDS, timeout_seconds)):
@@ -164,7 +166,10 @@ class Election:
         return await self._write(lease)
 
     async def _write(self, lease: JsonObject | None) -> float | None:
-        """Write this process into the Lease; None creates it. Returns like `_acquire`."""
+        """Make this process the holder of `lease`; None creates the Lease.
+
+        Returns the time of the request, or None if another process was faster.
+        """
         requested = self.clock()
         now = _micro_time(self.client.now())
         before: dict[str, Any] = {} if lease is None else lease.get("spec") or {}

@@ -41,7 +41,7 @@ class ObjectCache:
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self) -> list[Problem]:
-        """Return the problems of all watches that have not listed their objects completely."""
+        """Return one problem for each watch that has not listed its objects completely."""
         watches = (watch for watch in self.watches if not watch.synced.is_set())
         return [watch.problem or not_listed(watch.kind) for watch in watches]
 

@@ -44,7 +44,10 @@ STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 
 
 def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
-    """Parse an object into its record. Raises KeyError or ValueError if a field is missing that its kind always has."""
+    """Parse an object into its record.
+
+    Raises KeyError or ValueError if the object lacks a field that every object of its kind has.
+    """
     builders: dict[ObjectKind, Callable[[KubeObject], ObjectRecord]] = {
         RAY_JOB: _job,
         RAY_CLUSTER: _cluster,
@@ -168,10 +171,11 @@ def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
 def _fault(
     status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]], deleting: datetime | None
 ) -> tuple[str, int | None, str]:
-    """Reason, exit code and message of a pod that does not work. Checks disruptions, then containers, then scheduling.
+    """Return the reason, exit code and message of a pod that does not work; an empty reason if there is no fault.
 
-    A container that ended after the pod's deletion was requested ended because of it. A container that ended before is
-    the cause of the deletion: KubeRay deletes such a pod immediately, and only this last state shows what happened.
+    Disruptions are checked first, then containers, then scheduling. A container that ended after the pod's deletion was
+    requested does not count: the deletion ended it. A container that ended before is the cause of the deletion: KubeRay
+    deletes such a pod immediately, and only the pod's last state shows what happened.
     """
     disruption = conditions.get("DisruptionTarget", {})
     if disruption.get("status") == "True":

@@ -56,7 +56,7 @@ class WorkQueue:
         self._changed.set()
 
     def add_failed(self, key: TrainingKey) -> float:
-        """Enqueue the key after a backoff that grows with its failures in a row. Returns the seconds."""
+        """Enqueue the key after a backoff that grows with each failure in a row. Returns the backoff in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = backoff_seconds(count, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)
         self.add_later(key, wait)
@@ -67,7 +67,7 @@ class WorkQueue:
         self._failures.pop(key, None)
 
     async def take(self) -> TrainingKey:
-        """Wait for the next key. No other worker gets it until `done`."""
+        """Wait for the next key and return it. No other worker gets this key until `done` is called."""
         while True:
             self._changed.clear()
             wait = self._move_due()

@@ -1,10 +1,11 @@
 """The cached records of one kind, by training. The cache may lag behind the API server but never goes back.
 
-An event older than the stored record of the same object is ignored, so a watch may repeat events. Every change returns
-the trainings that it affects: two of them if an object's label was moved to another training.
+An event older than the stored record of the same object is ignored, so a watch may repeat events. Every method that
+changes records returns the trainings that the change affects. There are two if an object's label now names another
+training.
 Answers to the operator's own writes are stored immediately, so that the next decision sees them. Such an answer may
-arrive after the watch has reported the object's deletion; it must not restore the record, because no event would
-remove it again.
+arrive after the watch has reported the deletion of the object. The answer must not restore the record then, because no
+later event would remove the record.
 """
 
 from collections import defaultdict
@@ -61,7 +62,10 @@ class Store:
     def replace(
         self, namespace: str | None, records: Iterable[tuple[str, ObjectRecord]], version: str
     ) -> set[TrainingKey]:
-        """Replace the records of a namespace, or all, by a complete list of resourceVersion `version`."""
+        """Replace the records of a namespace by a complete list, whose resourceVersion is `version`.
+
+        namespace: None replaces the records of all namespaces.
+        """
         self._advance(namespace, version)
         changed: set[TrainingKey] = set()
         listed: set[tuple[str, str]] = set()

@@ -1,4 +1,4 @@
-"""Lists and watches the objects of one kind that have our label, everywhere or in one namespace, without end.
+"""Lists and watches the objects of one kind that have the operator's label, in one namespace or in all of them.
 
     list in pages ─► store.replace ─► watch from there ─► store.put / remove …
       ▲                                    │ 410 Gone: the version is too old
@@ -126,7 +126,7 @@ class Watch:
         return version
 
     def _record(self, raw: JsonObject) -> ObjectRecord | None:
-        """Return the record of an object; None if it has our label but the operator did not create it."""
+        """Return the record of an object; None if the object lacks a field that the operator's objects always have."""
         try:
             return record(self.kind, raw)
         except (KeyError, ValueError, TypeError, AttributeError) as error:
@@ -145,7 +145,10 @@ class Watch:
             self.recovered()
 
     def _mark_unavailable(self, error: ApiError) -> None:
-        """Remember a problem that only people can solve. Other errors pass."""
+        """Record the problem if only a person can solve it: KubeRay or a permission is missing.
+
+        Other errors are temporary and are not recorded.
+        """
         if isinstance(error, NotFound) and self.kind.group == "ray.io":
             fix = "Install KubeRay 1.5.1 or newer; the operator does not need a restart."
             self.problem = Problem(self.kind.resource, "the cluster has no such kind: KubeRay is not installed.", fix)

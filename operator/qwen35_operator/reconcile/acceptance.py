@@ -12,12 +12,12 @@ from qwen35_trainer.manifest import Problem, cannot_run
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Explain why a training is refused although its spec has no problems of its own."""
+    """Return the problems for which the operator refuses a training although its spec is valid in itself."""
     return [*cannot_run(training.spec), *all_objects.problems(training, settings)]
 
 
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:
-    """Return the training if it can be worked on; otherwise a verdict that says why not.
+    """Return the training if the operator can work on it; otherwise return a verdict that says why it cannot.
 
     An open attempt keeps running while its training is refused.
     """

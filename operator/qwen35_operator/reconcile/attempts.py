@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 64
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """Return the observation with an attempt for every RayJob that exists, also for those that no status has recorded."""
+    """Return the observation with an attempt added for each RayJob that is newer than all attempts in the status."""
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:
@@ -76,7 +76,7 @@ def pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:
 
 
 def replaced(attempts: Sequence[Attempt], attempt: Attempt) -> tuple[Attempt, ...]:
-    """Return the history of attempts with the one of the same number replaced by `attempt`."""
+    """Return the history of attempts in which `attempt` replaces the recorded attempt with the same number."""
     return tuple(attempt if recorded.number == attempt.number else recorded for recorded in attempts)
 
 

@@ -1,4 +1,7 @@
-"""Deletes RayJobs that must not outlive their attempt, and the children of ended trainings after their time (a TTL)."""
+"""Deletes RayJobs that must not outlive their attempt, and the children of trainings that have ended.
+
+The children are deleted cleanupSecondsAfterFinished seconds after the end of their training.
+"""
 
 from datetime import datetime
 from typing import Literal
@@ -43,9 +46,10 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
 
 
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
-    """Return deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
+    """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion.
 
-    A RayJob that has ended is kept as a record, unless its attempt was suspended: pods of a suspended training must go.
+    A RayJob that has ended is kept as a record of its attempt. The RayJob of a suspended attempt is deleted, because a
+    suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [

@@ -1,4 +1,4 @@
-"""Detects that the open attempt has ended, and decides what follows. The status records it before anything is done.
+"""Detects that the open attempt has ended, and decides what follows. The status records both before any other step.
 
 report: Succeeded ──────────────────────► Succeeded
 report: Stopped, after an order ────────► the order's consequence: suspended, the next attempt, or past the deadline
@@ -20,7 +20,7 @@ from qwen35_operator.reconcile.writes import PostEvent
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
-    """Record the end of the attempt if it has ended, and what follows. Returns None while it continues."""
+    """Return a verdict that records how the attempt ended and what follows, or None while the attempt continues."""
     attempt, report, order = situation.attempt, situation.report, situation.stop
     if report is not None and report.state == "Succeeded":
         message = f"attempt {attempt.number}: {report.message or f'{report.update} updates'}"
@@ -39,7 +39,7 @@ def decide(situation: AttemptSituation) -> Verdict | None:
 
 
 def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
-    """What shows that the attempt has failed; empty while it has not."""
+    """Return the evidence that the attempt has failed. The list is empty while the attempt has not failed."""
     report, job = situation.report, situation.job
     if report is not None and report.state in ("Failed", "Stopped"):
         return failure_rules.evidence(situation)
@@ -58,7 +58,10 @@ def _evidence_of_failure(situation: AttemptSituation) -> list[Evidence]:
 
 
 def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
-    """Evidence of failure while the cluster runs: its head failed or was replaced, or its driver makes no progress."""
+    """Return the evidence that the attempt has failed although its cluster runs.
+
+    Such evidence exists if the head pod failed or was replaced, or if the driver makes no progress.
+    """
     failing = failure_rules.failing_pods(situation)
     if any(pod.pool == "head" and pod.reason in failure_rules.FAULTS for pod in failing):
         return failure_rules.evidence(situation)
@@ -74,10 +77,11 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
 
 
 def _replacement_head(situation: AttemptSituation) -> Pod | None:
-    """Return a head pod other than the one that the attempt reports from, in the same cluster.
+    """Return the head pod that has replaced the one from which the attempt last reported; None if there is no such pod.
 
-    KubeRay replaces a lost head pod and submits the job to it again, without limit and without counting. An attempt
-    that its queue evicted returns with a new cluster, which is younger than the last report: that is not a failure.
+    KubeRay replaces a lost head pod and submits the job to the new one, without limit and without counting. A new head
+    pod after an eviction is not a failure: the evicted attempt continues in a new cluster, which is younger than the
+    last report.
     """
     report, written, cluster = situation.report, situation.report_written, situation.cluster
     if report is None or report.head is None or written is None or cluster is None or cluster.created > written:

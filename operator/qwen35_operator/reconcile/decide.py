@@ -1,5 +1,6 @@
-"""Decides what to write to the cluster and what to report. The same inputs give the same decision: it reads no clock
-and no cluster.
+"""Decides what to write to the cluster and what to report.
+
+The same inputs give the same decision, because this module reads neither a clock nor the cluster.
 
     always          cleanup     the training has ended: keep its state; delete its children when
                                 cleanupSecondsAfterFinished is over
@@ -10,8 +11,9 @@ and no cluster.
     no attempt      stop        suspended or past its deadline: stay so
                     start       wait for cleanup and backoff, then create the next attempt
 
-The first policy with a verdict decides, in this order. The status records what the end of an attempt means before
-anything is done about it: after a crash in between, the next decision finds either the evidence or the record.
+The policies are asked in this order, and the first one with a verdict decides. When an attempt ends, the status records
+how it ended and what follows before anything else is done. After a crash in between, the next decision therefore finds
+either the evidence of the end or the record of it.
 """
 
 from datetime import datetime

@@ -1,9 +1,9 @@
-"""The size of the rollout pool: its target, and the writes that bring a running cluster there.
+"""Chooses the target size of the rollout pool, and returns the writes that give a running cluster this size.
 
     spec.rollout.nodes, or autoscaling's choice ──► target ──► -control ──► RayCluster replicas, idlest pods deleted first
 
-A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. It does so only if
-nothing else decides the size: neither Ray's autoscaler, nor Kueue without elastic jobs.
+A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
+change the size if something else decides it: Ray's autoscaler, or Kueue if the job is not elastic.
 """
 
 from dataclasses import dataclass
@@ -73,7 +73,10 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
 
 
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
-    """Choose a size one step larger or smaller, by the idle shares that the trainer reports; None to keep the size."""
+    """Return a size one step larger or smaller, or None to keep the size.
+
+    The choice depends on the idle shares that the trainer reports.
+    """
     pool, report = situation.spec.rollout, situation.report
     if pool is None or pool.autoscale is None or report is None or report.state != "Running":
         return None
@@ -114,8 +117,9 @@ def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
-    """Return the pods to delete when shrinking: first those already leaving, then failing ones, then the idlest whole
-    replicas.
+    """Return the `count` pods to delete when the pool shrinks.
+
+    Pods that are already leaving come first, then pods that are not ready, then whole replicas, the idlest first.
     """
     if count <= 0:
         return ()

@@ -1,4 +1,4 @@
-"""Decides what follows a failed attempt by ordered rules, the user's before the built-in ones.
+"""Decides what follows a failed attempt. The user's rules are tried in order, then the built-in rules.
 
 evidence (report, pods, RayJob) ──► first rule that matches a piece of it ──► Restart | RestartAndIgnoreMaxRestarts | Fail
 """
@@ -44,7 +44,10 @@ class Evidence:
 
 @dataclass(frozen=True)
 class BuiltInRule:
-    """A rule of the operator for failed attempts, after the user's. A field that is empty or False matches any evidence."""
+    """A built-in rule for failed attempts. It is tried after the user's rules.
+
+    A field that is empty or False matches any evidence.
+    """
 
     name: str
     action: FailureAction
@@ -74,10 +77,11 @@ class RuleDecision:
 
 
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
-    """Apply the first rule that matches any piece of evidence, which is not empty.
+    """Return the decision of the first rule that matches any piece of evidence. `evidence` must not be empty.
 
-    If several pieces match the same rule, the decision names the earliest, which explains most. The order of rules comes
-    first: a preempted pod restarts the attempt although the trainer, which lost that pod, reported another reason.
+    If several pieces match the same rule, the decision names the earliest piece, which explains most. The order of the
+    rules counts before the order of the evidence: a preempted pod restarts the attempt although the trainer, which lost
+    that pod, reported another reason.
     """
     for rule in rules:
         if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
@@ -89,7 +93,10 @@ def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) 
 
 
 def evidence(situation: AttemptSituation, first: Evidence | None = None) -> list[Evidence]:
-    """Return everything known about a failed attempt: `first`, the trainer's report, its pods, its RayJob."""
+    """Return everything that is known about a failed attempt, as a list.
+
+    The list begins with `first`, if given, followed by evidence from the trainer's report, the pods and the RayJob.
+    """
     report, progress, job = situation.report, situation.status.progress, situation.job
     trained = bool(report and report.update) or bool(progress and progress.update)
     pieces = [] if first is None else [first]

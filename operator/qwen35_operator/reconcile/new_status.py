@@ -1,4 +1,7 @@
-"""Builds the status from the observation and the verdict. Only what must outlive the objects comes from the old status."""
+"""Builds the status from the observation and the verdict.
+
+A value is taken from the old status only if it must outlive the child objects.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -33,7 +36,10 @@ PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
-    """Return the status to write, and the seconds until it may take newer numbers of the trainer; None if it has them."""
+    """Return the status to write, and the seconds until newer numbers of the trainer may be copied into it.
+
+    The seconds are None if the status already has the newest numbers.
+    """
     changed = observed.status.model_copy(update=dict(verdict.changes))
     attempt = attempts.last_attempt(changed.attempts)
     report = None if attempt is None else attempts.report_of(observed, attempt)
@@ -62,7 +68,8 @@ def status_after_refusal(
 ) -> TrainingStatus:
     """Return the status after the API server has refused a write of the decision.
 
-    A running attempt continues, degraded. Otherwise nothing of the decision counts as done.
+    An attempt that was already open continues, and the condition Degraded gives the reason of the refusal. Without such
+    an attempt the training is Pending, and the status records nothing of the decision.
     """
     observed = attempts.with_adopted(observed)
     message = "; ".join(refusal.message for refusal in refused)
@@ -106,7 +113,7 @@ def _findings(observed: Observed, verdict: Verdict, pools: dict[PodPool, PoolSta
 
 
 def _advice(observed: Observed) -> str:
-    """Return a warning about a spec that can be run but has a costly omission."""
+    """Return a warning if checkpoints have no storage, and otherwise an empty text."""
     if observed.training is None or observed.training.spec.checkpoint.storage is not None:
         return ""
     return (
@@ -134,7 +141,7 @@ def _pool_findings(
 
 
 def _needed_nodes(training: TrainingResource | None, pool: PoolStatus) -> int:
-    """Return nodes without which the training cannot continue."""
+    """Return the number of nodes of the pool without which the training cannot continue."""
     if pool.name != "rollout" or training is None or training.spec.rollout is None:
         return pool.desired
     return min(pool.desired, training.spec.rollout.minNodes or pool.desired)
@@ -153,7 +160,10 @@ def _quota(observed: Observed, verdict: Verdict) -> Finding:
 
 
 def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...]:
-    """Return the pools that the mode has. Unchanged while the spec cannot be read."""
+    """Return the status of each pool that the mode has.
+
+    While the spec cannot be read, return the pools of the old status.
+    """
     if observed.training is None:
         return observed.status.pools
     spec = observed.training.spec
@@ -179,7 +189,10 @@ def _pools(observed: Observed, attempt: Attempt | None) -> tuple[PoolStatus, ...
 def _progress(
     observed: Observed, report: ProgressReport | None, verdict: Verdict, now: datetime
 ) -> tuple[ProgressStatus | None, float | None]:
-    """Return the numbers to show, and the seconds until newer ones may be copied."""
+    """Return the trainer's numbers for the status, and the seconds until newer numbers may replace them.
+
+    The seconds are None if the returned numbers are the newest.
+    """
     before = observed.status.progress
     if report is None or observed.report is None:
         return before, None

@@ -1,4 +1,8 @@
-"""Collects the input of a decision: the training's body, its records in the stores, and at most one live read."""
+"""Collects the input of a decision.
+
+The input is the training's body, the cached records of its child objects, and the answer to at most one request to the
+API server.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,14 +33,20 @@ CACHED_TRAININGS = 2048
 
 
 class TrainingParser:
-    """Parses trainings and caches the results: most reconciles concern a child, so the training has not changed."""
+    """Parses trainings and caches the results.
+
+    Most reconciles follow a change of a child object, so the training itself has not changed.
+    """
 
     def __init__(self, size: int = CACHED_TRAININGS) -> None:
         self._size = size
         self._parsed: dict[str, tuple[list[object], TrainingResource | None, tuple[Problem, ...]]] = {}
 
     def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
-        """Return the training, or None and the problems of its spec. An unchanged training gives the identical object."""
+        """Return the training, or None and the problems of its spec.
+
+        As long as the training has not changed, every call returns the same object.
+        """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
         version = [metadata["generation"], labels, annotations]
@@ -62,7 +72,10 @@ class TrainingParser:
 
 
 async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, client: Client) -> Observed:
-    """Collect everything that a decision about this training depends on. Raises ApiError if the live read fails."""
+    """Collect everything that a decision about this training depends on.
+
+    Raises ApiError if a request to the API server fails.
+    """
     metadata = raw["metadata"]
     name, namespace, uid = metadata["name"], metadata["namespace"], metadata["uid"]
     key, created = (namespace, name), parse_time(metadata["creationTimestamp"])
@@ -103,7 +116,10 @@ def read_report(config_map: MessageConfigMap) -> ReadReport | None:
 
 
 def read_control(config_map: MessageConfigMap) -> Control | None:
-    """Parse the operator's last message in `-control`; None if it is empty or unreadable. It is then written again."""
+    """Parse the operator's last message in the ConfigMap `-control`.
+
+    Returns None if the message is empty or unreadable. The operator then writes the message again.
+    """
     if not config_map.text:
         return None
     try:
@@ -121,22 +137,27 @@ def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, 
 def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:
     """Return the training's clusters.
 
-    One whose RayJob is not among `jobs` belongs to no attempt, and delays the next one.
+    A cluster whose RayJob is not among `jobs` gets attempt number 0: it belongs to no attempt. The next attempt must
+    wait until that cluster is gone.
     """
     clusters = [cluster for cluster in cache.stores[RAY_CLUSTER].of(key) if isinstance(cluster, RayCluster)]
     return tuple(cluster if cluster.owner in jobs else replace(cluster, attempt=0) for cluster in clusters)
 
 
 def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
-    """Return the training's pods. Those of an earlier training of the same name belong to no attempt."""
+    """Return the training's pods.
+
+    A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt.
+    """
     pods = [pod for pod in cache.stores[POD].of(key) if isinstance(pod, Pod)]
     return tuple(pod if pod.created >= created else replace(pod, attempt=0) for pod in pods)
 
 
 async def _final_report(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:
-    """`-progress`, read live if the newest job has ended and the cached report is not final.
+    """Return the ConfigMap `-progress`, with the final report if the newest job has ended.
 
-    Otherwise a late watch event could turn a success into a failure.
+    If the cached report of that job is not final, the ConfigMap is read from the API server. Without this read, a late
+    watch event could turn a success into a failure.
     """
     newest = max(jobs, key=lambda job: job.attempt, default=None)
     if not isinstance(progress, MessageConfigMap) or newest is None:

@@ -3,8 +3,7 @@
     key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
                                      refused ──┘ (the status then explains the refusal)
 
-Only caches survive between two calls. Wherever a reconcile is interrupted, the next one finds a step done or repeats
-it.
+Only caches survive between two calls. If a reconcile is interrupted, the next one repeats the steps that were not done.
 """
 
 import logging
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """A write that the API server refused; the status explains why. A later try may succeed."""
+    """Raised if the API server refused a write. The status then explains why. A later try may succeed."""
 
 
 class Reconciler:
@@ -53,9 +52,9 @@ class Reconciler:
         self._parser = TrainingParser()
 
     async def reconcile(self, key: TrainingKey) -> float | None:
-        """Reconcile the training. Returns the seconds after which to do so again; None to wait for an event.
+        """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
 
-        Raises Refusal, and ApiError if the cluster does not answer.
+        Raises Refusal if the API server refused a write, and ApiError if the cluster does not answer.
         """
         raw = self._trainings.get(key)
         if raw is None:
@@ -73,11 +72,11 @@ class Reconciler:
         raise Refusal(refused.message)
 
     async def _exists(self, observed: Observed) -> bool:
-        """Whether the training still exists, by a live read.
+        """Ask the API server whether the training still exists.
 
-        kopf does not report trainings that were deleted while its watch was interrupted. The operator would create
-        children for them, and the garbage collector would delete those, forever. Creations are rare enough for a read
-        each time.
+        kopf does not report trainings that were deleted while its watch was interrupted. For such a training the
+        operator would create children and the garbage collector would delete them, forever. The operator creates
+        objects so rarely that it can afford this request each time.
         """
         try:
             raw = await self._client.get(TRAINING.path(observed.namespace, observed.name), accept=METADATA)

@@ -14,7 +14,10 @@ SHOWN_PODS = 3
 
 
 def decide(situation: AttemptSituation) -> Verdict:
-    """Keep the open attempt running, with the pool sizes and live settings of the spec."""
+    """Return the verdict that keeps the open attempt running.
+
+    Its writes bring the rollout pool to its size, and pass on the settings that may change while an attempt runs.
+    """
     training, attempt, status = situation.training, situation.attempt, situation.status
     changes: dict[str, object] = {}
     if (fault := _new_fault(situation)) is not None:
@@ -76,7 +79,7 @@ def _new_fault(situation: AttemptSituation) -> Fault | None:
 
 
 def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
-    """Return the most important problem of an attempt that nevertheless continues."""
+    """Return the most important problem that the attempt has while it continues; None if it has no problem."""
     report = situation.observed.report
     if report is not None and report.problem is not None:
         return yes("ProgressUnreadable", report.problem)

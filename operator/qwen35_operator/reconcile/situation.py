@@ -19,7 +19,10 @@ from qwen35_trainer.manifest import TrainingSpec
 
 @dataclass(frozen=True)
 class Situation:
-    """The facts by which policies decide about an accepted training. With an open attempt, `AttemptSituation` adds to them."""
+    """The facts by which policies decide about an accepted training.
+
+    `AttemptSituation` adds the facts about an open attempt.
+    """
 
     observed: Observed
     training: TrainingResource
@@ -36,7 +39,7 @@ class Situation:
 
     @property
     def active_seconds(self) -> int:
-        """Seconds that all attempts have taken so far, for activeDeadlineSeconds."""
+        """Seconds that all attempts together have taken so far. spec.activeDeadlineSeconds limits this time."""
         return self.status.activeSeconds
 
 

@@ -1,7 +1,8 @@
-"""Detects an attempt that runs without progress: no new version for failurePolicy.stallFactor × the median time between
-versions, and for at least MIN_STALL_SECONDS.
+"""Detects an attempt that runs without progress.
 
-Both times come from the trainer. The API server's time of writing the report corrects the trainer's clock.
+An attempt is stalled if no new version has appeared for longer than failurePolicy.stallFactor × the median time between
+versions, and for longer than MIN_STALL_SECONDS. The trainer reports the time of the latest version and the median. The
+time at which the API server wrote the report shows how far the trainer's clock differs, and this is corrected.
 """
 
 from dataclasses import dataclass
@@ -30,10 +31,11 @@ class Pace:
 
 
 def pace(situation: AttemptSituation) -> Pace | None:
-    """Return how long ago the attempt's latest weight version was, with the limit for it; None while that cannot be judged.
+    """Return the seconds since the attempt's latest weight version, and the limit for them; or None.
 
-    That is until three versions and the current head's first report exist, and while a queue holds the job. After an eviction
-    the attempt continues in a new cluster: reports from the old cluster do not count, and its pods may exist for a while.
+    The result is None until three versions exist, until the current head pod has reported, and while a queue holds the
+    job. After an eviction the attempt continues in a new cluster. Reports from the old cluster then do not count,
+    although the pods of the old cluster may exist for a while.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
     if report is None or report.versionTime is None or report.versionSeconds is None:

@@ -1,4 +1,4 @@
-"""Starts the next attempt once nothing of the earlier ones is left and the backoff is over."""
+"""Starts the next attempt when the clusters and pods of earlier attempts are gone and the backoff is over."""
 
 from datetime import datetime
 
@@ -17,7 +17,7 @@ confirm its end."""
 
 
 def decide(situation: Situation) -> Verdict:
-    """Start the next attempt, after the backoff and after the pods of earlier attempts have gone."""
+    """Start the next attempt, or wait for the end of the backoff and for the pods of earlier attempts to go."""
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
     state: State = "Starting" if last is None or last.outcome != "Failed" else "Restarting"
@@ -47,7 +47,7 @@ def decide(situation: Situation) -> Verdict:
 
 
 def leftovers(observed: Observed, now: datetime) -> list[str]:
-    """List clusters and pods of earlier attempts, for which a new attempt must wait.
+    """List the clusters and pods of earlier attempts that must be gone before a new attempt starts.
 
     Two trainers must never write to the same checkpoint folder.
     """

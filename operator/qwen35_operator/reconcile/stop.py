@@ -5,8 +5,8 @@
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
                             └── grace period over ──────────────────────▲
 
-The order in `-control` records when and why the attempt was stopped. An attempt that was ordered to stop does stop,
-even if the reason disappears meanwhile; the next attempt then starts immediately.
+The order in `-control` records when and why the attempt was ordered to stop. An order is never withdrawn: the attempt
+stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
 """
 
 from qwen35_operator.desired import object_names
@@ -20,7 +20,11 @@ SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
-    """Order the open attempt to stop if the spec, the deadline or an earlier order requires it; else return None."""
+    """Stop the open attempt if the spec, the deadline or an earlier order requires it; otherwise return None.
+
+    If no trainer has reported yet, the end of the attempt is recorded immediately. Otherwise the trainer is ordered to
+    stop, and the end is recorded here when the grace period is over.
+    """
     if situation.stop is None:
         reason = _reason_to_stop(situation)
         return None if reason is None else _order(situation, reason)
@@ -32,7 +36,10 @@ def decide(situation: AttemptSituation) -> Verdict | None:
 
 
 def stay_stopped(situation: Situation) -> Verdict | None:
-    """Return the verdict on a training that must have no attempt: it is suspended, or past its deadline. None for others."""
+    """Return the verdict on a training that must have no attempt, because it is suspended or past its deadline.
+
+    Returns None for any other training.
+    """
     observed = situation.observed
     if situation.spec.suspend:
         running = any(job.deployment not in attempts.FINAL_JOB_STATES for job in observed.jobs)
@@ -48,7 +55,10 @@ def stay_stopped(situation: Situation) -> Verdict | None:
 
 
 def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
-    """Record that an attempt stopped as ordered, or that its grace period is over."""
+    """Return the verdict that records the end of an attempt that was ordered to stop.
+
+    how: the way in which the attempt ended, as a text for the status.
+    """
     attempt, observed, now = situation.attempt, situation.observed, situation.now
     message = f"attempt {attempt.number}: {how}"
     if order.reason == DEADLINE:
@@ -59,7 +69,7 @@ def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
 
 
 def time_to_deadline(situation: Situation) -> float | None:
-    """Return seconds until spec.activeDeadlineSeconds; None without a deadline."""
+    """Return the seconds that are left of spec.activeDeadlineSeconds; None without such a limit."""
     deadline = situation.spec.activeDeadlineSeconds
     return None if deadline is None else deadline - situation.active_seconds
 

@@ -1,7 +1,8 @@
 """Carries out the writes of a decision, in order, up to the first one that the API server refuses.
 
-Every write is guarded: a creation by its name, all others by a uid or a test. A repeated write, or one from an outdated
-observation, therefore changes nothing (writes are idempotent). The API server's answers go into the stores immediately.
+The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
+its object or tests the object's fields. A write that is repeated or outdated therefore changes nothing.
+The API server's answers go into the stores immediately.
 """
 
 import logging
@@ -48,7 +49,7 @@ class ClusterWriter:
         component: str,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
     ) -> None:
-        """progressed: called after each successful write; a failure after it is the first in a row."""
+        """progressed: called after each successful write. The next failure then counts as the first in a row."""
         self._client = client
         self._cache = cache
         self._component = component
@@ -94,7 +95,10 @@ class ClusterWriter:
     async def _adopt_or_refuse(
         self, observed: Observed, write: Create, kind: ObjectKind, manifest: KubeObject
     ) -> RefusedWrite | None:
-        """Handle an object that already has the name: created by us earlier, or by another party."""
+        """Handle a creation whose name is taken.
+
+        The existing object is adopted if this training owns it. Otherwise the write is refused.
+        """
         name = manifest["metadata"]["name"]
         try:
             existing = await self._client.get(kind.path(observed.namespace, name))
@@ -202,7 +206,10 @@ class ClusterWriter:
             logger.warning("%s/%s: event %s was not posted: %s", observed.namespace, observed.name, event.reason, error)
 
     def _store(self, observed: Observed, kind: ObjectKind, raw: JsonObject) -> None:
-        """Store the answer to a write, unless the object now has another training's label: the watch then updates both."""
+        """Store the object that the API server returned for a write.
+
+        An object that meanwhile has another training's label is not stored here: the watch updates both trainings.
+        """
         if training_of(raw) == observed.name:
             kind = watched_as(kind, raw)
             self._cache.stores[kind].put_own(observed.name, record(kind, raw))

@@ -1,1 +1,1 @@
-"""The vocabulary of the status: conditions with their reasons, and times."""
+"""The conditions in a training's status, with their reasons, and the format of its times."""

@@ -72,20 +72,23 @@ def advantage(name: str) -> AdvantageFunction:
 
 @ADVANTAGES.register("GRPO")
 def grpo(inputs: AdvantageInputs) -> Tensor:
-    """Compute the standard score within the group, with unbiased std (GRPO, arXiv:2402.03300)."""
+    """Subtract the group's mean from each score, and divide by the group's unbiased std (GRPO, arXiv:2402.03300)."""
     groups = _compare_in_groups(inputs)
     return _spread(groups.centred / (groups.std + STD_EPSILON), inputs)
 
 
 @ADVANTAGES.register("DrGRPO")
 def dr_grpo(inputs: AdvantageInputs) -> Tensor:
-    """Subtract the group's mean, without dividing by std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
+    """Subtract the group's mean from each score (Dr. GRPO, arXiv:2503.20783).
+
+    The result is not divided by std, because that would favour prompts whose samples have nearly equal scores.
+    """
     return _spread(_compare_in_groups(inputs).centred, inputs)
 
 
 @ADVANTAGES.register("RLOO")
 def rloo(inputs: AdvantageInputs) -> Tensor:
-    """Subtract the mean of the other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    """Subtract the mean of the group's other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
     groups = _compare_in_groups(inputs)
     return _spread(groups.centred * groups.size / (groups.size - 1).clamp(min=1), inputs)
 
@@ -110,7 +113,11 @@ def gae(inputs: AdvantageInputs) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Each sample (N,) compared with the valid samples of its group. Samples that are not valid have centred 0."""
+    """Each sample (N,) compared with the valid samples of its group.
+
+    `centred` is the score minus the group's mean. It is 0 for samples that are not valid, and in groups of equal
+    scores.
+    """
 
     centred: Tensor
     std: Tensor
@@ -166,7 +173,10 @@ def _token_rewards(inputs: AdvantageInputs) -> Tensor:
 
 
 def _whiten(advantages: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """Scale to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal."""
+    """Scale advantages to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples.
+
+    All other tokens get 0. If the advantages of all these trained tokens are equal, they get 0 too.
+    """
     counted = inputs.mask.bool() & _valid(inputs)[:, None]
     sample = advantages[counted]
     if sample.numel() == 0 or bool(sample.min() == sample.max()):

@@ -60,7 +60,10 @@ def sequence_mean_token_sum(per_token: Tensor, mask: Tensor, counts: GlobalCount
 
 @AGGREGATIONS.register("SequenceMeanTokenMean")
 def sequence_mean_token_mean(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Average over a sequence's tokens, then over sequences, which weigh the same (GRPO, arXiv:2402.03300 eq. 3)."""
+    """Average over the tokens of each sequence, then over sequences (GRPO, arXiv:2402.03300 eq. 3).
+
+    Every sequence weighs the same, whatever its length.
+    """
     return sequence_mean(per_token, mask).sum() / counts.sequences
 
 

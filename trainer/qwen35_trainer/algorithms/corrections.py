@@ -56,14 +56,14 @@ def correction(name: str) -> CorrectionFunction:
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1: the only importance sampling is the ratio to the behaviour policy in the loss itself."""
+    """Weigh every token by 1. The only correction is the loss's own ratio to the behaviour policy."""
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
 
 @CORRECTIONS.register("DecoupledPPO")
 @CORRECTIONS.register("TokenTIS")
 def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its ratio, truncated at `cap`: truncated importance sampling.
+    """Weigh each token by its ratio proximal / behaviour, at most `cap` (truncated importance sampling).
 
     The correction DecoupledPPO uses the same weights; it differs only in requiring proximal log-probs as an argument.
     """
@@ -72,7 +72,7 @@ def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, flo
 
 @CORRECTIONS.register("SequenceTIS")
 def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by the ratio of its whole sequence, truncated at `cap`."""
+    """Weigh each token by the product of the ratios in its sequence, at most `cap`."""
     log_ratio = sequence_sum(_log_ratio(behaviour, proximal, mask), mask)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap)
     return _corrected(ratio[:, None].expand(mask.shape), mask.bool())

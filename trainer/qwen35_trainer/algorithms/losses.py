@@ -8,8 +8,8 @@ GSPO     max(-A·s, -A·clip(s)), s the sequence's ratio            arXiv:2507.1
 CISPO    -sg(clip(r))·A·log_probs                                 arXiv:2506.13585 (MiniMax-M1)
 GPG      -A·log_probs                                             arXiv:2504.02546
 
-clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). Where the proximal policy is the current one, r = 1 and each of them
-has the gradient -A·∇logp.
+clip(r) = clamp(r, 1 - clip_low, 1 + clip_high). Where the proximal policy is the current one, r = 1 and each of these
+losses has the gradient -A·∇logp.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from qwen35_trainer.algorithms.registry import Registry
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Inputs of the policy loss of one micro-batch. It holds whole sequences, because the ratio of GSPO is over a sequence."""
+    """Inputs of the policy loss of one micro-batch. Sequences are whole, because GSPO has one ratio per sequence."""
 
     log_probs: Tensor
     """(N, T) of the sampled tokens under the policy being trained; the only field with gradient."""

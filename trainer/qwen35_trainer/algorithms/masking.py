@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """Return `values` (N, T) where `mask` (N, T) is set, 0 without gradient elsewhere; at least float32."""
+    """Replace `values` (N, T) by 0, without gradient, where `mask` (N, T) is not set. Returns at least float32."""
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))
 
@@ -25,5 +25,5 @@ def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average `values` (N, T) over the trained tokens of each sequence; 0 without any.  Returns (N,)."""
+    """Average `values` (N, T) over the trained tokens of each sequence.  Returns (N,), 0 for a sequence without one."""
     return sequence_sum(values, mask) / mask.bool().sum(dim=-1).clamp(min=1)

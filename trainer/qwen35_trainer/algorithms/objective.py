@@ -2,9 +2,9 @@
 
     loss = aggregate( weight · policy_loss  +  kl_coefficient · kl  -  entropy_coefficient · entropy )
 
-Three policies can differ on a token: behaviour (sampled it), proximal (the centre of the trust region) and current (has
-the gradient). One ratio corrects for the behaviour policy, another one bounds the step. The type of the correction
-decides which is which:
+A token can have different log-probs under three policies. The behaviour policy sampled the token, the proximal policy
+is the centre of the trust region, and the current policy has the gradient. One ratio corrects for the behaviour policy,
+another one bounds the step. The type of the correction decides which log-probs these ratios use:
 
 correction     proximal log-probs          ratio's denominator    weight of the policy loss      name in verl
 None           not used                    behaviour              1                              bypass
@@ -22,9 +22,9 @@ by weights; GPG has no ratio, so under None it is not corrected.)
 "Current, unless passed": with one optimizer step per batch the weights at the batch's start are the current ones, so
 the detached log-probs of the same forward pass are the proximal ones and no second pass is needed. The ratio is then 1
 and nothing is clipped: only the bounds of the correction limit the step. With several steps per batch, pass log-probs
-recomputed with the weights at the batch's start, so that clipping has an effect; DecoupledPPO requires them. It is the
-objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298; the code of AReaL drops tokens above the cap,
-here they are truncated to it.
+recomputed with the weights at the batch's start, so that clipping has an effect; DecoupledPPO requires them.
+DecoupledPPO is the objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298. The code of AReaL drops
+tokens whose ratio is above the cap; here the ratio is truncated to the cap.
 
 KL and entropy cover all trained tokens, with weight 1 under every correction. GSPO always aggregates all three terms by
 SequenceMeanTokenMean: only under that mean is its gradient that of a sequence's ratio (arXiv:2507.18071). With
@@ -119,8 +119,8 @@ def policy_objective(
     Returns the scalar loss, to be summed over micro-batches and data-parallel ranks, and scalar sums over trained
     tokens, to be summed likewise and divided by `tokens`: tokens, policy_loss (weighted), ratio, clip_fraction_*,
     correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats), entropy and kl if
-    passed. They do not depend on the aggregation: policy_loss / tokens equals the policy's part of the loss only under
-    TokenMean.
+    passed. The sums do not depend on the aggregation: policy_loss / tokens equals the policy's part of the loss only
+    under TokenMean.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
     # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.

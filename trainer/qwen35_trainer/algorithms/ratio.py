@@ -10,6 +10,9 @@ The same bound as in verl."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:
-    """Subtract log-probabilities and clamp to ±MAX_LOG_RATIO (no gradient beyond).  Returns (N, T), 0 on padding."""
+    """Compute the logarithm of the probability ratio of each token, clamped to ±MAX_LOG_RATIO.
+
+    numerator, denominator: (N, T) log-probabilities.  Returns (N, T), 0 on padding. Clamped values have no gradient.
+    """
     difference = zero_padding(numerator, mask) - zero_padding(denominator, mask)
     return difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)

@@ -1,4 +1,4 @@
-"""A message as the value of a key of a ConfigMap."""
+"""Writes and parses the messages between operator and trainer, each the value of one key in a ConfigMap."""
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -11,7 +11,10 @@ class ContractError(ValueError):
 
 
 class ContractMessage(BaseModel):
-    """Base of the messages. Frozen and strict, but unknown keys are ignored, so that an older side reads what a newer one writes."""
+    """Base class of the messages, frozen and strict.
+
+    Parsing ignores unknown keys, so that an older operator or trainer can read the messages of a newer one.
+    """
 
     model_config = ConfigDict(extra="ignore", frozen=True, strict=True, allow_inf_nan=False)
 

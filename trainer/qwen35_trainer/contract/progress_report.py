@@ -1,4 +1,4 @@
-"""`-progress`: the trainer's progress report, the latest one about an attempt."""
+"""`-progress`: the trainer's latest progress report about an attempt."""
 
 from typing import Annotated, Literal
 

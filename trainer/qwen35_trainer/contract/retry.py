@@ -1,4 +1,7 @@
-"""The wait that grows with failures: between retries of a request, by operator and trainer, and between two attempts."""
+"""Computes backoffs: waits that grow with each failure.
+
+Operator and trainer wait so between two tries of a request, and the operator between two attempts of a training.
+"""
 
 
 def backoff_seconds(failures: int, *, first: float, maximum: float) -> float:

@@ -30,10 +30,10 @@ def encode_prompts(
 ) -> list[EncodedPrompt]:
     """Encode each prompt, in order.
 
-    A plain text is encoded unchanged by a tokenizer without a chat template, and as a user message by one with a template;
-    chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the log has the number
-    of skipped or cut prompts. thinking: passed to the template as enable_thinking; None leaves the choice to it. Raises
-    DataError with all problems, and when no prompt remains.
+    If the tokenizer has a chat template, a plain text is encoded as a user message; otherwise it is encoded unchanged.
+    Chat messages need a template. overlong: how prompts longer than max_prompt_tokens are handled; the log has the
+    number of skipped or cut prompts. thinking: passed to the template as enable_thinking; None leaves the choice to the
+    template. Raises DataError with all problems, and when no prompt remains.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     encoded: list[EncodedPrompt] = []

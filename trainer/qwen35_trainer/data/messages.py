@@ -51,7 +51,10 @@ def _message(value: object, name: str, media: RowMedia, *, columnar: bool) -> Ch
 
 
 def _parts(content: list[object], name: str, role: str, media: RowMedia) -> str | list[dict[str, str]]:
-    """Convert text, image and video parts. Parts of text only are joined: templates of text models print lists literally."""
+    """Convert the text, image and video parts of a message.
+
+    If all parts are text, they are joined to one string, because templates of text models print a list literally.
+    """
     parts: list[dict[str, str]] = []
     for index, value in enumerate(content):
         entry = {key: each for key, each in value.items() if each is not None} if isinstance(value, Mapping) else {}

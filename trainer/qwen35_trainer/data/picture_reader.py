@@ -3,9 +3,10 @@
     …<|vision_start|><|image_pad|><|vision_end|>…        written by the template: one placeholder for each image
     …<|vision_start|><|image_pad|>×n<|vision_end|>…      read by the model: n placeholders, one for each merge² patches
 
-Their number follows from the sizes in the headers of the files. Pixels are read when a batch needs them, so that the images
-of a data set are never in memory together. Resizing, normalising and cutting into patches are those of transformers for
-this family: the PIL processor for images; the video processor needs torchvision and is created for the first video.
+The number of placeholders follows from the sizes in the headers of the files. Pixels are read when a batch needs them,
+so that the images of a data set are never in memory together. Pictures are resized, normalised and cut into patches by
+the processors of transformers for this family. Images use the PIL processor. Videos use the video processor, which
+needs torchvision and is created for the first video.
 """
 
 import io
@@ -142,7 +143,7 @@ class PictureReader:
         return tuple(tokens)
 
     def _times(self, video: Video) -> Iterator[float]:
-        """Yield the middle of the frames of each patch in seconds; the last frame is repeated to fill the last patch."""
+        """Yield the time in seconds of the middle of each patch. The last frame is repeated to fill the last patch."""
         frames = self.patching.frames
         for first in range(0, len(video.frames), frames):
             last = min(first + frames, len(video.frames)) - 1

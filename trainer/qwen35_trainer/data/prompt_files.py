@@ -36,7 +36,7 @@ class _Located:
 
 @dataclass
 class _Problems:
-    """Problems of one source, those of single rows grouped by file and reason."""
+    """The problems of one source. Problems of single rows are grouped by file and reason."""
 
     source: str
     texts: list[str] = field(default_factory=list)
@@ -58,8 +58,8 @@ class _Problems:
 def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = False) -> list[Prompt]:
     """Read all prompts of a source of files, in the order of its files and their rows.
 
-    base: the folder of the manifest, to which paths are relative. answers_required: a row without an answer is a problem
-    (a reward or SFT needs it). Nothing is downloaded: paths are local files.
+    base: the folder of the manifest, to which paths are relative. answers_required: report each row without an
+    answer as a problem, because a reward or SFT needs the answer. Nothing is downloaded: paths are local files.
     Raises DataError with every problem of the source.
     """
     files = source.files
@@ -181,7 +181,7 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
 
 
 def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
-    """Return the type of a column with images as bytes."""
+    """Return the type of a column, changed so that images are read as bytes and not decoded."""
     import datasets
 
     match feature:

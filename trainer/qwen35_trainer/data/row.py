@@ -18,8 +18,8 @@ def prompt_of(
 ) -> Prompt:
     """Convert a row to a prompt. Raises RowError.
 
-    folder: the folder of the data file, to which paths of images are relative. columnar: whether every row of this format
-    has the fields of all other rows, as null (Parquet).
+    folder: the folder of the data file, to which paths of images are relative. columnar: whether the format (Parquet)
+    gives every row the fields of all other rows, with the value null where the row itself has no such field.
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
     media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)
@@ -86,7 +86,10 @@ def _answer(value: object, name: str) -> str | None:
 
 
 def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
-    """Read schemas, or one JSON text of them. In a columnar file null stands for fields that only other rows have."""
+    """Read the tools of a row from a list of schemas, or from one JSON text of such a list.
+
+    In a columnar file nulls are removed, because they stand for fields that only other rows have.
+    """
     if isinstance(value, str) and value:
         try:
             value = json.loads(value)

@@ -40,7 +40,7 @@ class SupervisedExample:
 
 @dataclass(frozen=True)
 class _Turn:
-    """An assistant's turn. opened: the text before it. through: the text with the turn."""
+    """An assistant's turn. opened: the rendered text before the turn. through: the same text with the turn."""
 
     index: int
     opened: str
@@ -105,7 +105,10 @@ def _plain(prompt: Prompt, text: str, answer: str, encoder: TemplateEncoder) -> 
 
 
 def _stretches(messages: Sequence[ChatMessage], prompt: Prompt, encoder: TemplateEncoder) -> list[list[_Turn]]:
-    """Group the assistant's turns, in order: the turns of a stretch have their contexts in one text."""
+    """Group the assistant's turns, in order, into stretches.
+
+    The rendered text of a stretch contains all turns of the stretch, each after the context in which it is learned.
+    """
     waiting = [
         _turn(index, messages, prompt, encoder)
         for index, message in enumerate(messages)

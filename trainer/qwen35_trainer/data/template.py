@@ -55,8 +55,9 @@ class TemplateEncoder:
         return self._encode(text, special_tokens=True)
 
     def prompt(self, text: str | Sequence[ChatMessage], tools: Sequence[Tool] = ()) -> TokenIds:
-        """Encode a prompt: with a template, a plain text is a user message, and the assistant's turn is opened.
+        """Encode a prompt that the model continues.
 
+        With a template, a plain text is a user message, and the start of the assistant's turn is added at the end.
         Raises EncodingError for messages without a template, and for conversations that the template rejects.
         """
         if isinstance(text, str):
@@ -105,7 +106,7 @@ class TemplateEncoder:
 
     @cached_property
     def separator(self) -> TokenIds:
-        """Tokens between a turn's end token and the next turn, which the model does not write: it stops at the end token."""
+        """Tokens between a turn's end token and the next turn. The model stops before these tokens."""
         turn = _added(
             self._apply([_EMPTY_USER_MESSAGE]),
             self._apply([_EMPTY_USER_MESSAGE, {"role": "assistant", "content": "."}]),
@@ -116,8 +117,9 @@ class TemplateEncoder:
         """Return the tokens to append to a response that ended with its end token, so that the model answers `messages`.
 
         Only tests call it today; rollouts with several turns will. The previous tokens stay as they were generated: nothing
-        is rendered or encoded again. Tool results after a call continue like a full rendering. After a user message a full
-        rendering by Qwen3.5's template would omit earlier reasoning; here it stays, since the model has read it.
+        is rendered or encoded again. After a call, tool results are appended as in a full rendering. After a user
+        message, a full rendering by Qwen3.5's template would omit earlier reasoning; here the reasoning stays, since
+        the model has read it.
         """
         following = _added(
             self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE, *messages], generation_prompt=True)
@@ -125,7 +127,7 @@ class TemplateEncoder:
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Return the characters of an assistant's turn that the model writes: up to and including the last end token."""
+        """Return how many characters of an assistant's turn the model writes: all through the last end token."""
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
         return len(text) if at < 0 else at + len(str(end))

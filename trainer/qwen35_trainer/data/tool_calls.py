@@ -15,9 +15,10 @@ The text is read once from left to right, so that a value may contain any tag ex
 within a call, the call was cut off at the token limit: it has the arguments so far, and `cut_off` is true. Any other
 violation of the format makes that call malformed, and parsing continues with the next call.
 
-The format has no escapes, so that an open parameter looks like one whose value quotes the format: the next closing tag ends
-it, even after a line with <parameter=NAME>. A parameter counts as not closed only if the call ends first, and the closing
-tag is missing or belongs to a parameter of a later call.
+The format has no escapes. A parameter without its closing tag therefore looks like a parameter whose value quotes the
+format. The next closing tag ends the value, even after a line with <parameter=NAME>. A parameter counts as not closed
+only if the call ends first, and after the call either no closing tag follows or the next closing tag belongs to a
+parameter of a later call.
 
 The format is that of vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser. They drop some input (an empty value, a call
 after an error, a JSON array that is not a Python literal, a wrong number), which this parser keeps or reports.
@@ -146,7 +147,10 @@ class _Reader:
         return name, values
 
     def _close(self, tag: str, or_else: str = "") -> None:
-        """Skip a closing tag, or go to the end of the text if the text ends within the tag."""
+        """Skip a closing tag. If the text ends within `tag` or `or_else`, go to the end of the text and set `cut_off`.
+
+        Raises _Broken for any other text.
+        """
         if self._take(tag):
             return
         if not self._ends_within(tag) and not (or_else and self._ends_within(or_else)):
@@ -198,7 +202,7 @@ class _Reader:
 
 
 def _without_beginning_of_tag(value: str) -> str:
-    """Remove the beginning of the closing line from a value within which the text ends."""
+    """Remove an incomplete closing tag, and the newline before the tag, from the end of a value that was cut off."""
     closing = f"\n{END_OF_PARAMETER}"
     lengths = range(len(closing) - 1, 0, -1)
     return next((value[:-length] for length in lengths if value.endswith(closing[:length])), value)

@@ -21,10 +21,11 @@ _NUMBER_TYPES = ("num", "float", "double")
 def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str | None]:
     """Convert `text` to the type in its JSON schema. Returns the value, and the problem of the text if there is one.
 
-    A text that does not fit its type is kept; a boolean that is neither true nor false is False, as in vLLM's qwen3_coder
-    parser and in verl. "null" in upper or lower case is null for every type, as in these parsers; where the schema allows
-    null, "None" is too (Qwen3.5's template writes it). With several types the narrowest that fits is used, text last.
-    Structures are JSON, or otherwise Python literals, which are parsed and never executed.
+    If the schema allows several types, the narrowest type that fits is used, and text last. A text that fits no type is
+    returned unchanged; if boolean is the only type besides null, False is returned instead, as in vLLM's qwen3_coder
+    parser and in verl. "null" in upper or lower case is read as null for every type, as in these two parsers. If the
+    schema allows null, "None" is read as null too, because Qwen3.5's template writes null in this way. Objects and
+    arrays are read as JSON, or otherwise as Python literals, which are parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()

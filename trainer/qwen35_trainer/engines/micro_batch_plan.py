@@ -1,4 +1,4 @@
-"""The plan of an update: which rank computes which samples together.
+"""The plan of an update: which rank computes which samples, and in which micro-batch.
 
 The plan is a pure function: every rank computes the same plan and takes its own part.
 """
@@ -20,10 +20,10 @@ def plan(
     """Distribute samples over ranks, and divide each rank's share into micro-batches.
 
     lengths: (N,) tokens of prompt and response.  ranks: number of data-parallel ranks.  sequences: samples per
-    micro-batch.  max_tokens: limit of tokens per micro-batch (at least one sample), used instead of `sequences`.
-    packed: padding does not count as tokens.
-    Samples are sorted by length, so that a micro-batch pads little and ranks get equal work. A rank that has fewer
-    samples gets empty micro-batches: FSDP's collectives need the same number of calls on every rank.
+    micro-batch.  max_tokens: limit of tokens per micro-batch, used instead of `sequences`; a longer sample has a
+    micro-batch of its own.  packed: samples are packed without padding, otherwise padding counts towards `max_tokens`.
+    Samples are sorted by length, so that a micro-batch needs little padding and ranks get equal work. A rank with fewer
+    micro-batches gets empty ones, because FSDP's collectives need the same number of calls on every rank.
     """
     order = np.argsort(-lengths, kind="stable")
     if max_tokens is None:
@@ -38,7 +38,10 @@ def plan(
 
 
 def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Deal samples to ranks 0…r-1, then r-1…0, and so on: counts are equal, and the longest of a round changes ranks."""
+    """Distribute samples to ranks 0…r-1, then to r-1…0, and so on.
+
+    The numbers of samples per rank differ by at most 1, and no rank gets the longest sample of every round.
+    """
     position = np.arange(len(order))
     place = position % ranks
     dealt = np.where(position // ranks % 2 == 0, place, ranks - 1 - place)
@@ -46,7 +49,10 @@ def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
 
 
 def _by_tokens(lengths: NDArray[np.int64], order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Give each sample, longest first, to the rank with the smallest number of tokens (Graham 1969): cost follows tokens."""
+    """Give each sample, longest first, to the rank with the smallest number of tokens so far (Graham 1969).
+
+    This balances the work, because the cost of packed samples depends on their tokens.
+    """
     loads = [(0, rank) for rank in range(ranks)]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for sample in order.tolist():
@@ -61,7 +67,10 @@ def _count(share: NDArray[np.int64], sequences: int) -> list[NDArray[np.int64]]:
 
 
 def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Cut runs of decreasing lengths whose count × maximum length is within `max_tokens`."""
+    """Divide samples, longest first, into micro-batches of at most `max_tokens` tokens, padding included.
+
+    A sample above the limit has a micro-batch of its own.
+    """
     cuts: list[NDArray[np.int64]] = []
     start = 0
     while start < len(share):

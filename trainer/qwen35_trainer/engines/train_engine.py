@@ -31,14 +31,16 @@ class TrainEngine(Protocol):
     """One rank of the train pool. All ranks get the same calls in the same order."""
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Do `batch.updates` optimizer steps. Losses use global counts, so that every layout makes the same step.
+        """Do `batch.updates` optimizer steps.
 
-        A step whose gradient is not finite is skipped, and its metrics show it. Raises when several in a row are skipped.
+        Losses are divided by counts over all ranks, so that the steps do not depend on how the ranks divide the batch.
+        A step whose gradient is not finite is skipped; its metrics hold the gradient's norm. Raises an exception after
+        several skipped steps in a row.
         """
         ...
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
-        """Average over the batch's trainable tokens, in nats, without training."""
+        """Compute the mean negative log-likelihood of the batch's trainable tokens, in nats, without training."""
         ...
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -56,8 +58,8 @@ class TrainEngine(Protocol):
     def save(self, folder: Path) -> None:
         """Copy this rank's share of the trained weights, optimizer and random state, and start to write it into `folder`.
 
-        Collective. Training may continue immediately; the state at this call is written. `saved` reports when it is done.
-        Waits for the previous save, and raises the error of that save, if any.
+        Collective. Training may continue immediately, and does not change what is written. `saved` reports when the
+        writing is done. If the previous save is still being written, waits for it first, and raises its error, if any.
         """
         ...
 

@@ -175,6 +175,6 @@ class AlgorithmSpec(Section):
 
     @property
     def own_functions(self) -> dict[str, str]:
-        """The user's functions by the path of their field, from `spec.algorithm`."""
+        """The user's functions (`module:name`), each under the path of its field below `spec.algorithm`."""
         functions = {"loss.function": self.loss.function, "advantageFunction": self.advantageFunction}
         return {path: function for path, function in functions.items() if function is not None}

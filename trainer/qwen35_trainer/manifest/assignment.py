@@ -13,7 +13,7 @@ SEGMENT: Final = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
 
 
 class AssignmentError(ValueError):
-    """Text that is not `PATH=VALUE`: what is wrong, and how to correct it."""
+    """Raised for text that is not `PATH=VALUE`; says what is wrong and how to correct it."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(f"{message} {fix}")

@@ -1,7 +1,8 @@
 """Checks across the sections of a spec.
 
-Each check is a pure function from the spec to its problems. The table lists the sections that a check reads, so that a manifest
-with an invalid section is still checked in the others. Checks that CEL can express are also in the custom resource definition.
+Each check is a pure function from the spec to its problems. `CHECKS` lists the sections that each check
+reads. If a section is invalid, the checks that do not read this section still run. Checks that CEL can express are also
+in the custom resource definition.
 """
 
 from collections.abc import Callable, Collection, Iterable

@@ -36,7 +36,7 @@ def random_model(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that each source has one kind and a unique name, which its prompts carry."""
+    """Check that each source is either files or gym, and has a unique name, which is part of the id of its prompts."""
     places = [(f"spec.data.train[{index}]", source) for index, source in enumerate(spec.data.train)]
     places += [(f"spec.data.validation[{index}]", source) for index, source in enumerate(spec.data.validation)]
     for path, source in places:

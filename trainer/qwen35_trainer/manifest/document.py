@@ -25,7 +25,7 @@ SCALARS = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads safe YAML with the scalars above; refuses a key that is written twice or that is read as a boolean."""
+    """Loads safe YAML with the types in SCALARS. Refuses a key that is written twice or that is read as a boolean."""
 
     bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 

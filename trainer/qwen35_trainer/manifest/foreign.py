@@ -72,8 +72,9 @@ class Foreign:
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
     """Return what to write in place of an unknown field, or None if no other trainer has a field of that name.
 
-    path: the names from the spec down to the field. model: the spec. The answer names those of our fields whose foreign
-    keys have the most words in common with the end of the path. Of a section and its fields it names only the section.
+    path: the names from the spec down to the field. model: the spec. Each key of another
+    trainer is compared with the end of the path, word by word. The answer names our fields whose keys have the most
+    words in common with it. If a section and fields within the section match, the answer names only the section.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:
@@ -85,7 +86,7 @@ def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
 
 
 def _shared(path: Sequence[str], foreign: Foreign) -> int:
-    """Return how many words at the end of both are equal."""
+    """Return how many last words of the path and of the foreign key are equal; 0 for a single word in VAGUE."""
     count = 0
     for ours, theirs in zip(reversed(path), reversed(foreign.key.split(".")), strict=False):
         if ours != theirs:

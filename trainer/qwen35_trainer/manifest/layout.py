@@ -56,7 +56,7 @@ def heads(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def offload(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that gradients are offloaded only with parameters, next to which FSDP keeps them."""
+    """Check that gradients are offloaded only with parameters: FSDP keeps gradients where the parameters are."""
     offloaded = spec.train.offload
     if spec.train.engine == "FSDP" and offloaded.gradients and not offloaded.parameters:
         yield Problem(

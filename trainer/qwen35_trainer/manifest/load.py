@@ -21,7 +21,7 @@ _OUR_KIND = re.compile(rb"^kind:\s*[\"']?qwen35", re.MULTILINE | re.IGNORECASE)
 def manifests_in(path: Path) -> list[Path]:
     """Return the manifests at a path: the file itself, or all YAML files below a folder that hold a Qwen35Training.
 
-    A folder without any is returned itself, so that reading it explains what is wrong.
+    If a folder holds no such file, the folder itself is returned: the attempt to load it reports what is wrong.
     """
     files = sorted(file for file in path.rglob("*") if file.suffix in (".yaml", ".yml") and file.is_file())
     return [file for file in files if _OUR_KIND.search(file.read_bytes())] or [path]
@@ -47,7 +47,10 @@ def load_manifest(path: Path, overrides: Sequence[str] = ()) -> Manifest:
 
 
 def dump_manifest(manifest: Manifest) -> str:
-    """Return the manifest as YAML with every default written out, and `async` as its mode has it. `load_manifest` reads it back."""
+    """Return the manifest as YAML, with every default and with the values of `async` that take effect in its mode.
+
+    `load_manifest` can load the result.
+    """
     spec = manifest.spec.model_copy(update={"async_": manifest.spec.effective_async})
     return dump_document(_written(manifest.model_copy(update={"spec": spec})))
 

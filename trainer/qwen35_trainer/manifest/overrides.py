@@ -57,7 +57,7 @@ def _read(text: str) -> tuple[list[Segment], object]:
 def _path(spelled: str) -> list[Segment]:
     """Return the segments of a path, which must exist in the models.
 
-    Below a map with free keys the remainder is one key.
+    Below a map with arbitrary keys, the remainder of the path is one key, even if it contains dots.
     """
     first = re.split(r"[.\[]", spelled)[0]
     remainder = spelled if first in fields.fields(Manifest) else f"spec.{spelled}"
@@ -91,7 +91,7 @@ def _step(annotation: object, path: list[Segment], segment: Segment) -> object:
 
 
 def _put(document: dict[str, Any], path: list[Segment], value: object) -> None:
-    """Set the value. Missing mappings on the way are created, missing list items are not."""
+    """Set the value at the path. Missing mappings are created. A missing item of a list raises OverrideError."""
     container: Any = document
     for depth, (segment, following) in enumerate(zip(path, [*path[1:], None], strict=True)):
         if isinstance(segment, int) and not (isinstance(container, list) and segment < len(container)):

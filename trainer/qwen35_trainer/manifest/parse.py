@@ -15,7 +15,7 @@ from qwen35_trainer.manifest.training import TrainingSpec
 
 
 def parse_spec(document: object) -> tuple[TrainingSpec | None, list[Problem]]:
-    """Parse and check a spec. Returns it, or None if a field is invalid, and every problem.
+    """Parse and check a spec. Returns the spec, or None if a field is invalid, and a list of every problem.
 
     Checks across fields run on the sections that are valid, so that one typo does not hide other problems.
     """
@@ -50,7 +50,10 @@ def parse_manifest(document: object, file: Path | None = None) -> Manifest:
 
 
 def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
-    """Return a spec in which invalid sections have their defaults, or no fields: checks must not read those."""
+    """Return a spec of the valid sections. Checks must not read its invalid sections.
+
+    An invalid section is replaced by its default. A required one has only those fields that have a default.
+    """
     spec_fields = fields.fields(TrainingSpec)
     valid = {key: value for key, value in document.items() if key in spec_fields and key not in failed}
     for key in failed & spec_fields.keys():

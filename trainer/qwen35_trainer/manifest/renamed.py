@@ -37,6 +37,6 @@ VALUES: Final = {
 
 
 def field(path: Sequence[str | int]) -> str | None:
-    """Return the present path of the spec's field that was formerly at `path`; None if no field was."""
+    """Return the present path of a field that an earlier version had at `path`, or None if there was no such field."""
     names = ["[]" if isinstance(segment, int) else f".{segment}" for segment in path]
     return FIELDS.get("".join(names).lstrip("."))

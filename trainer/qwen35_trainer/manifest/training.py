@@ -163,7 +163,11 @@ class TrainingSpec(Section):
 
     @property
     def effective_async(self) -> AsyncSpec:
-        """`spec.async` as the loop uses it: outside FullyAsync, and with stalenessThreshold 0, nothing runs ahead."""
+        """The values of `spec.async` that take effect.
+
+        Outside FullyAsync, and with stalenessThreshold 0, generation never runs ahead of training, so that there are no
+        partial rollouts.
+        """
         if self.mode != "FullyAsync":
             synchronous = {"stalenessThreshold": 0.0, "maxVersionLag": 0, "onMissedDeadline": "Wait"}
             alone = {"adaptiveDispatch": False, "partialRollout": False}

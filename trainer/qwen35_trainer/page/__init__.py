@@ -43,7 +43,10 @@ def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = 
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page that is complete or absent. Several processes may write the same page. Raises OSError."""
+    """Write a page atomically: the file is always complete or absent.
+
+    Several processes may write the same page. Raises OSError.
+    """
     write_atomically(path, text, suffix=str(os.getpid()))
 
 

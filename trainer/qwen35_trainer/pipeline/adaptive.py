@@ -48,9 +48,9 @@ class LengthHistogram:
 
 
 class AdaptiveDispatch:
-    """The number of groups in flight, adapted to how many miss their deadline.
+    """Adapts the maximum number of groups in flight to the expected number of groups that miss their deadline.
 
-    `limit` starts at the window's limit and stays between 1 and it.
+    `limit` is that maximum. It starts at the window's limit, and stays between 1 and the window's limit.
     """
 
     def __init__(self, window: Window) -> None:

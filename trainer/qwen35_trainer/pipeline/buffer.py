@@ -122,7 +122,7 @@ class Buffer:
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
-        """Add a running group. `version`: the published weights, the oldest that its first token can come from."""
+        """Add a running group. `version`: the published version; the group's first token is not older."""
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:
@@ -181,8 +181,8 @@ class Buffer:
     def take(self) -> Batch | None:
         """Take the next batch out of the buffer. None if it is not complete.
 
-        It is called after every event, so it must be cheap. It therefore does not collect the groups that the batch waits
-        for, as `missing` does.
+        The coordinator calls this after every event, so it must be fast. Call `missing` to list the groups that the
+        batch waits for.
         """
         size = self.window.groups_per_batch
         if self._finished < size:
@@ -200,9 +200,10 @@ class Buffer:
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """Return by how many groups the inequality of docs/design/staleness.md is violated; 0 if it holds.
+        """Return how many of the held groups cannot train by their deadline; 0 if all can.
 
-        It is the maximum over deadlines d of |D(d)| - (d - b + 1)·P.
+        The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. In
+        docs/design/staleness.md an inequality states that it is 0.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:
@@ -211,9 +212,10 @@ class Buffer:
         return excess
 
     def _required(self) -> tuple[int, int | None]:
-        """Return the number of finished groups that the batch must contain, counted in order of deadlines.
+        """Return how many finished groups the batch must contain, and the first deadline of a running due group.
 
-        Return also the first deadline of a due group that still runs.
+        The groups that the batch must contain are those with the earliest deadlines. The second value is None if every
+        due group has finished.
         """
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
         first_running: int | None = None

@@ -57,8 +57,8 @@ class Coordinator:
         source_of: Callable[[int], str] = lambda position: "",
         buffer: Buffer | None = None,
     ) -> None:
-        """start: where the run starts or continues. source_of: the data source of a position. buffer: one with another
-        rule, for comparisons.
+        """start: the point where the run starts or continues. source_of: returns the data source of a position.
+        buffer: replaces the default buffer by one with another staleness rule, to compare the rules.
         """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)

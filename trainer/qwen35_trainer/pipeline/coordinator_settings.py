@@ -1,4 +1,4 @@
-"""The settings of a coordinator, with a check for those under which a run could never end."""
+"""The settings of a coordinator, and a check that refuses settings with which a run would never end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CoordinatorSettings:
 
     @property
     def patience(self) -> int:
-        """Groups in a row that may leave untrained before the run fails."""
+        """The number of groups in a row that leave untrained before the run fails."""
         return PATIENCE_BATCHES * self.window.groups_per_batch
 
     def __post_init__(self) -> None:

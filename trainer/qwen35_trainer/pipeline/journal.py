@@ -53,10 +53,10 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """Return the scheduling state that fits weights which have trained all batches before `batch`, and no others.
+    """Return the state from which a run continues whose weights have trained exactly the batches before `batch`.
 
-    This is the state before batch `batch` was taken, or after all records if it was not. Damage after that point does not
-    matter. Raises JournalDamaged.
+    This is the state before batch `batch` was taken. If the journal has no record of that batch, it is the state after
+    all records. Raises JournalDamaged when a record up to that point is damaged; later damage does not matter.
     """
     return _replay(_read(data), batch)[0].snapshot
 

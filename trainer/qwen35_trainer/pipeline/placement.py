@@ -208,7 +208,11 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _replica_for(self, sequence: PlacedSequence) -> ReplicaState | None:
-        """Return a replica with a free slot: the lane's for stragglers, and for all sequences while the pool has no replica."""
+        """Return the least loaded replica with a free slot; None if no slot is free.
+
+        A straggler gets a replica of the lane, or one of the pool if the lane has no free slot. Other sequences get a
+        replica of the pool. While the pool has no replica, all sequences get one of the lane.
+        """
         uses_lane = self._is_straggler(sequence) or not len(self.pool)
         return (self.lane.least_loaded() if uses_lane else None) or self.pool.least_loaded()
 
@@ -216,9 +220,9 @@ class Placement:
         return self._lane_after is not None and sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
-        """Lower the birth of a sequence to the replica's version, from which its next token comes.
+        """Lower the birth of a sequence to the version of the replica that generates its next token.
 
-        While a version is in transfer, that can be older than the version of its last token.
+        While a version is in transfer, the replica's version can be older than the one that generated the last token.
         """
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)
@@ -227,9 +231,9 @@ class Placement:
             self._report_birth(number)
 
     def _report_birth(self, number: int) -> None:
-        """Report the version of a group's oldest token to the buffer.
+        """Tell the buffer the version of the group's oldest token.
 
-        A sequence without a token will be born at the published version or later.
+        If no sequence has a version yet, report the published version, because no later token can be older.
         """
         group = self.groups[number]
         if not group.is_evaluation:

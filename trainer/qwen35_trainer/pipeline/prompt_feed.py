@@ -1,4 +1,4 @@
-"""The order of dispatch: places in the epoch order, each once, with returned prompts first."""
+"""Decides which prompt is dispatched next: returned prompts first, then new ones in the epoch order."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterable
 
 
 class PromptFeed:
-    """Gives prompts in order, by their position over all epochs.
+    """Returns the positions of prompts in order of dispatch. A position counts prompts over all epochs.
 
-    First come `pending`, which an earlier run dispatched and did not train, then `start`, `start` + 1, … without end.
+    The positions in `pending` come first: an earlier attempt dispatched those prompts and did not train them. Then come
+    `start`, `start` + 1, … without end.
     """
 
     def __init__(self, start: int = 0, pending: Iterable[int] = ()) -> None:

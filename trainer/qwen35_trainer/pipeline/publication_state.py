@@ -1,4 +1,4 @@
-"""The way of a version from the trainer to the replicas.
+"""Tracks each version of the weights on its way from the trainer to all replicas.
 
     pending ──CopyWeights──► copied ──PublishWeights──► in transfer ──VersionLoaded by all──► published ──► evaluated, if requested
       │                        │
@@ -84,7 +84,10 @@ class PublicationState:
             actions.append(do.VersionEvaluated(self._buffer.published))
 
     def advance(self, actions: list[do.Action]) -> None:
-        """Append every action that publications and evaluations allow now: copy, publish, and evaluate a version."""
+        """Append every step of a publication that is possible now: a version is copied, sent, or has arrived.
+
+        When a version arrives, also start its evaluation if one was requested.
+        """
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)

@@ -37,7 +37,7 @@ class Replay:
     """The state of scheduling after the records applied so far. It follows the coordinator's rules."""
 
     def __init__(self, start: SchedulingSnapshot, held: Sequence[int] = ()) -> None:
-        """`held`: the groups whose prompts are the first of `start.pending`, in this order."""
+        """`held`: the groups in the pipeline at `start`. `start.pending` begins with their prompts, in this order."""
         self._batch, self._position, self._group = start.batch, start.position, start.group
         self._held = dict(zip(held, start.pending, strict=False))  # group → position, in order of dispatch
         self._returned = deque(start.pending[len(held) :])
@@ -54,7 +54,7 @@ class Replay:
         return SchedulingSnapshot(self._batch, self._position, pending, self._group)
 
     def apply(self, line: int, record: GroupDispatched | GroupLeft | TrainGroups) -> None:
-        """Apply the next record. Raises JournalDamaged when it cannot follow those before it."""
+        """Apply the next record. Raises JournalDamaged if the record contradicts the records before it."""
         match record:
             case GroupDispatched():
                 problem = self._dispatch(record)

@@ -1,4 +1,4 @@
-"""The state of scheduling between two batches: everything about it that a checkpoint needs."""
+"""The state of scheduling between two batches, as a checkpoint stores it."""
 
 from __future__ import annotations
 

@@ -16,7 +16,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two bounds of staleness, and what follows from them. Raises ValueError for bounds that contradict each other."""
+    """The two bounds of staleness, and the size of the window and the deadlines of groups that follow from them.
+
+    The bounds are the staleness threshold and the maximum lag. Raises ValueError if they contradict each other, or if a
+    number is too small.
+    """
 
     groups_per_batch: int
     """P: prompt groups per batch."""

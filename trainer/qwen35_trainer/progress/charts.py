@@ -136,9 +136,9 @@ def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
 def _named(
     updates: Sequence[UpdateRecord], title: str, note: str, values: Callable[[UpdateRecord], Mapping[str, float]]
 ) -> Chart | None:
-    """One curve per name, as many as there are colours, with the names in the caption.
+    """Return a chart with one curve per name, for at most as many names as there are colours.
 
-    None for a single name, whose curve would repeat the reward.
+    The caption lists the names. Returns None for a single name, because its curve would repeat the reward.
     """
     names = list(dict.fromkeys(name for update in updates for name in values(update)))
     if len(names) < 2:
@@ -156,7 +156,10 @@ def _named(
 
 
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
-    """Reward, held-out reward and held-out accuracy, on one axis if all rewards are between 0 and 1."""
+    """Return the charts of reward, held-out reward and held-out accuracy.
+
+    If all rewards are between 0 and 1, one chart shows them all. Otherwise accuracy has a chart of its own.
+    """
     measured = [(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations]
     names = {measure.name for measure in measures(measured)}
     held_out = _held_out("held out", "@publish", evaluations, lambda e: e.reward_mean) if "reward" in names else None
@@ -266,7 +269,7 @@ def _lines(
     *lines: tuple[str, str, Value],
     zero: bool = False,
 ) -> Chart | None:
-    """Curves over the updates. Of two curves in one colour, the first is drawn thin."""
+    """Return a chart of curves over the updates. If two curves have the same colour, the first is drawn thin."""
     colours = [colour for _, colour, _ in lines]
     same_colour = len(set(colours)) < len(colours)
     candidates = [_series(name, colour, updates, value) for name, colour, value in lines]

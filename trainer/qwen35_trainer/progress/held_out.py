@@ -26,7 +26,10 @@ type HeldOutResult = tuple[float | None, float | None]
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
-    """Return the measures to show for some evaluations, the earliest first; usually the first and the latest of a run."""
+    """Return the measures to show for some evaluations.
+
+    evaluations: the earliest first; usually the first and the latest of a run.
+    """
     accuracies = [accuracy for accuracy, _ in evaluations if accuracy is not None]
     rewards = [reward for _, reward in evaluations if reward is not None]
     shown = []
@@ -51,9 +54,9 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether to show accuracy: some response was right, or the reward itself is an accuracy.
+    """Whether to show accuracy: it is above 0 in some evaluation, or equals the mean reward in all of them.
 
-    With rewards other than 0 and 1, an accuracy that is always 0 says nothing.
+    If rewards are not just 0 and 1, an accuracy that is always 0 says nothing.
     """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 

@@ -89,7 +89,10 @@ def render_report(
 
 
 def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """(id, label, number, small text after it) of each tile. Numbers that this kind of run cannot have are left out."""
+    """Return (id, label, number, small text after the number) of each tile.
+
+    Numbers that this kind of run cannot have are left out.
+    """
     held_out = [
         (measure.name, f"Held-out {measure.name}", measure.values, measure.unit)
         for measure in summary_measures(summary)
@@ -158,7 +161,10 @@ def _origin(manifest: dict[str, Any], summary: Summary) -> str:
 
 
 def _ending(summary: Summary, finish: FinishRecord | None) -> str:
-    """Why a run stopped or failed. The last line of a traceback comes first, then the whole traceback."""
+    """Return why a run stopped or failed, as HTML; empty for any other run.
+
+    The last line of the message comes first, then the whole traceback or message.
+    """
     message, outcome = summary["message"], summary["outcome"]
     if not message or outcome in (None, "Succeeded"):
         return ""

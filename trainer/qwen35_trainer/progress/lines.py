@@ -99,7 +99,10 @@ def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
 
 
 def _parts(name: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """One field per reward or source. Empty for a single one, whose mean is already shown."""
+    """Return one field per reward or source.
+
+    Empty if there is only one reward or source, because its mean is already shown.
+    """
     return [(f"{name}.{part}", f"{value:.3f}") for part, value in values.items()] if len(values) > 1 else []
 
 

@@ -3,8 +3,9 @@
     pack:    records ─► thinned until they fit ─► JSON ─► gzip
     unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
 
-The numbers in the report cover the whole run, because the summary is packed too; only the charts have fewer points. Which
-updates are left out depends only on their place: an update kept at a stride is kept by every later pack at that stride.
+The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points. A
+stride of n keeps every n-th update, counted from the first, and the last update. Apart from the last, an update that is
+kept at a stride is therefore kept by every later pack with the same stride.
 """
 
 import gzip
@@ -152,7 +153,10 @@ def _thinned[R: UpdateRecord | EvaluationRecord](records: Sequence[R], stride: i
 
 
 def _compact(record: RunRecord) -> dict[str, Any]:
-    """Return the record with numbers rounded to the six digits that a chart can show, times to milliseconds, and without nulls."""
+    """Return the record as plain data, without nulls and empty mappings.
+
+    Numbers are rounded to the six digits that a chart can show, and times to milliseconds.
+    """
     times = {name: getattr(record, name, None) for name in ("time", "start", "end", "wall_time")}
     fields = json.loads(to_line(record), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     exact = {name: round(time, 3) for name, time in times.items() if time is not None}

@@ -134,7 +134,10 @@ def _deviation(update: UpdateRecord) -> tuple[str, str]:
 
 
 def _parts(label: str, values: Mapping[str, float]) -> list[tuple[str, Text]]:
-    """Return a row with the mean of each reward or source. Empty for a single one, whose mean is already shown."""
+    """Return a row with the mean of each reward or source.
+
+    Empty if there is only one reward or source, because its mean is already shown.
+    """
     if len(values) < 2:
         return []
     return [(label, Text(formatting.by_name(values)))]

@@ -112,8 +112,9 @@ class UpdateRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """Measures of the held-out prompts after `update` updates; 0 is the original model. SFT has a loss, other modes the
-    rest.
+    """Measures of the held-out prompts after `update` updates. Update 0 is the initial model.
+
+    SFT has a loss, and other modes have the other measures.
     """
 
     __pydantic_config__ = _JSON
@@ -139,7 +140,10 @@ class EvaluationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """One bar of the timeline, from `start` to `end`. Rows (`lane`): "rollout-0", "train-0", "publish", "checkpoint"."""
+    """One bar of the timeline, from `start` to `end`.
+
+    lane: the row of the bar, such as "rollout-0", "train-0", "publish" or "checkpoint".
+    """
 
     __pydantic_config__ = _JSON
 
@@ -248,10 +252,10 @@ def from_line(line: str) -> RunRecord:
 
 
 def read_records(path: Path) -> list[RunRecord]:
-    """Read all records of a metrics file, in order. A last line without a newline is still being written and ignored.
+    """Read all records of a metrics file, in order.
 
-    Raises FileNotFoundError if the file does not exist, and ValueError naming file and line for a line that is not a
-    record.
+    A last line without a newline is ignored, because it is still being written. Raises FileNotFoundError if the file
+    does not exist, and ValueError naming file and line for a line that is not a record.
     """
     try:
         text = path.read_bytes()
@@ -277,7 +281,8 @@ def has_update(path: Path) -> bool:
 def surviving_updates(records: Iterable[RunRecord]) -> list[UpdateRecord]:
     """Return the updates that led to the final weights, in order.
 
-    An attempt that resumes from a checkpoint repeats the updates after it; the lost ones are left out.
+    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The earlier records of these
+    updates are left out.
     """
     kept: list[UpdateRecord] = []
     for record in records:

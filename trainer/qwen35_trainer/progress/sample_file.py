@@ -101,7 +101,8 @@ class SampleFile:
 def read_samples(path: Path) -> list[Moment]:
     """Read samples.jsonl: the samples of each retained update and evaluation; none if the file does not exist.
 
-    A last line without a newline is ignored. Raises ValueError naming file and line for a line of another form.
+    A last line without a newline is ignored. Raises ValueError naming file and line for any other line that is not a
+    moment.
     """
     if not path.is_file():
         return []
@@ -122,7 +123,8 @@ def read_samples(path: Path) -> list[Moment]:
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
     """Return the moments to keep: at most MAX_MOMENTS updates and as many evaluations, plus the newest, in order.
 
-    An attempt that resumes from a checkpoint repeats the updates after it; moments of the lost updates are left out.
+    An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The earlier moments of these
+    updates are left out.
     """
     retained: list[Moment] = []
     for kind in get_args(MomentKind.__value__):
@@ -137,9 +139,10 @@ def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def _thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the first moment of every `stride` updates, plus the newest.
+    """Keep the first moment of every `stride` updates, plus the newest moment.
 
-    The stride is a power of two, so a moment that is kept at one stride was kept at all smaller ones.
+    The stride is the smallest power of two that leaves at most MAX_MOMENTS, not counting the newest. A moment that is
+    kept at one stride was therefore also kept at all smaller strides.
     """
     stride = 1
     while len(chosen := {moment.update // stride: moment for moment in reversed(moments)}) > MAX_MOMENTS:
@@ -158,7 +161,10 @@ def shorten(text: str, limit: int) -> str:
 
 
 def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
-    """Shorten the text that pieces form together, as `shorten` does. The note about omitted characters is a piece of its own."""
+    """Shorten the concatenated text of the pieces, as `shorten` does.
+
+    The note about omitted characters is a piece of its own.
+    """
     pieces = [(lag, writable(text)) for lag, text in pieces]
     missing = sum(len(text) for _, text in pieces) - limit
     if missing <= 0:

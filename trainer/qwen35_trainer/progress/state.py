@@ -17,7 +17,7 @@ _RECENT_UPDATES: Final = 20
 
 @dataclass(slots=True)
 class RunState:
-    """The latest record of each kind, and what the views need of earlier ones."""
+    """The latest record of each kind, and the values of earlier records that the views need."""
 
     name: str
     folder: Path

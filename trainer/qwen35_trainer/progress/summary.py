@@ -161,7 +161,7 @@ def summarise(records: Sequence[RunRecord], *, max_version_lag: int | None, peak
 
 
 def _finish(records: Sequence[RunRecord]) -> FinishRecord | None:
-    """Return the end of the run. None if the last attempt has not ended."""
+    """Return the record of how the run ended. None if the last attempt has not ended."""
     for record in reversed(records):
         if isinstance(record, FinishRecord):
             return record
@@ -171,7 +171,7 @@ def _finish(records: Sequence[RunRecord]) -> FinishRecord | None:
 
 
 def _started(records: Sequence[RunRecord]) -> str | None:
-    """Return the start time of the training, from the first record that has both times."""
+    """Return the start time of the training, computed from the first record that has a `wall_time`."""
     for record in records:
         if isinstance(record, UpdateRecord | FinishRecord) and record.wall_time is not None:
             started = datetime.fromtimestamp(record.wall_time - record.time, UTC)

@@ -93,7 +93,7 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and the parts of longer ones that overlap them."""
+    """Return the last `limit` spans, and the parts of earlier spans that lie in the same period."""
     if len(spans) <= limit:
         return list(spans)
     begin = spans[-limit].start
@@ -115,7 +115,10 @@ def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:
-    """Return a sort key: rollout, train, publish, then others; within a pool by number, so rollout-2 comes before rollout-10."""
+    """Return a sort key for a lane: rollout comes first, then train, publish and all others.
+
+    Lanes of the same pool are ordered by number, so that rollout-2 comes before rollout-10.
+    """
     pool = next((place for place, name in enumerate(_POOLS) if lane.startswith(name)), len(_POOLS))
     return pool, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", lane)]
 

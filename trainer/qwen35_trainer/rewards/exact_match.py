@@ -10,7 +10,10 @@ from qwen35_trainer.rewards.reward import Response, required_answer
 
 @dataclass(frozen=True)
 class ExactMatch:
-    """Scores 1 if response and answer are equal apart from white space around them, else 0. grade: from `grader`."""
+    """Scores 1 if response and answer are equal apart from white space around them, else 0.
+
+    grade: the function that `grader` returned.
+    """
 
     name: str
     grade: Callable[[str, str], float]

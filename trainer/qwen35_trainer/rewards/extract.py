@@ -8,11 +8,12 @@ from qwen35_trainer.rewards.reward import RewardError
 
 
 def extractor(pattern: str | None) -> Callable[[str], str | None]:
-    """Return a function from a response to its last match: the first group, or the whole match if the pattern has no group.
+    """Return a function that extracts the last match of a pattern from a response.
 
-    The last match counts, because a model that reasons first answers at the end. The function returns None when nothing matches, and
-    the whole response without a pattern. RE2 matches in time that is linear in the length of the response.
-    Raises RewardError for a pattern that RE2 does not accept.
+    The function returns the first group of the match, or the whole match if the pattern has no group. It returns None
+    if nothing matches. Without a pattern it returns the whole response. The last match counts, because a model that
+    reasons first answers at the end. RE2 matches in time that is linear in the length of the response. Raises
+    RewardError for a pattern that RE2 does not accept.
     """
     if pattern is None:
         return lambda response: response

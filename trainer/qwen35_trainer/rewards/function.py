@@ -1,7 +1,7 @@
-"""Function: a scorer of the user, `module:function`, sync or async.
+"""Function: a reward that calls a function of the user, given as `module:function`, sync or async.
 
-It is called as `function(prompt, response, answer, metadata)` and returns a number. prompt: the text, or the list of
-chat messages. answer: None if the data has none. metadata: a copy of the other fields of the row, as a dict.
+The function is called as `function(prompt, response, answer, metadata)` and returns a number. prompt: the text, or the
+list of chat messages. answer: None if the data has none. metadata: a copy of the other fields of the row, as a dict.
 """
 
 import difflib
@@ -55,9 +55,10 @@ def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
 
 
 def load_function(target: str, base: str) -> Callable[..., Any]:
-    """Import the function `module:function`. base: the manifest's folder, which becomes the first entry of sys.path, as for a script in it.
+    """Import and return the function `module:function`.
 
-    Raises RewardError when the module or the function does not exist, an import in it fails, or the parameters are wrong.
+    base: the manifest's folder. It becomes the first entry of sys.path, like the folder of a script. Raises RewardError
+    when the module or the function does not exist, an import in the module fails, or the parameters are wrong.
     """
     if base not in sys.path:
         sys.path.insert(0, base)

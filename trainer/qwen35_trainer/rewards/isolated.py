@@ -50,10 +50,11 @@ type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
 
 
 class IsolatedFunction:
-    """Calls, in other processes, the function that `loader(*arguments)` returns there.
+    """Loads a function in worker processes by `loader(*arguments)`, and calls the function there.
 
-    loader: `module:function`, importable. Its arguments and those of calls are pickled, and should be plain data. processes: maximum
-    number of processes of a plain function. cores: maximum number of them while no call is slow. Belongs to one event loop.
+    loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
+    processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is slow. The
+    time-out of a call starts when the call runs. The object belongs to one event loop.
     """
 
     def __init__(

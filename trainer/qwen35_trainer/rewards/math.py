@@ -14,7 +14,7 @@ from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 class Math:
     r"""Scores 1 if the last expression of the response equals the answer (1/2, 0.5, \frac{2}{4} …), else 0.
 
-    Runs isolated, because simplifying an expression of a model may never end.
+    The comparison runs in a worker process, because simplifying an expression of a model may never end.
     """
 
     name: str

@@ -150,7 +150,7 @@ class RewardTimeoutError(RewardError):
 
 
 class RewardFailed(Exception):  # an outcome that the manifest requests
-    """A reward with `onError: Fail` could not score, or no reward could: the run ends."""
+    """The run ends: a reward with `onError: Fail` failed, or all rewards failed for all of the first responses."""
 
     failure = FailureReason.REWARD_FAILED
 

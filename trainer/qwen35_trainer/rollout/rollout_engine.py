@@ -1,8 +1,8 @@
 """The interface between a rollout worker and its engine.
 
-A *sequence* is one sample of a prompt; a *group* is all samples of it. Every token carries its log-probability under the
-distribution that it was sampled from, and the version of the weights that computed it. Weights may change between any two
-tokens, and a sequence may continue in another engine with the tokens that it has.
+A *sequence* is one sample of a prompt; a *group* is all samples of a prompt. Every token carries its log-probability
+under the distribution that it was sampled from, and the version of the weights that computed it. Weights may change
+between any two tokens, and a sequence may continue in another engine with the tokens that it has.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StepOutput:
 
 
 class RolloutEngine(Protocol):
-    """An engine that one thread drives. All other methods are called between two steps."""
+    """An engine that generates sequences. One thread calls `step` repeatedly, and other methods between two steps."""
 
     @property
     def version(self) -> int:
@@ -118,7 +118,7 @@ class RolloutEngine(Protocol):
         ...
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Replace all weights. Adapters (`weights/adapters.py`) are added to the weights of the model, and replace earlier adapters.
+        """Load a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
 
         Running sequences keep their state. The engine may keep the tensors, because the caller never changes them.
         """

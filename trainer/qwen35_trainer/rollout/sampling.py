@@ -29,7 +29,10 @@ def sample(
 
 
 def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Set the logits of all but the top-k tokens, and of the tail beyond probability top-p, to -inf."""
+    """Set the logits of all tokens that top-k or top-p excludes to -inf.
+
+    Top-p excludes a token if the more likely tokens together already have the probability top-p.
+    """
     ordered, index = logits.sort(-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     dropped = (top_k.unsqueeze(1) > 0) & (rank >= top_k.unsqueeze(1))

@@ -176,7 +176,10 @@ class TorchEngine:
         return StepOutput(finished, started, n)
 
     def _admit(self) -> dict[SequenceId, int]:
-        """Assign free slots to waiting sequences. New samples of a prompt share one prefill."""
+        """Assign free slots to waiting sequences. New samples of a prompt share one prefill.
+
+        Returns the sequences that had no tokens before, with the version that computes their first token.
+        """
         start = len(self._running)
         admitted = [self._waiting.popleft() for _ in range(min(self._slots - start, len(self._waiting)))]
         if not admitted:

@@ -1,4 +1,4 @@
-"""Waiting for work that may have to be given up."""
+"""Runs work in a thread, and waits for work that a request to stop cancels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from typing import Any
 
 
 def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, and return a future of its result. Python would wait for the threads of an executor at exit."""
+    """Run `work` in a daemon thread, and return a future of its result.
+
+    A daemon thread does not delay the exit of Python. The threads of an executor would.
+    """
     future: Future[T] = Future()
 
     def run() -> None:

@@ -16,11 +16,14 @@ from qwen35_trainer.failure_reasons import FailureReason
 _MAX_NAMED_PROCESSES = 3
 """Number of processes that an out-of-memory error lists."""
 LOSS_DETECTION_SECONDS = 30.0
-"""How much later than its peers Ray may notice that a process has ended. If its pod is gone too, only missed health checks show it."""
+"""Maximum time from a broken connection to Ray's report that the process at its other end has ended.
+
+If the pod of the process is gone too, Ray notices only by missed health checks.
+"""
 
 
 class ActorLost(RuntimeError):
-    """An actor's process has ended, or the process that owned the objects in the call's arguments."""
+    """The process of an actor has ended, or the process that owned the arguments of a call to the actor has ended."""
 
     failure = FailureReason.WORKER_LOST
 
@@ -40,7 +43,8 @@ class Stalled(RuntimeError):
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
     """Await the result of one call of an actor. of, act: the actor and its task, for errors.
 
-    Raises ActorLost (ActorOutOfMemory too), Stalled after `seconds`, or what the call raised.
+    Raises ActorLost or its subclass ActorOutOfMemory when the process has ended, Stalled when there is no answer after
+    `seconds`, and any error that the call itself raised.
     """
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
 
@@ -50,8 +54,9 @@ async def answers(
 ) -> list[Any]:
     """Await the results of calls that run at the same time. The first failure ends the wait for the others.
 
-    After a failure the loss of an actor is awaited for at most LOSS_DETECTION_SECONDS: the peers of an ended process raise
-    an error about a broken connection before Ray notices that the process has ended.
+    When a process ends, its peers raise an error about a broken connection before Ray reports the lost process. After
+    an error, this function therefore waits up to LOSS_DETECTION_SECONDS for Ray's report. If Ray reports a loss, this
+    function raises ActorLost instead of the error.
 
     of: name of the actor or the pool. act: its task. names: names of the actors of a pool. All three are for errors.
     """
@@ -75,7 +80,10 @@ async def answers(
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:
-    """Return the loss of a process behind one of these calls, now or within LOSS_DETECTION_SECONDS; None when all others answer."""
+    """Wait until Ray reports that one of these calls has lost its process, and return Ray's error.
+
+    Returns None when all calls have ended without such an error, or after LOSS_DETECTION_SECONDS.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LOSS_DETECTION_SECONDS
     while True:
@@ -96,7 +104,11 @@ def _lost(of: str, act: str, loss: RayActorError | Killed) -> ActorLost:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """Return what the call raised. A BaseException, such as torch's CheckpointException, becomes a RuntimeError with its last line."""
+    """Return the exception that the call raised.
+
+    A BaseException that is not an Exception, such as torch's CheckpointException, becomes a RuntimeError with the last
+    line of its text.
+    """
     if isinstance(error.cause, Exception):
         return error.cause
     return RuntimeError(str(error).strip().splitlines()[-1].strip())
@@ -107,7 +119,10 @@ def _reason(error: RayActorError) -> str:
 
 
 def _out_of_memory(of: str, act: str, ray_message: str) -> str:
-    """Return Ray's message about a process that it killed, with the machine's memory and largest processes, and advice."""
+    """Return an error message for a process that Ray killed because the machine ran out of memory.
+
+    The message contains the memory in use, the largest processes, and advice. The numbers come from `ray_message`.
+    """
     used = re.search(r"Memory usage (\d+)B .* of (\d+)B limit", ray_message)
     machine = f" ({int(used[1]) / 1e9:.1f} of {int(used[2]) / 1e9:.1f} GB used)" if used else ""
     users = re.findall(r"^\d+\t([\d.]+)\t(.+)$", ray_message, re.MULTILINE)[:_MAX_NAMED_PROCESSES]

@@ -133,9 +133,12 @@ class CheckpointStore:
         sync(self.folder)
 
     def _delete_old(self, newest: Path) -> None:
-        """Delete all but the newest `keep` checkpoints up to `newest`, and those of updates after it, which will be made again.
+        """Delete old checkpoints: of those up to `newest`, keep the last `keep`.
 
-        Raises FolderRefused when another attempt has taken the folder over: its checkpoints may be of later updates.
+        Delete also all checkpoints of later updates than `newest`, because this run will make those updates again.
+
+        Raises FolderRefused, and deletes nothing, when another attempt has taken the folder over, because the later
+        checkpoints may belong to the other attempt.
         """
         self._hold()
         complete = self._complete()
@@ -209,7 +212,10 @@ def _size(path: Path) -> int | None:
 
 
 def _full(folder: Path, error: Exception) -> str:
-    """Return a note that the disk is full, unless the error contains it: that of PyTorch's writer may not."""
+    """Return a note that the disk is full; "" if the disk has space, or if the error already says that it is full.
+
+    Errors of PyTorch's writer may not say so.
+    """
     full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""
 

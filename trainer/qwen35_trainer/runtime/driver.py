@@ -242,7 +242,10 @@ class Driver(Process):
         return data
 
     async def _waited(self, work: asyncio.Future[Any]) -> bool:
-        """Wait for `work`. Returns False when the run has to stop first: nothing has trained, so nothing is lost."""
+        """Wait for `work` before the training begins. Returns whether it is done; False if the run was asked to stop.
+
+        Stopping loses nothing, because nothing has trained. A run that must save a checkpoint does not stop here.
+        """
         if self._must_save:
             await work
             return True
@@ -250,7 +253,10 @@ class Driver(Process):
 
     @property
     def _must_save(self) -> bool:
-        """Whether the run saves even if nothing trains: it continues from a checkpoint of another folder, and has to save its own."""
+        """Whether the run saves a checkpoint even if nothing trains.
+
+        This is so if the run continues from a checkpoint of another folder, because its own folder needs one.
+        """
         resume, checkpoints = self._job.resume, self._job.checkpoints
         return resume is not None and checkpoints is not None and resume.path.parent != checkpoints.folder
 

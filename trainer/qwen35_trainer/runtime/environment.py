@@ -1,9 +1,11 @@
 """The environment variables of a run, which all of its processes inherit.
 
 They are set before the process has threads that read them: glibc's setenv may free the list of variables while getenv reads it in
-another thread, which crashes with a segmentation fault, and tokenizers calls getenv for each text. Ray adds variables in `ray.init`,
-while another thread reads the data, and torch adds one when its compiler is first imported, in a worker that has threads by then.
-So those variables are set here too.
+another thread, which crashes with a segmentation fault. The tokenizers library calls getenv for each text.
+
+Ray and torch would set variables later. Ray sets some in `ray.init`, while another thread reads the data. Torch sets
+one when a worker first imports torch's compiler, and the worker has threads by then. This module therefore sets these
+variables too.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, o
 
 
 def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> list[str]:
-    """Return how the checkpoint does not fit this source, or the parts of the model that this manifest trains."""
+    """Return the reasons why the checkpoint's tensors do not fit the source folder or the manifest."""
     from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
     wanted = {name: stored.shape for name, stored in files.tensors.items()}
@@ -231,7 +231,10 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
 
 
 def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRASpec | None) -> TrainedValues:
-    """Return a function from the name of a tensor to its trained values, or None where it did not train."""
+    """Return a function that takes the name of a tensor, and returns a reader of its trained values.
+
+    The function returns None for a tensor that did not train. Adapters are added to the weights of the source folder.
+    """
     trained = saved.shapes
     if lora is None:
         return lambda name: partial(saved.read, name) if name in trained else None

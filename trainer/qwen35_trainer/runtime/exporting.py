@@ -59,7 +59,7 @@ class Exports:
         return output, problem
 
     async def _run(self, checkpoint: Path, output: Path) -> str:
-        """Run the command. Returns the problem, or ""."""
+        """Export `checkpoint` to `output` in another process. Returns the problem, or "" after success."""
         temporary = output.parent / _TEMPORARY_FOLDER
         temporary.mkdir(parents=True, exist_ok=True)
         silent = asyncio.subprocess.DEVNULL
@@ -97,7 +97,10 @@ def _delete_leftovers(folder: Path) -> None:
 
 
 def _delete_old(newest: Path, keep: int) -> None:
-    """Delete all but the newest `keep` exports up to `newest`, and those of updates after it, which will be made again."""
+    """Delete old exports: of those up to `newest`, keep the last `keep`.
+
+    Delete also all exports of later updates than `newest`, because this run will make those updates again.
+    """
     complete = sorted(newest.parent.glob("update-*"), key=_number)
     kept = [path for path in complete if _number(path) <= _number(newest)][-keep:]
     for path in complete:

@@ -84,7 +84,7 @@ class Generation:
         self._evaluations = FIRST_EVALUATION_GROUP
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Start the tasks of this object in `tasks`, now and later."""
+        """Set the task group in which this object starts its tasks from now on. Call it before all actions."""
         self._tasks = tasks
 
     # Actions of the coordinator.

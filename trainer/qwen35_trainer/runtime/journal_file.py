@@ -55,9 +55,10 @@ class JournalFile:
         await self._do(self._append)
 
     async def compact(self, batch: int) -> None:
-        """Flush, and drop the records before batch `batch`, which is the next one after a complete checkpoint.
+        """Flush, and drop the records before batch `batch`, which a complete checkpoint makes unnecessary.
 
-        Raises JournalNotWritten when there is no space for another file, and JournalDamaged. The journal can be used after either.
+        Raises JournalNotWritten when there is no space for the shortened file, and JournalDamaged when the journal is
+        damaged. The journal can still be used after either error.
         """
 
         def act() -> None:

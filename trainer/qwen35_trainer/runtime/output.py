@@ -19,7 +19,7 @@ _NO_READER = (errno.EPIPE, errno.EIO)
 
 
 def survive_readers() -> None:
-    """Make printing to a stream without a reader lose the text instead of raising an error."""
+    """Make stdout and stderr discard text whose reader has ended, instead of raising an error."""
     sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
 
 

@@ -104,8 +104,9 @@ class Claim:
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
-        """Context manager: record `owner` as the folder's owner until the end, or for good if a checkpoint was saved
-        meanwhile.
+        """Context manager: record `owner` as the folder's owner while the body runs.
+
+        The record stays in the folder if a checkpoint was saved meanwhile; otherwise it is deleted at the end.
 
         Raises FolderRefused when the folder cannot be written, or when its owner or its checkpoints have changed since
         this state was read.
@@ -131,6 +132,9 @@ class Claim:
 
 
 def _write(folder: Path, owner: Owner) -> None:
-    """Record the owner. On disk when this returns: a run could not read a record that a crash cut short, and would be refused."""
+    """Write the owner record, and return when it is on disk.
+
+    A crash must not leave an incomplete record, because every later run in this folder would be refused.
+    """
     content = json.dumps(asdict(owner), indent=2) + "\n"
     write_atomically(folder / OWNER_FILE, content, suffix=f"{owner.attempt}.partial", durable=True)

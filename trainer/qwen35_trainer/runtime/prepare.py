@@ -77,7 +77,7 @@ def prepare(
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
-    """Apply a step to the training and to the validation part. Raises DataError with the problems of both."""
+    """Apply `step` to the training data and to the validation data. Raises DataError with the problems of both."""
     problems: list[str] = []
     results: list[T] = []
     for part in (train, validation):
@@ -101,7 +101,10 @@ def started_at() -> float:
 
 
 def _updates(spec: TrainingSpec, examples: int) -> int:
-    """Return the number of updates of the run, which is that of complete batches. Raises DataError when the data do not fill one."""
+    """Return the number of updates of the run. Updates that do not fill a complete batch are left out.
+
+    Raises DataError when the data do not fill one batch.
+    """
     wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
     whole = wanted // spec.async_.updatesPerBatch * spec.async_.updatesPerBatch
     if whole == 0:
@@ -123,7 +126,10 @@ def threads(spec: TrainingSpec) -> int:
 
 
 def workers_at_a_time(spec: TrainingSpec) -> int:
-    """Return the number of workers that compute at the same time: in FullyAsync those of both pools, else those of the larger one."""
+    """Return the number of workers that compute at the same time.
+
+    In FullyAsync, both pools compute at the same time. In the other modes only one does, so the larger pool counts.
+    """
     if spec.mode == "FullyAsync":
         return spec.world_size + spec.rollout_replicas
     return max(spec.world_size, spec.rollout_replicas)

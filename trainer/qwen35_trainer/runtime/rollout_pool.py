@@ -38,7 +38,7 @@ LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """Return the names of the first `count` replicas of the rollout pool, or with `lane` of the straggler lane."""
+    """Return the names of the first `count` replicas: of the straggler lane if `lane`, else of the rollout pool."""
     return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 
@@ -54,7 +54,10 @@ class PoolListener(Protocol):
 
 @dataclass(eq=False)
 class RolloutReplica:
-    """One actor of a replica, under the number that the coordinator uses. Its replacement has the same name, another number."""
+    """One actor that holds a replica. The coordinator identifies it by `number`.
+
+    The actor that replaces a lost one has the same name and another number.
+    """
 
     number: int
     name: str
@@ -111,7 +114,10 @@ class RolloutPool:
         return {number: replica.name for number, replica in self._replicas.items()}
 
     def run(self, tasks: asyncio.TaskGroup, weights: PublishedWeights, first: Iterable[RolloutReplica]) -> None:
-        """Begin with the replicas in `first`, whose actors have started, and with these weights. Start all tasks in `tasks`."""
+        """Start the tasks of the pool in the task group `tasks`.
+
+        weights: the version that replicas load first. first: replicas whose actors have been started.
+        """
         self._tasks, self._newest = tasks, weights
         for replica in first:
             self._next = max(self._next, replica.number + 1)
@@ -126,7 +132,7 @@ class RolloutPool:
         self._resized.set()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Send no new sequences to replicas on `hosts`, unless there are replicas nowhere else.
+        """Send no new sequences to replicas on `hosts`, if the pool has a replica on another host.
 
         Each call replaces the previous set of hosts: replicas on other hosts take sequences again.
         """
@@ -164,7 +170,7 @@ class RolloutPool:
             self._watch(self._load(replica, weights))
 
     async def _refill(self) -> None:
-        """Start missing replicas after each change of the target, until cancelled. Later changes have no effect."""
+        """Start missing replicas after each change of the target, until this task is cancelled."""
         while True:
             await self._resized.wait()
             self._resized.clear()

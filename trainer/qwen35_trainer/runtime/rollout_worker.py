@@ -151,7 +151,8 @@ class EngineThread:
 class RolloutWorker(Process):
     """Ray actor of one replica.
 
-    life: the numbers of the attempt and of the replica, which seed its samples: no two actors of a run draw the same.
+    life: the numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a
+    run draw the same samples.
     end_token: the token that ends a response. vocabulary: number of the tokenizer's tokens.
     """
 

@@ -41,8 +41,10 @@ def slots_of(spec: TrainingSpec) -> int:
 def start_of(job: Job) -> SchedulingSnapshot:
     """Return the scheduling state from which the run begins or continues.
 
-    It comes from the journal if the attempt that saved the checkpoint also wrote the journal, which then contains groups
-    that left after the checkpoint; otherwise it comes from the checkpoint. Raises JournalDamaged.
+    If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
+    journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
+
+    Raises JournalDamaged.
     """
     if job.resume is None:
         return SchedulingSnapshot()

@@ -30,9 +30,10 @@ class TrainingClock:
 
 @dataclass
 class PoolMeter:
-    """Measures the idle share and the tokens per second of a pool of `workers` workers, each since the previous `read`.
+    """Measures the idle share and the tokens per second of a pool of `workers` workers.
 
-    The owner adds to `tokens`. Times are wall-clock seconds.
+    Both measurements cover the time since the previous `read`. The caller adds the pool's tokens to `tokens`. Times are
+    wall-clock seconds.
     """
 
     workers: int

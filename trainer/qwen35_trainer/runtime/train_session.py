@@ -138,7 +138,10 @@ class TrainSession:
 
     @property
     def saved(self) -> bool:
-        """Whether a checkpoint contains all updates so far, or is being written with them. A failure to write it ends the run."""
+        """Whether a checkpoint with all updates so far is complete or is being written.
+
+        A checkpoint that is being written counts, because a failure to write it ends the run.
+        """
         return self.checkpoints is None or (self._saved and self._saved_at == self.update)
 
     def checkpoint_due(self) -> bool:
@@ -185,7 +188,10 @@ class TrainSession:
         await self._export(path, progress.update, version)
 
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
-        """Export a checkpoint, if wanted, while the next batches train, and before the next save, which may delete the checkpoint."""
+        """Export a checkpoint if spec.checkpoint.export asks for it. The next batches train at the same time.
+
+        The next save waits for the export, because a save may delete the checkpoint that is being exported.
+        """
         wanted = self.live.now.checkpointExport
         if wanted == "None" or (wanted == "AtEnd" and update < self.updates_total):
             return

@@ -85,7 +85,7 @@ class TrainWorker(Process):
     def publication(self, version: int) -> PublishedWeights:
         """Copy the weights to the object store as `version`. Collective; ranks other than 0 return an empty copy.
 
-        It is made before the optimizer may step again: replicas read the copy while the next step changes the weights.
+        The copy is complete before the optimizer steps again, so that replicas can read it while the weights change.
         """
         from qwen35_trainer.weights.published import put  # as above
 

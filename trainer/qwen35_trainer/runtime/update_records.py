@@ -160,7 +160,7 @@ def _right(score: CombinedScore) -> bool:
 
 
 def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
-    """Return reward → mean score, without its weight."""
+    """Return the mean score of each reward, by the reward's name. Scores are not multiplied by the reward's weight."""
     scores: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         for score in group.scores:
@@ -170,7 +170,10 @@ def _score_by_reward(groups: Sequence[ScoredGroup]) -> dict[str, float]:
 
 
 def _reward_by_source(groups: Sequence[ScoredGroup], missing: float | None = None) -> dict[str, float]:
-    """Return data source → mean reward of the responses to its prompts. missing: counts for a response without a reward."""
+    """Return the mean reward of the responses to each data source's prompts, by source.
+
+    missing: the value of a response without a reward. If it is None, such responses are left out.
+    """
     rewards: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         for reward in group.rewards:

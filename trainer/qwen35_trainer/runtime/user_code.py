@@ -61,7 +61,7 @@ def _found_elsewhere(module: str) -> bool:
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names that the statements of a module bind, outside of functions and classes."""
+    """Yield each name that a module defines outside of functions and classes, and the node that shows what it is."""
     for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -77,7 +77,7 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _not_of_one(target: str, node: ast.AST) -> tuple[str, str] | None:
-    """Return the problem of anything that is certainly not a function of one argument."""
+    """Return the problem and what to do if `node` certainly cannot be called with one argument; else None."""
     match node:
         case ast.Constant():
             return f"{target} is {ast.unparse(node)}.", "Name a function."

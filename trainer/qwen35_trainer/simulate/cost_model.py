@@ -1,8 +1,8 @@
 """The cost model of a workload: replicas, the straggler lane, the trainer, publications, prefill and faults.
 
-Times are in seconds. Any other unit works if it is used throughout: the reference workload uses the decode step of a replica
-that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` has assumed speeds; `--decode` and
-`--train-seconds-per-token` replace them by measured ones.
+Times are in seconds, or in any other unit if all times use it. The unit of the reference workload is the decode step of
+a replica that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` has assumed speeds. The options
+`--decode` and `--train-seconds-per-token` replace them by measured ones.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from qwen35_trainer.simulate.limits import below_minimum, not_above, raise_if_an
 
 @dataclass(frozen=True)
 class ReplicaSpeed:
-    """One rollout replica. A step gives each of its n sequences a token and takes `base / speed + per_sequence · n`."""
+    """The speed of one rollout replica.
+
+    A step gives each of the replica's n sequences one token, and takes `base / speed + per_sequence · n` seconds.
+    """
 
     slots: int = 64
     """Maximum number of sequences at a time."""
@@ -43,7 +46,7 @@ class ReplicaSpeed:
 
     @property
     def tokens_per_second(self) -> float:
-        """The rate with all slots taken."""
+        """Tokens per second of the replica if all its slots are taken."""
         return self.slots / self.step(self.slots)
 
 
@@ -85,13 +88,13 @@ class LaneSpeed:
 
     @property
     def replica(self) -> ReplicaSpeed:
-        """The speed of one replica. Raises ValueError if it is not valid."""
+        """The speed of one replica of the lane. Raises ValueError if a field of the lane has an invalid value."""
         return ReplicaSpeed(self.slots, self.base, self.per_sequence, self.speed)
 
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """The train pool. A batch takes `tokens · seconds_per_token / units + overhead`."""
+    """The speed of the train pool. A batch takes `tokens · seconds_per_token / units + overhead` seconds."""
 
     units: int = 8
     seconds_per_token: float = 0.0375
@@ -130,9 +133,9 @@ class PublicationCost:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """The cost of computing the prefix of a sequence that starts on a replica, which decodes nothing meanwhile.
+    """The cost of prefill: computing the prefix of a sequence that starts on a replica.
 
-    The samples of a group do not share a prefix.
+    The replica decodes nothing during prefill. The prompt is computed again for each sample of a group.
     """
 
     tokens_per_second: float = math.inf
@@ -151,7 +154,7 @@ class PrefillCost:
 
 @dataclass(frozen=True)
 class Faults:
-    """Failures of replicas. A lost replica returns, empty, after `mttr`."""
+    """Failures of replicas. A lost replica returns after `mttr` seconds, and then holds no sequences."""
 
     times: tuple[tuple[float, int], ...] = ()
     """(second, number of the replica) of failures. A replica that does not exist at that time does not fail. The numbers of
@@ -174,7 +177,7 @@ class Faults:
         )
 
     def gaps(self, seed: int, replica: int) -> Iterator[float]:
-        """Return the times from each start of a replica to its next failure, in seconds."""
+        """Yield the seconds from each start of a replica to its next failure; nothing if `mtbf` is None."""
         draw = np.random.default_rng((seed, 1, replica))
         while self.mtbf is not None:
             yield float(draw.exponential(self.mtbf))

@@ -1,10 +1,12 @@
-"""An analytic estimate of a workload's throughput, from which the planner starts.
+"""An analytic estimate of a workload's throughput. The planner starts its search from this estimate.
 
-X* is the throughput of the slower pool if it is always busy. A group occupies one of the window's (1 + s)·P·K places from
-its dispatch until its version is published. By Little's law, X(s) ≤ min(X*, (1 + s)·P·K·G·m / (W + t)), where W is the
-decoding time of the longest of a group's G sequences, t the time of a batch and a publication, and m the mean length. The
-estimate leaves out the waiting for slots and for due groups, so it is an upper bound: within a quarter of the simulation at
-s ≥ 2, too optimistic below.
+X* is the throughput of the slower pool if it is always busy. A group occupies one of the window's (1 + s)·P·K places
+from its dispatch until the version trained on it is published. By Little's law,
+X(s) ≤ min(X*, (1 + s)·P·K·G·m / (W + t)). Here X(s) is the throughput with staleness threshold s, W is the decoding
+time of the longest of a group's G sequences, t is the time of a batch and a publication, and m is the mean length.
+
+The estimate leaves out the waiting for slots and for due groups, so it is an upper bound. At s ≥ 2 it is within a
+quarter of the simulated throughput. Below 2 it is too optimistic.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from qwen35_trainer.simulate.workload import Workload
 
 @dataclass(frozen=True)
 class Estimate:
-    """Rates in tokens per unit of time."""
+    """The estimate of a workload's throughput. Rates are in tokens per unit of time."""
 
     rollout: float
     """Rate of the rollout pool with all slots taken."""
@@ -45,7 +47,7 @@ class Estimate:
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Estimate a workload, without its faults, drift and changes of the pool."""
+    """Return the estimate for a workload. It ignores faults, the drift of lengths, and changes of the pool's size."""
     mean, longest = _lengths(workload.lengths, workload.group_size, workload.correlation, workload.seed)
     replicas, trainer = workload.replicas, workload.train_pool
     rollout = sum(replica.tokens_per_second for replica in replicas)
@@ -66,7 +68,10 @@ def estimate(workload: Workload) -> Estimate:
 
 @lru_cache(maxsize=8)  # a search estimates every split of the nodes with the same lengths
 def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, seed: int) -> tuple[float, float]:
-    """Return the mean length, and the mean of the maximum length of a group, over one block of groups."""
+    """Return the mean length of a sequence, and the mean length of the longest sequence of a group.
+
+    Both are means over BLOCK_PROMPTS groups, which are sampled here.
+    """
     sampler = GroupSampler(lengths, group_size, correlation, 1.0, 1.0, seed)
     groups = [sampler.draw(position, 0)[0] for position in range(BLOCK_PROMPTS)]
     tokens = sum(map(sum, groups))

@@ -48,7 +48,10 @@ class ChangeRefused(WorkloadRefused):
 
 @dataclass(frozen=True)
 class FieldChange:
-    """A field of the workload by its path, and its new value: YAML text, or the value itself."""
+    """A change of one field of the workload.
+
+    path: the path of the field. value: its new value, as YAML text or as a Python value.
+    """
 
     path: str
     value: object
@@ -63,13 +66,13 @@ class FieldChange:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """The path with its short name expanded."""
+        """The names and indices of the path. A short name is replaced by the path that it stands for."""
         first, *later = split_path(self.path.strip().replace("-", "_"))
         return (*split_path(SHORT_NAMES.get(str(first), str(first))), *later)
 
     @property
     def field(self) -> str:
-        """The path without indices. Changes of the same field in different items of a list have the same."""
+        """The path without indices. It is the same for changes of one field in different items of a list."""
         return ".".join(segment for segment in self.segments if isinstance(segment, str))
 
 
@@ -82,8 +85,8 @@ def is_workload_path(path: str) -> bool:
 def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workload:
     """Apply all changes to a workload.
 
-    Raises WorkloadRefused with all problems of the changes and of the changed workload; a ChangeRefused if a change is wrong
-    for every workload.
+    Raises WorkloadRefused with all problems of the changes and of the changed workload. The error is a ChangeRefused if
+    a change is wrong for every workload.
     """
     draft = _Draft(workload)
     problems: list[str] = []
@@ -126,12 +129,15 @@ class _Draft:
             draft.put(remainder, value, name)
 
     def drop_deadline_fields(self, changed: set[str]) -> None:
-        """Under another policy than deadline-first, reset the fields that only it has, unless a change sets them."""
+        """Reset the fields that only the policy deadline-first uses, if the workload has another policy.
+
+        changed: names of the fields that a change sets. They keep their values.
+        """
         if self._parts["policy"] is not BatchPolicy.DEADLINE_FIRST:
             self._parts |= {name: value for name, value in _DEADLINE_FIRST_ONLY.items() if name not in changed}
 
     def build(self, problems: list[str]) -> Any:  # noqa: ANN401  (the type of the original)
-        """Build the dataclass. If it refuses its values, add the reasons to `problems` and return the original."""
+        """Build the dataclass. If its values are invalid, add the reasons to `problems` and return the original."""
         values = {name: _map_drafts(part, lambda draft: draft.build(problems)) for name, part in self._parts.items()}
         try:
             return type(self._original)(**values)
@@ -143,7 +149,7 @@ class _Draft:
         return [*self._parts, *(SHORT_NAMES if isinstance(self._original, Workload) else ())]
 
     def _validated(self, name: str, value: object) -> object:
-        """Return a value of the field's type, from YAML text or as it is."""
+        """Convert YAML text to the type of the field `name`. Any other value is returned unchanged."""
         if not isinstance(value, str):
             return value
         try:
@@ -158,12 +164,15 @@ class _Draft:
         return get_type_hints(type(self._original))[name]
 
     def _default_part(self, name: str) -> _Draft | None:
-        """Return the defaults of a part that is None, for a change of one of its fields."""
+        """Return a draft with the defaults of a part that is None, so that a change can set one of its fields.
+
+        Returns None if the part is not a dataclass.
+        """
         classes = [option for option in get_args(self._annotation(name)) if is_dataclass(option)]
         return _Draft(classes[0]()) if classes else None  # type: ignore[operator]  # a class, not an instance
 
     def _inner_drafts(self, name: str, index: int | None) -> list[_Draft]:
-        """Return the part, all items of a list, or the item at `index`."""
+        """Return the drafts in the field `name`: the part itself, all items of a list, or only the item at `index`."""
         part = self._parts[name]
         drafts = part if isinstance(part, list) else [part]
         if not all(isinstance(draft, _Draft) for draft in drafts):
@@ -184,7 +193,7 @@ def _drafted(value: object) -> object:
 
 
 def _map_drafts(part: object, build: Callable[[_Draft], object]) -> object:
-    """Apply `build` to a draft or to each of a list of drafts; any other value stays as it is."""
+    """Apply `build` to a draft, or to each draft of a list. Any other value is returned unchanged."""
     if isinstance(part, _Draft):
         return build(part)
     return tuple(build(draft) for draft in part) if isinstance(part, list) else part

@@ -24,7 +24,10 @@ def sweep_json(
     skipped: Sequence[SkippedCombination],
     constants: Sequence[AssumedConstant],
 ) -> dict[str, Any]:
-    """Return what `qwen35 simulate --sweep --json` prints: one row per combination. `workload` is that of the first row."""
+    """Return what `qwen35 simulate --sweep --json` prints: one row per combination.
+
+    The key `workload` describes the workload of the first row.
+    """
     keys = [axis.key for axis in axes]
     return _head(rows[0], constants) | {
         "rows": [{"values": dict(zip(keys, row.values, strict=True)), "result": row.result.as_dict()} for row in rows],
@@ -35,7 +38,7 @@ def sweep_json(
 
 
 def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
-    """Return what `qwen35 plan --json` prints: the plan, the manifest as it is, and every neighbour."""
+    """Return what `qwen35 plan --json` prints: the plan, the unchanged manifest, and every neighbour of the plan."""
     best = plan.recommended.result.effective_throughput
     neighbours = [
         {

@@ -25,7 +25,7 @@ MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
 
 @dataclass(frozen=True)
 class AssumedConstant:
-    """A quantity that decides the result and that a manifest does not contain."""
+    """A quantity that affects the result of a simulation and is not in a manifest."""
 
     name: str
     value: str
@@ -35,7 +35,10 @@ class AssumedConstant:
 
 @dataclass(frozen=True)
 class HardwareSpeeds:
-    """Speeds of the hardware in any one unit of time. The defaults use the decode step of a replica with one sequence."""
+    """Speeds of the hardware. All of them use the same unit of time, which may be any.
+
+    The unit of the defaults is the decode step of a replica that holds one sequence.
+    """
 
     base: float = 1.0
     """As `ReplicaSpeed.base`, at the manifest's tensorParallel."""
@@ -48,15 +51,18 @@ class HardwareSpeeds:
 
     @property
     def lane_per_sequence(self) -> float:
-        """Return `per_sequence` of a lane whose replicas have twice the devices: the work is divided among more of them."""
+        """`per_sequence` of a lane whose replicas have twice the devices of the pool's.
+
+        It is lower than the pool's, because more devices share the work of a sequence.
+        """
         return self.per_sequence * SEQUENCE_COST_FACTOR_PER_DOUBLING
 
 
 def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -> Workload:
-    """Return the workload of a training. `constants` lists the assumptions in it.
+    """Return the workload of a training. `constants` lists the values in it that are assumed.
 
-    A trainer unit has as many devices as a replica if they divide evenly, so that pools that share devices can swap roles.
-    Raises WorkloadRefused for a training that generates nothing.
+    A trainer unit has as many devices as a replica if the train pool divides evenly into such units. Pools that share
+    devices can then swap roles. Raises WorkloadRefused for a training that generates nothing.
     """
     if spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} generates nothing, so there is no pipeline to simulate"])
@@ -82,7 +88,7 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
 
 
 def constants(workload: Workload, given_fields: Collection[str]) -> tuple[AssumedConstant, ...]:
-    """Return the quantities that decide the result of a simulation and that a manifest does not contain.
+    """Return the quantities that affect the result of a simulation and are not in a manifest.
 
     given_fields: the fields that options set, as paths of the workload.
     """
@@ -109,7 +115,7 @@ def constants(workload: Workload, given_fields: Collection[str]) -> tuple[Assume
 
 
 def _is_any_given(paths: Collection[str], given_fields: Collection[str]) -> bool:
-    """Whether one of the paths, or a part of the workload that contains it, was set."""
+    """Whether options set one of the paths, or a part of the workload that contains one of them."""
     return any(path == prefix or path.startswith(f"{prefix}.") for path in paths for prefix in given_fields)
 
 
@@ -142,8 +148,9 @@ def _lane(spec: TrainingSpec, replica: ReplicaSpeed, speed: float) -> LaneSpeed 
 def _shared_devices(workload: Workload) -> Workload:
     """Return the workload of pools that share their devices.
 
-    `BatchPolicy.COLOCATED` adds up the hardware of two pools, so one unit moves from the rollout pool to the trainer. A
-    single replica cannot be divided; the synchronous policy has the same result for it.
+    `BatchPolicy.COLOCATED` adds up the hardware of both pools. So that shared devices count once, the trainer gets the
+    hardware of one replica, and the rollout pool has one replica less. A single replica cannot be divided. Its workload
+    gets the synchronous policy, which has the same result.
     """
     replicas, trainer = workload.pools[0].count, workload.trainer
     if replicas == 1:

@@ -92,7 +92,10 @@ def _spec(options: SimulationOptions, misplaced: Collection[str]) -> TrainingSpe
 
 
 def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
-    """Return the --set options that cannot apply to a manifest, each with the problem: none is given, or the path is a workload's."""
+    """Return the --set options that cannot apply to a manifest, each with its problem.
+
+    Either there is no manifest, or the path is a field of the workload.
+    """
     manifest_names = {*fields(Manifest), *fields(TrainingSpec)}
     problems = {}
     for text in options.overrides:
@@ -107,7 +110,7 @@ def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
 
 
 def _speeds(options: SimulationOptions) -> HardwareSpeeds:
-    """Raises WorkloadRefused for a value that is not a number, or not above 0."""
+    """Return the speeds of the hardware. Raises WorkloadRefused with every problem of the options that set speeds."""
     problems = []
     if (options.decode is None) != (options.train is None):
         problems.append("--decode and --train-seconds-per-token share a unit of time: give both, or neither")
@@ -129,7 +132,10 @@ def _speeds(options: SimulationOptions) -> HardwareSpeeds:
 
 
 def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange]:
-    """Raises WorkloadRefused for options that exclude each other, and for a file that cannot be read."""
+    """Return the changes that give the workload the lengths of the options.
+
+    Raises WorkloadRefused for options that exclude each other, for wrong values, and for a file that cannot be read.
+    """
     kinds = [
         name
         for name, value in (
@@ -155,7 +161,7 @@ def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange
 
 
 def _replayed(file: Path, cap: int | None) -> Replayed:
-    """Return the lengths of a file, clipped where generation would stop."""
+    """Return the lengths in a file. Lengths above `cap` are reduced to `cap`, because generation would stop there."""
     try:
         observed = Replayed.read(file)
     except OSError as error:
@@ -172,7 +178,10 @@ def _replayed(file: Path, cap: int | None) -> Replayed:
 def _lane_speeds(
     options: SimulationOptions, workload: Workload, changes: Sequence[FieldChange], speeds: HardwareSpeeds
 ) -> list[FieldChange]:
-    """Return the speeds of a lane that the options add: those of the pool in place of the reference workload's."""
+    """Return the changes that give the speeds of --decode to a lane that other options add.
+
+    Without these changes the lane would have the speeds of the reference workload.
+    """
     adds_lane = workload.lane is None and any(change.segments[0] == "lane" for change in changes)
     if options.decode is None or not adds_lane:
         return []

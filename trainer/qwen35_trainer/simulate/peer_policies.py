@@ -1,4 +1,7 @@
-"""The rules of other projects, as buffers with the interface of this project's."""
+"""The rules by which other projects choose the groups of a batch.
+
+Each rule is a buffer with the interface of this project's buffer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 
 class PeerBuffer(Buffer, ABC):
-    """A buffer that takes groups by other projects' rules, for comparison: without deadlines."""
+    """A buffer that takes groups by the rule of another project, for comparison. Its rule has no deadlines."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(window)
@@ -78,11 +81,10 @@ class CompletionOrder(PeerBuffer):
 
 
 class WindowedFifo(PeerBuffer):
-    """The rule of other projects with a window: a batch takes finished groups in order of dispatch, and may skip running
-    ones.
+    """The rule of other projects with a window: finished groups in order of dispatch, within `reach`.
 
-    It takes no group that was dispatched `reach` or more groups after the first one that still runs: a reach of 1 is
-    strict FIFO.
+    A batch may skip groups that still run. It takes no group that was dispatched `reach` or more groups after the first
+    group that still runs. A reach of 1 is strict FIFO.
     """
 
     def __init__(self, window: Window, reach: int) -> None:
@@ -109,7 +111,7 @@ class WindowedFifo(PeerBuffer):
 
 
 def buffer_of(workload: Workload) -> Buffer | None:
-    """Return the buffer for `workload.policy`. None if it is the coordinator's own rule."""
+    """Return the buffer for `workload.policy`, or None if the coordinator's own buffer has the rule of this policy."""
     window = workload.settings.window
     match workload.policy:
         case BatchPolicy.FIFO:

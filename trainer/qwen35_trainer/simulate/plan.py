@@ -66,11 +66,11 @@ def make_plan(
     max_lag: int | None = None,
     on_simulated: Callable[[], None] = lambda: None,
 ) -> PlanResult:
-    """Find the plan with the highest effective throughput whose tokens lag at most `max_lag`, by default the manifest's bound.
+    """Find the plan with the highest effective throughput among plans with a maximum lag of at most `max_lag`.
 
-    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the one with the minimum mean lag is recommended. changes:
-    applied to every workload. on_simulated: called after each simulation. Raises WorkloadRefused for a manifest without two
-    pools, and for workloads that cannot be simulated.
+    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the one with the minimum mean lag is recommended. max_lag:
+    by default the manifest's bound. changes: applied to every workload. on_simulated: called after each simulation.
+    Raises WorkloadRefused for a manifest without two pools, and for workloads that cannot be simulated.
     """
     if spec.mode != "FullyAsync" or spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} has no two pools to divide the nodes between; plan FullyAsync"])

@@ -1,4 +1,7 @@
-"""The choices of a plan: the split of the nodes, the two bounds of staleness and the straggler lane; and the grid of plans to search."""
+"""The choices of a plan, and the grid of plans to search.
+
+A plan chooses the split of the nodes, the two bounds of staleness and the straggler lane.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from qwen35_trainer.simulate.workload import Workload
 
 @dataclass(frozen=True)
 class LaneChoice:
-    """The choices for the straggler lane, with the fields of `spec.rollout.stragglerLane`."""
+    """The straggler lane that a plan chooses, with the fields of `spec.rollout.stragglerLane`."""
 
     nodes: int
     tensor_parallel: int
@@ -51,7 +54,7 @@ class PlanChoice:
         )
 
     def apply(self, spec: TrainingSpec) -> TrainingSpec:
-        """Return the spec with this plan. It may violate the rules of the spec, which `is_legal` checks."""
+        """Return the spec with the values of this plan. It may violate rules of the spec (see `is_legal`)."""
         assert spec.rollout is not None
         lane = self.lane and StragglerLaneSpec(
             nodes=self.lane.nodes, tensorParallel=self.lane.tensor_parallel, afterTokens=self.lane.after_tokens
@@ -71,19 +74,22 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Whether `qwen35 validate` accepts the manifest with this plan, and its lane is faster than the pool."""
+        """Whether `qwen35 validate` accepts the manifest with this plan, and the lane, if any, is faster than the pool.
+
+        A lane is faster if its replicas have more devices than those of the pool.
+        """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
             return False
         return self.rollout_nodes >= 1 and self.train_nodes >= 1 and not check(self.apply(spec))
 
     def with_split(self, rollout_nodes: int) -> PlanChoice:
-        """Return the plan with `rollout_nodes` rollout nodes and the same total."""
+        """Return the plan with `rollout_nodes` rollout nodes and the same total of rollout and train nodes."""
         moved = rollout_nodes - self.rollout_nodes
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values by the paths of the manifest, as for `--set`."""
+        """Return the values of the plan by their paths in the manifest, as `--set` takes them."""
         lane = self.lane and {
             "nodes": self.lane.nodes,
             "tensorParallel": self.lane.tensor_parallel,
@@ -100,14 +106,17 @@ class PlanChoice:
 
 
 def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
-    """Return the numbers of rollout nodes that divide the plan's nodes into legal pools, ascending."""
+    """Return the numbers of rollout nodes for which the plan is legal, ascending. The total of nodes stays the same."""
     total = choice.rollout_nodes + choice.train_nodes
     return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
 
 
 @dataclass(frozen=True)
 class NeighbourSteps:
-    """The values of each choice, in order, from which a neighbouring plan takes the next lower or higher one."""
+    """The steps from a plan to its neighbours.
+
+    For a choice with a list of values, a neighbour takes the next lower or the next higher value of that list.
+    """
 
     splits: Sequence[int]
     """Numbers of rollout nodes."""
@@ -121,9 +130,9 @@ class NeighbourSteps:
 
 
 def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
-    """Return every plan that differs in one choice, with a description of the change.
+    """Return every plan that differs from `choice` in one value, each with a description of the change.
 
-    Some may violate the rules of the spec.
+    Some of these plans may violate the rules of the spec.
     """
     for nodes in _adjacent_values(choice.rollout_nodes, steps.splits):
         moved = choice.with_split(nodes)
@@ -157,7 +166,7 @@ def _lane_neighbours(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tupl
 
 
 def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
-    """Return the next lower and the next higher value."""
+    """Return the next lower and the next higher value in the list `ascending`, as far as they exist."""
     lower = [other for other in ascending if other < value]
     higher = [other for other in ascending if other > value]
     return [*lower[-1:], *higher[:1]]
@@ -180,7 +189,10 @@ class PlanGrid:
 
     @classmethod
     def around(cls, spec: TrainingSpec, start: PlanChoice, workload: Workload) -> PlanGrid:
-        """Return the grid for a manifest. start: the plan from which the search begins, with its workload."""
+        """Return the grid for a manifest.
+
+        start: the plan from which the search begins. workload: the workload of that plan.
+        """
         assert spec.rollout is not None
         bound, total = start.max_version_lag, start.rollout_nodes + start.train_nodes
         step = next((step for step in (0.25, 0.5, 1.0) if bound / step <= 32), 2.0)
@@ -215,12 +227,16 @@ class PlanGrid:
         )
 
     def allows(self, choice: PlanChoice) -> bool:
-        """Whether the planner may recommend a plan: it keeps the bound and the missed-deadline policy."""
+        """Whether the planner may recommend a plan.
+
+        The maximum lag of the plan must not exceed that of `start`, and its policy for missed deadlines must be the
+        same.
+        """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
 
     def choice(self, point: GridPoint) -> PlanChoice:
-        """Return the plan at a point of the grid: one index into each list."""
+        """Return the plan at `point`, which contains one index into each list of the grid."""
         split, threshold, nodes, size, after = point
         lane = LaneChoice(self.lane_nodes[nodes], self.lane_sizes[size], self.after_tokens[after])
         return replace(
@@ -231,7 +247,11 @@ class PlanGrid:
 
 
 def _lane_sizes(pool: int, per_node: int) -> list[int]:
-    """Return the numbers of devices of a lane's replica: multiples of the pool's that fit into a node, or else the smallest."""
+    """Return the possible numbers of devices of a lane's replica.
+
+    They are two and four times those of the pool's replica, as far as they fit into a node. If neither fits, the only
+    one is two times.
+    """
     return [pool * factor for factor in (2, 4) if pool * factor <= per_node] or [pool * 2]
 
 

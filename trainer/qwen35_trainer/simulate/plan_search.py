@@ -62,7 +62,11 @@ def search(grid: PlanGrid, trials: Trials) -> Trial:
 
 
 def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
-    """Return the starting points from the analytic estimate: some splits, each without a lane and with the smallest of each size."""
+    """Return the points of the grid from which the search starts. The analytic estimate chooses them.
+
+    They cover a few splits. Each split has one point without a lane, and one point for each number of devices that a
+    replica of the lane can have, with the smallest legal number of lane nodes.
+    """
     estimates = [estimate(trials.workload(grid.start.with_split(nodes))) for nodes in grid.splits]
     ideal = max(split_estimate.ideal for split_estimate in estimates)
     busy = [index for index, split in enumerate(estimates) if split.ideal >= MIN_IDEAL_SHARE * ideal]
@@ -82,7 +86,11 @@ def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
 
 
 def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float]) -> GridPoint:
-    """Pattern search: step along one axis at a time to points with a higher score, and halve the steps if there is none."""
+    """Climb from `start` by pattern search, and return the best point.
+
+    The search steps along one axis at a time to points with a higher score. When no step leads to such a point, it
+    halves the steps.
+    """
     best, best_score = start, score(start)
     steps = [max(1, size // 4) for size in sizes]
     while True:
@@ -119,7 +127,11 @@ def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
 
 
 def preferred(trials: Sequence[Trial]) -> Trial:
-    """Return the best trial within THROUGHPUT_TOLERANCE: minimum mean lag, then the lower bound, then no lane, then throughput."""
+    """Return the best of the trials whose throughput is within THROUGHPUT_TOLERANCE of the maximum.
+
+    The mean lag decides first; all within LAG_TOLERANCE_VERSIONS of the minimum count as equal. The lower maximum lag
+    decides next, then the absence of a lane, then the throughput.
+    """
     min_throughput = _min_throughput(trials)
     near = [trial for trial in trials if trial.result.effective_throughput >= min_throughput]
     min_lag = min(trial.result.mean_lag for trial in near)
@@ -156,7 +168,9 @@ class Trials:
         limit: int,
         on_simulated: Callable[[], None] = lambda: None,
     ) -> None:
-        """changes: applied to every workload. limit: number of simulations from which on short ones are refused.
+        """Prepare the simulation of plans.
+
+        changes: applied to every workload. limit: after this number of simulations, no new short ones are made.
         on_simulated: called after each simulation.
         """
         self._spec, self._speeds, self._changes, self._limit, self._on_simulated = (
@@ -221,7 +235,10 @@ def _long(workload: Workload) -> Workload:
 
 
 def _of_length(workload: Workload, *, sequences: int, min_versions: int, max_versions: int) -> Workload:
-    """Measure about `sequences` sequences, in whole versions, after a warm-up that refills the window twice."""
+    """Return the workload with a duration in which about `sequences` sequences are measured.
+
+    The measured batches make up whole versions. A warm-up before them refills the window twice.
+    """
     versions = sequences / (workload.prompts_per_batch * workload.group_size * workload.batches_per_version)
     measured = max(min_versions, min(max_versions, math.ceil(versions))) * workload.batches_per_version
     warm_up = math.ceil(2 * (1 + workload.settings.window.staleness_threshold)) * workload.batches_per_version

@@ -62,7 +62,10 @@ def _run_figures(row: SweepRow) -> _Figures:
 
 
 def _sweep_figures(axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> _Figures:
-    """Curves along the axis with the most numbers, one per combination of the other axes. Bars if no axis has numbers."""
+    """Return the charts of a sweep: curves along the axis with the most numbers, or bars if no axis has numbers.
+
+    Each combination of the other axes has a curve of its own.
+    """
     numeric = [place for place, axis in enumerate(axes) if _numbers_of(axis)]
     along = max(numeric, key=lambda place: len(axes[place].values)) if numeric else None
     curves: dict[str, list[SweepRow]] = {}
@@ -135,7 +138,10 @@ def _trace(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Fi
 
 
 def _scatter(traces: list[Figure], results: Sequence[SimulationResult]) -> Figure:
-    """Effective throughput against mean lag, with the ideal as a line if it is the same for all results."""
+    """Return a chart of effective throughput against mean lag.
+
+    A line shows the ideal throughput if it is the same for all results.
+    """
     layout = _layout("mean lag of groups, in versions", "", "~g", len(traces))
     ideals = [result.ideal_throughput for result in results]
     layout["xaxis"]["rangemode"] = "tozero"
@@ -189,7 +195,7 @@ def _layout(x: str, y: str, form: str, traces: int) -> Figure:
 
 
 def _numbers_of(axis: SweepAxis) -> dict[str, float]:
-    """Return the number of each value. Empty if a value is not a number."""
+    """Return each value of the axis as a number. Empty if a value is not a number."""
     try:
         numbers = {value: float(value) for value in axis.values}
     except ValueError:

@@ -39,7 +39,7 @@ class Lognormal:
         )
 
     def at(self, normal: Floats) -> Floats:
-        """Return the lengths at standard normal deviates, before clipping."""
+        """Convert standard normal deviates to lengths, which are not clipped yet."""
         sigma = math.sqrt(math.log1p(self.cv**2))
         return np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * normal)
 
@@ -56,7 +56,7 @@ class BoundedPareto:
         raise_if_any(*not_above(0, **{"lengths.alpha": self.alpha}), *_ends(self.floor, self.cap))
 
     def at(self, normal: Floats) -> Floats:
-        """Return the lengths at standard normal deviates."""
+        """Convert standard normal deviates to lengths."""
         share = _share(normal)
         return np.asarray(self.floor * (1 - share * (1 - (self.floor / self.cap) ** self.alpha)) ** (-1 / self.alpha))
 
@@ -127,7 +127,10 @@ class GroupSampler:
         self._last_position = -1
 
     def draw(self, position: int, batch: int) -> tuple[list[int], bool]:
-        """Draw the response tokens of a group's sequences, and whether it has signal. batch: the next to train, since lengths drift."""
+        """Draw the numbers of response tokens of a group's sequences, and whether the group has signal.
+
+        batch: the number of the next batch to train, because lengths drift from batch to batch.
+        """
         repeat = 0
         if position <= self._last_position:
             repeat = self._repeats[position] = self._repeats.get(position, 0) + 1
@@ -153,7 +156,10 @@ class GroupSampler:
         return scaled
 
     def _block(self, block: int, position: int = 0, repeat: int = 0) -> tuple[Floats, list[bool]]:
-        """Lengths before clipping, (BLOCK_PROMPTS, group size), and signals. A repeat has the same prompts, other samples."""
+        """Return lengths before clipping, (BLOCK_PROMPTS, group size), and whether each group has signal.
+
+        A repeat draws other samples of the same prompts.
+        """
         prompts = np.random.default_rng((self._seed, 0, block))
         prompt, signal = prompts.standard_normal(BLOCK_PROMPTS), (prompts.random(BLOCK_PROMPTS) < self._signal).tolist()
         samples = np.random.default_rng((self._seed, 2, position, repeat)) if repeat else prompts
@@ -170,7 +176,7 @@ class GroupSampler:
 
 
 def mean_length(lengths: LengthDistribution, factor: float = 1.0) -> float:
-    """Return the mean of the lengths multiplied by `factor`, after clipping."""
+    """Return the mean length if every length is multiplied by `factor` and then clipped."""
     if isinstance(lengths, Replayed):
         means = [np.clip(np.rint(np.array(prompt) * factor), 1, lengths.cap).mean() for prompt in lengths.prompts]
         return float(np.mean(means))

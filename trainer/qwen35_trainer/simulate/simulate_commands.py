@@ -241,7 +241,10 @@ def _plan(options: SimulationOptions, max_lag: int | None, *, as_json: bool) -> 
 
 
 def _fields_of_plan(changes: tuple[FieldChange, ...]) -> list[str]:
-    """Why --workload may not set some fields: the plan chooses them, or they set the duration of its simulations."""
+    """Return a problem for each change of a field that --workload may not set.
+
+    The plan chooses these fields, or they set the duration of its simulations.
+    """
     chosen = {"lane", "policy", "staleness_threshold", "max_version_lag", "on_missed_deadline", "batches", "warm_up"}
     chosen |= {"pools", "pools.count", "trainer", "trainer.units"}
     refused = [change for change in changes if change.field in chosen or change.segments[0] == "lane"]
@@ -293,6 +296,6 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _require(*packages: str) -> None:
-    """End the command if a package is missing that reading a manifest does not need."""
+    """End the command if one of the packages is missing. Commands that only read a manifest do not need them."""
     if missing := [package for package in packages if find_spec(package) is None]:
         fail(f"{' and '.join(missing)} not installed: pip install 'qwen35[trainer]'", REFUSED)

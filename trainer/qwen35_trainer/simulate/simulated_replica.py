@@ -1,9 +1,10 @@
 """One rollout replica in virtual time.
 
-All sequences of a replica grow at the same rate, so one number serves all of them: its `service`, the number of tokens that a
-sequence would have if it had been there from the start. A sequence that joins at service 500 and stops after 2000 tokens
-stops at the mark 2500, however the rate changes meanwhile. The next stop is the top of a heap of marks. The moments at which
-new weights were loaded are marks on the same scale, and divide the tokens of a sequence among versions.
+All sequences of a replica grow at the same rate, so the replica keeps one number for all of them. This number is its
+`service`: the tokens that a sequence would have if it had been on the replica from the start. A sequence that joins at
+service 500 and stops after 2000 tokens stops at the mark 2500, even if the rate changes meanwhile. The marks are in a
+heap, and the lowest one is the next stop. The service at which new weights were loaded is also kept. It divides the
+tokens of a sequence among versions.
 """
 
 from __future__ import annotations
@@ -191,7 +192,10 @@ class SimulatedReplica:
         return None
 
     def next_stop_time(self) -> float:
-        """Return the moment of the next stop at the present rate, or an earlier moment; infinity without a stop."""
+        """Return the moment of the next stop at the present rate; infinity without a stop.
+
+        The result may be too early, because the heap may still contain stops of sequences that no longer decode.
+        """
         if not self._marks or not self.active:
             return inf
         missing = self._marks[0][0] - self.service
@@ -206,7 +210,7 @@ class SimulatedReplica:
 
 
 class Capacity:
-    """The slots and replicas of a pool now, and the slot-seconds and replica-seconds so far."""
+    """The present slots and replicas of a pool, and the slot-seconds and replica-seconds that it has had so far."""
 
     __slots__ = ("_since", "replica_seconds", "replicas", "slot_seconds", "slots")
 

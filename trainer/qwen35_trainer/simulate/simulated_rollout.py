@@ -24,7 +24,11 @@ class SimulatedRollout:
         send: Callable[[on.Event], None],
         finish: Callable[[SimulatedSequence], None],
     ) -> None:
-        """send: passes an event to the coordinator. finish: called with a complete sequence, which its replica has released."""
+        """Create a rollout without replicas. They join at `begin`.
+
+        send: passes an event to the coordinator. finish: called with each complete sequence, after its replica has
+        released it.
+        """
         self.pool, self.lane = Capacity(), Capacity()
         self.lost = self.moves = 0
         self.full_at: float | None = None
@@ -112,7 +116,11 @@ class SimulatedRollout:
     # Decoding.
 
     def _schedule(self, replica: SimulatedReplica) -> None:
-        """Wake a replica at its next stop. An earlier entry in the clock remains: it wakes too early and schedules again."""
+        """Let the clock wake a replica at its next stop.
+
+        If the clock would wake the replica earlier anyway, that entry remains: the replica then wakes too early, and
+        schedules again.
+        """
         time = replica.next_stop_time()
         if time < replica.due:
             replica.due = time
@@ -145,7 +153,7 @@ class SimulatedRollout:
             self._clock.after(seconds, self._environment_answered, sequence)
 
     def _environment_answered(self, sequence: SimulatedSequence) -> None:
-        """Continue to decode a sequence, on the replica where it is."""
+        """Continue to decode a sequence, on the same replica, after the environment has answered."""
         if not sequence.in_environment:
             return  # it was lost meanwhile, and starts this turn over
         sequence.in_environment = False
@@ -203,7 +211,7 @@ class SimulatedRollout:
             self._announce(self._add(number))
 
     def _resize(self, size: int) -> None:
-        """Change the pool to `size` replicas. The last ones to come leave first, after finishing their sequences."""
+        """Change the pool to `size` replicas. The newest replicas leave first, after finishing their sequences."""
         while len(self._members) > size:
             number = self._members.pop()
             if replica := self._replicas.get(number):
@@ -215,7 +223,10 @@ class SimulatedRollout:
             self._grow()
 
     def _grow(self) -> None:
-        """Add one replica: one that is about to leave stays, or else a new one of the last kind joins."""
+        """Add one replica to the pool.
+
+        If a replica is about to leave, it stays. Otherwise a new replica joins, of the last kind in the workload.
+        """
         staying = next((replica for replica in self._replicas.values() if replica.leaving), None)
         if staying is not None:
             staying.leaving = False
@@ -256,7 +267,10 @@ class SimulatedRollout:
 
 
 class SimulatedPublication:
-    """Publishes versions in a simulated run: a transfer, then a pause of every replica before it uses the new version."""
+    """Publishes versions in a simulated run.
+
+    A publication transfers the version, then pauses every replica before the replica uses the version.
+    """
 
     def __init__(
         self,

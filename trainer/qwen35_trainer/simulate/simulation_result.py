@@ -75,7 +75,7 @@ class SimulationResult:
 
     @property
     def bias(self) -> float:
-        """The relative difference between the mean length of trained sequences and that of the distribution."""
+        """The mean length of trained sequences, relative to the mean of the distribution, minus 1."""
         return self.mean_trained_length / self.true_mean_length - 1
 
     def as_dict(self) -> dict[str, object]:
@@ -180,7 +180,7 @@ class Measurement:
         )
 
     def result(self, left_by_reason: dict[LeaveReason, int], publications: int, events: int) -> SimulationResult:
-        """Return the measures of the whole run, after its end."""
+        """Return the measures of the run. May be called only after the end of the run."""
         workload, trained, begin, end = self._workload, self.trained, self._begin, self._end
         seconds = end.time - begin.time
         batches = workload.batches - workload.warm_up
@@ -219,10 +219,10 @@ class Measurement:
 
 
 def ideal_throughput(workload: Workload) -> float:
-    """Return tokens per second of the slower pool with all slots taken, or of both pools in turn if they share hardware.
+    """Return the tokens per second of the slower pool if it is always busy, with all slots taken.
 
-    Prefill, environments, publications and the trainer's overhead are not included: they lower the real throughput
-    below this.
+    If both pools share hardware, the result is that of both pools in turn. Prefill, environments, publications and the
+    trainer's overhead are not included. They make the real throughput lower than this.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
     rollout = sum(replica.tokens_per_second for replica in (*workload.replicas, *lane))

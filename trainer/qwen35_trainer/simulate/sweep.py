@@ -44,7 +44,7 @@ class SweepRow:
 
     @property
     def result(self) -> SimulationResult:
-        """The mean over the seeds."""
+        """The result of the combination, averaged over the seeds."""
         return average(self.runs)
 
 
@@ -78,8 +78,8 @@ def combinations(
 ) -> tuple[list[tuple[tuple[str, ...], Workload]], list[SkippedCombination]]:
     """Return the workload of each combination of a sweep, and the combinations that are invalid.
 
-    A combination is invalid for example with a staleness threshold above the maximum lag. Raises WorkloadRefused if all are invalid, if
-    a name or a value is wrong, or if there are too many rows.
+    For example, a combination is invalid if its staleness threshold is above its maximum lag. Raises WorkloadRefused if
+    all combinations are invalid, if a name or a value is wrong, or if there are too many rows.
     """
     _check(axes)
     workloads: list[tuple[tuple[str, ...], Workload]] = []

@@ -176,7 +176,7 @@ def _head(workload: Workload, seeds: int) -> Text:
 
 
 def _assumptions(constants: Sequence[AssumedConstant]) -> list[RenderableType]:
-    """Return the quantities that decide the result, those given and those assumed."""
+    """Return the quantities that affect the result as text: first the given ones, then the assumed ones."""
     texts: list[RenderableType] = []
     for title, is_given in (("Given", True), ("Assumed, and decisive", False)):
         lines = [f"  {constant.name}: {constant.value}" for constant in constants if constant.is_given == is_given]

@@ -205,7 +205,7 @@ class Workload:
         )
 
     def _capacity_problems(self) -> list[str]:
-        """Why no sequence would be generated, or why some sequence would never end."""
+        """Return the reasons why no sequence would be generated, or why some sequence would never end."""
         problems = []
         count = sum(pool.count for pool in self.pools)
         if count < 1:

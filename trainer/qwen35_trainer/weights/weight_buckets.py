@@ -3,8 +3,9 @@
     trainer ─► tensors, one at a time ─► a bucket ─► stored (shared memory, or the wire) ─► the next bucket …   + manifest
     replica ─► sizes and checksums of all buckets ─► engine.load: on the CPU it computes with the buckets themselves
 
-The trainer packs a *copy*: replicas may still read it while the optimizer already changes the live weights. A version is in the
-memory of a node once, however many replicas on the CPU compute with it: a second copy of 0.8B weights is 1.5 GB.
+The trainer packs a *copy* of the weights, because replicas may still read it while the optimizer changes the live
+weights. A node holds a version in memory only once, even if several replicas on the CPU compute with it: a second copy
+of 0.8B weights is 1.5 GB.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def pack[Stored](
 ) -> tuple[WeightManifest, tuple[Stored, ...]]:
     """Copy `weights`, on any device, into buckets, and call `store` with each full bucket.
 
-    store: copies a bucket, because its memory is used again, and returns a reference to the copy.
-    Returns the manifest and these references in order. At most one bucket and one tensor are in memory.
+    store: a function that copies a bucket and returns a reference to the copy. It must copy, because the memory of the
+    bucket is used again. Returns the manifest and these references in order. At most one bucket and one tensor are in
+    memory.
     """
     tensors: list[TensorEntry] = []
     stored: list[Stored] = []
@@ -56,8 +58,8 @@ def pack[Stored](
 class Unpacked(Mapping[str, Tensor]):
     """The tensors of a version, on the host. Each is a view of its bucket, and keeps the bucket's memory alive.
 
-    Do not write to them: all replicas of a node share the buckets, which are mapped read-only, so that a write ends the
-    process.
+    Do not write to the tensors: all replicas of a node share the buckets. The buckets are mapped read-only, and a write
+    would end the process.
     """
 
     def __init__(self, manifest: WeightManifest, buckets: Sequence[Bucket]) -> None:
@@ -109,7 +111,7 @@ def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 
 
 def _buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Bucket, list[TensorEntry]]]:
-    """Yield each full bucket, valid until the next one, with its entries."""
+    """Yield each bucket with the entries of its tensors. A bucket is valid only until the next one is yielded."""
     memory = np.zeros(BUCKET_BYTES, dtype=np.uint8)  # pages that are not written to cost nothing
     number, filled, entries = 0, 0, list[TensorEntry]()
     for name, tensor in weights:
@@ -143,6 +145,6 @@ def _part(entry: TensorEntry, buckets: Sequence[Bucket]) -> Bucket:
 
 
 def _bytes(tensor: Tensor) -> Bucket:
-    """Return the tensor's bytes in order: its memory if that is contiguous and on the host, else a copy."""
+    """Return the tensor's bytes in order. They share the tensor's memory if it is contiguous and on the host."""
     flat: Bucket = tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy()
     return flat

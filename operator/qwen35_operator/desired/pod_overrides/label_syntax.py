@@ -69,7 +69,7 @@ def _toleration(toleration: Mapping[str, Any], place: str) -> Iterator[Problem]:
 
 
 def _selectors(value: object, place: str) -> Iterator[Problem]:
-    """Labels and expressions of affinities and spread constraints, at any depth."""
+    """Yield every invalid label and expression of affinities and spread constraints, at any depth of `value`."""
     if isinstance(value, list):
         for index, inside in enumerate(value):
             yield from _selectors(inside, f"{place}[{index}]")
@@ -95,7 +95,10 @@ def _expressions(value: object, place: str) -> Iterator[Problem]:
 
 
 def _key(key: object, place: str) -> Iterator[Problem]:
-    """Return the problem of an invalid key. The RayJob's schema already refuses keys that are not strings."""
+    """Yield a problem if the key is invalid.
+
+    Keys that are not strings need no check here: the RayJob's schema already refuses them.
+    """
     if isinstance(key, str):
         match = KEY.fullmatch(key)
         if match is None or len(match["prefix"] or "") > MAX_PREFIX_LENGTH:

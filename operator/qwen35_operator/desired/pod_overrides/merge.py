@@ -1,8 +1,8 @@
-"""Strategic merge of pod templates, like `kubectl patch`.
+"""Merges changes into pod templates as `kubectl patch` does (strategic merge).
 
-Mappings merge key by key, and null removes a key. Lists in the table merge by the keys that identify their items:
-existing items are merged in place, new ones are appended. Every other list is replaced. The table is from
-k8s.io/api/core/v1 (patchMergeKey; listMapKey for more than one key).
+Mappings are merged key by key, and null removes a key. A list in the table MERGE_KEYS is merged by the keys that
+identify its items: existing items are merged in place, and new items are appended. Every other list is replaced. The
+table is from k8s.io/api/core/v1 (patchMergeKey; listMapKey for more than one key).
 """
 
 from collections.abc import Mapping, Sequence

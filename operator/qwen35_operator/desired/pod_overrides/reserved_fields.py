@@ -1,6 +1,6 @@
 """The fields of the pod templates that are reserved for the operator, and why users cannot set them.
 
-Without them a pod would not belong to the training: the driver, KubeRay or the NetworkPolicy would not recognize it.
+If users changed these fields, the driver, KubeRay or the NetworkPolicy would not recognize a pod of the training.
 Users may set all other fields, and add containers, init containers, volumes and mounts.
 """
 
@@ -66,7 +66,7 @@ RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter
 
 
 def problems(training: TrainingResource) -> list[Problem]:
-    """Return every field in spec.pods that users cannot set, because the operator sets it."""
+    """Return a problem for each part of spec.pods that is malformed or that users cannot set."""
     result = list(_variables([variable.name for variable in training.spec.pods.env], "spec.pods.env"))
     for pool in POOLS:
         change, place = getattr(training.spec.pods, pool), f"spec.pods.{pool}"
@@ -109,7 +109,10 @@ def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, An
 
 
 def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str) -> Iterator[Problem]:
-    """Devices in the resources of any container: accelerator.devicesPerNode sets their number."""
+    """Yield a problem if the resources of a container request devices.
+
+    The number of devices is set by accelerator.devicesPerNode.
+    """
     for part, amounts in container.get("resources", {}).items():
         if isinstance(amounts, Mapping) and profile.resource in amounts:
             message = f"{amounts[profile.resource]} {profile.resource}: the operator sets the number of devices."
@@ -117,8 +120,10 @@ def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str)
 
 
 def _ports(ports: Sequence[Mapping[str, Any]], pool: PodPool, place: str, *, own: bool) -> Iterator[Problem]:
-    """Ports that conflict with Ray's. own: of the container `ray`; KubeRay copies its ports to the head's Service, and
-    adds Ray's ports only if it has none.
+    """Yield a problem for each port that conflicts with Ray's ports.
+
+    own: whether the ports are those of the container `ray`. KubeRay copies these ports to the head's Service, and adds
+    Ray's ports only if the container `ray` has none.
     """
     if own and pool == "head" and ports:
         message = "the head's Service would have these ports instead of Ray's: KubeRay could not reach the dashboard."

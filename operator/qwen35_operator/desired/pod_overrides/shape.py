@@ -27,7 +27,10 @@ STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annota
 
 
 def problems(change: object, place: str) -> Iterator[Problem]:
-    """Yield everything in a user's change of a pod template that has the wrong shape. place: its field in the manifest."""
+    """Yield a problem for each part of a user's change that has the wrong shape for a pod template.
+
+    place: the field of the manifest that contains the change.
+    """
     yield from _any(change, (), place)
 
 

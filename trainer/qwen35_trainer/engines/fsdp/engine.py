@@ -4,10 +4,10 @@
                                                                     forward ─► objective ─► backward ─► reduce-scatter
                                                                   ─► clip ─► optimizer step (skipped if not finite)
 
-The loss divides by counts over all ranks, so any number of ranks and any micro-batch size make the same step. Gradients
-accumulate over micro-batches, and are reduced into the shards after each one: unsharded gradients, kept until the last one,
-would take 4 bytes per parameter on every rank, more than the weights. Only the sum over copies of the model (HSDP) waits for
-the last micro-batch.
+Losses are divided by counts over all ranks, so the step depends neither on the number of ranks nor on the micro-batch
+size. Gradients accumulate over micro-batches. They are reduced into the shards after each micro-batch, because
+unsharded gradients would take 4 bytes per parameter on every rank, more than the weights. Only the sum over copies of
+the model (HSDP) waits for the last micro-batch.
 """
 
 from __future__ import annotations
@@ -87,8 +87,9 @@ class FSDPEngine:
     """One rank of FSDP2 training. It needs an initialised process group.
 
     origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
-    pictures; without pictures the vision tower does not train. Raises ValueError where degrees of parallelism, frozen
-    parts or adapters do not fit the model, and PackingInexact.
+    pictures; without pictures the vision tower does not train. Raises ValueError if degrees of parallelism, frozen
+    parts, adapters or router losses do not fit the model. Raises PackingInexact if packed sequences have other scores
+    or gradients than the same sequences apart.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:
@@ -155,7 +156,10 @@ class FSDPEngine:
         self._optimizers.park_state()
 
     def _load(self, origin: Origin, *, trained: bool) -> HFModule:
-        """Build the model of `origin` and shard it, to train it or as the fixed reference."""
+        """Build the model of `origin`, shard it, and load its weights.
+
+        trained: true for the model that trains, false for the frozen reference model.
+        """
         train, precision = self._spec.train, PRECISIONS[self._spec.model.precision]
         model = adapt(origin.construct(), self._ranks.context_group, float32_logits=train.headPrecision == "FP32")
         model.train(trained)
@@ -206,7 +210,11 @@ class FSDPEngine:
         return UpdateMetrics(loss_value, norm, learning_rate, round(tokens), means)
 
     def _step(self, norm: float, learning_rate: float) -> None:
-        """Step the optimizers if the gradient is finite: otherwise every weight would become NaN. All ranks have the same norm."""
+        """Step the optimizers if the gradient's norm is finite. Otherwise skip the step.
+
+        A step with another norm would make every weight NaN. All ranks have the same norm and decide alike. Raises
+        NotFinite after `MAX_SKIPPED_UPDATES` skipped steps in a row.
+        """
         if math.isfinite(norm):
             self._skipped_updates = 0
             self._optimizers.step(learning_rate)
@@ -221,7 +229,7 @@ class FSDPEngine:
             )
 
     def _losses(self, update: _Update, samples: NDArray[np.int64]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute a micro-batch's share of the objective and of the routers' losses, and of their metrics."""
+        """Compute a micro-batch's share of the loss, including the losses of routers, and its share of the metrics."""
         signal, micro = update.signal, self._micro_batch(update.batch, update.offsets, samples)
         temperature = self._spec.rollout.temperature if self._spec.rollout and signal else 1.0
         algorithm = self._spec.algorithm
@@ -278,7 +286,10 @@ class FSDPEngine:
 
     @torch.no_grad()
     def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> Tensor:
-        """Compute log-probs of all trained tokens under `model`: (N, T) on the host, 0 elsewhere. Each rank computes its share."""
+        """Compute the log-probs of all trained tokens under `model`: (N, T) on the host, 0 for other tokens.
+
+        Each rank computes its share of the samples, and every rank gets the whole table.
+        """
         table = torch.zeros(batch.samples, int(batch.response_lengths.max()))
         for samples in self._plan(batch, np.arange(batch.samples)):
             micro = self._micro_batch(batch, offsets, samples)

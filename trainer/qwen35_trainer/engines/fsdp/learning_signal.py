@@ -64,7 +64,7 @@ class LearningSignal:
 def rows(table: Tensor | None, samples: NDArray[np.int64], like: Tensor) -> Tensor | None:
     """Select the rows of `samples` from the table of a batch.
 
-    like: (n, T), the micro-batch's table, whose width and device the result gets.
+    like: (n, T), a table of the micro-batch. The result has the width and the device of `like`.
     """
     if table is None:
         return None
@@ -102,7 +102,10 @@ def _advantage(algorithm: AlgorithmSpec) -> str:
 
 
 def counts(batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
-    """Count tokens and sequences over all ranks, from the batch that every rank holds; None when no token trains."""
+    """Count the trained tokens and sequences of one update over all ranks. Returns None if no token trains.
+
+    part: indices of the update's samples. Every rank holds the whole batch, so counting needs no communication.
+    """
     tokens = np.add.reduceat(batch.trainable.astype(np.int64), offsets.responses)[part]
     if tokens.sum() == 0:
         return None

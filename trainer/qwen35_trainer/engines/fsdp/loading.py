@@ -1,4 +1,4 @@
-"""Loading of an engine's weights, each rank its share.
+"""Loading of an engine's weights: each rank gets its own share.
 
 random weights  built unsharded on every rank from one seed, then sharded: such models are small
 a folder        built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the whole model
@@ -41,7 +41,10 @@ def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, bas
 
 
 def _without_weights(files: CheckpointFiles) -> HFModule:
-    """Build a model with parameters on the meta device and buffers with values, which are computed and not in the files."""
+    """Build a model whose parameters are on the meta device.
+
+    Its buffers have their values, because buffers are computed and not stored in the files.
+    """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with init_empty_weights(include_buffers=False):

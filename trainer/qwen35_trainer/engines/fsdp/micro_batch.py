@@ -3,8 +3,8 @@
     TrainBatch ─► micro_batch ─► ModelInput ─► model ─► scores of the trained tokens ─► tables (n, T)
                      └─ which rows of the input predict which cells of the tables ──────────┘
 
-Tables have one row per sample and one column per response token, padded to the right, for padded and packed model inputs
-alike: the objective is the same for both.
+Tables have one row per sample and one column per response token; rows are padded on the right. Padded and packed model
+inputs give the same tables, so that one objective serves both.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Responses:
 
     @classmethod
     def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
-        """Copy the responses of `samples` on the host. Without samples there is one row of one token that does not train."""
+        """Copy the responses of `samples` into host tables. Without samples the tables hold one untrained token."""
         lengths = batch.response_lengths[samples]
         mask = np.zeros((max(1, len(samples)), int(lengths.max(initial=1))), dtype=np.bool_)
         log_probs = np.zeros(mask.shape, dtype=np.float32)
@@ -93,10 +93,12 @@ def micro_batch(
     packed: bool,
     device: torch.device,
 ) -> MicroBatch:
-    """Unpack `samples` of a batch, padded or in one packed row. config: the model's, for samples with pictures.
+    """Build the micro-batch of `samples`, in one packed row or in padded rows.
 
-    Without samples the input is one placeholder token, and samples without a trained token still score one: every rank
-    runs the same collectives. The mask excludes both from the loss.
+    config: the configuration of the model, used for samples with pictures.
+    If `samples` is empty, the input is one placeholder token. If no token of the samples trains, one token is still
+    scored. In both cases this rank runs the same collectives as the others, and the mask excludes the token from
+    the loss.
     """
     responses = Responses.of(batch, offsets, samples)
     if len(samples) == 0:

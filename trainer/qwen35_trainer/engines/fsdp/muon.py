@@ -1,11 +1,12 @@
-"""Muon: momentum whose update is made orthogonal, matrix by matrix.
+"""The Muon optimizer: it makes the momentum of each matrix orthogonal, and updates the weights by the result.
 
     M ← μ·M + (1 - μ)·G        U = (1 - μ)·G + μ·M  (Nesterov)        W ← (1 - η·λ)·W - 0.2·√max(rows, columns)·η·O(U)
 
-O(U) is the nearest semi-orthogonal matrix to U, up to singular values in about [0.7, 1.2] (Jordan 2024,
-kellerjordan.github.io/posts/muon). The factor gives a step the same root mean square as AdamW's, so that the learning
-rate and weight decay tuned for AdamW apply (Liu et al., arXiv:2502.16982, section 2.2). The arithmetic is that of
-torch.optim.Muon with match_rms_adamw; in addition, weights may be sharded, and may be stacks of matrices.
+O(U) approximates the semi-orthogonal matrix nearest to U: its singular values are in about [0.7, 1.2] (Jordan 2024,
+kellerjordan.github.io/posts/muon). The factor 0.2·√max(rows, columns) gives a step the same root mean square as
+AdamW's, so that the learning rate and weight decay tuned for AdamW apply (Liu et al., arXiv:2502.16982, section 2.2).
+The arithmetic is that of torch.optim.Muon with match_rms_adamw; in addition, weights may be sharded, and may be stacks
+of matrices.
 
 For a sharded matrix every rank gathers the update, makes the whole matrix orthogonal, and keeps its own rows: the
 iteration needs the whole matrix, and computing it on every rank costs less than a second exchange. A stack (experts,
@@ -73,9 +74,10 @@ def _own_direction(update: Tensor) -> Tensor:
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """Make matrices orthogonal: (…, rows, columns) → bfloat16 with singular values in about [0.7, 1.2], by Newton-Schulz.
+    """Make each matrix of (…, rows, columns) orthogonal by the Newton-Schulz iteration.
 
-    The iteration tolerates bfloat16, because its fixed points attract.
+    Returns bfloat16 with singular values in about [0.7, 1.2]. The precision of bfloat16 is enough, because each step of
+    the iteration moves the singular values towards this range again.
     """
     x: Tensor = matrices.bfloat16()
     tall = x.shape[-2] > x.shape[-1]

@@ -18,7 +18,7 @@ from qwen35_trainer.models.qwen3_5.family import text_model
 class Optimizers:
     """All optimizers of one model.
 
-    parking_device: where their state stays between steps; None: where the parameters are.
+    parking_device: the device that holds the optimizers' state between steps; None: the devices of the parameters.
     """
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], parking_device: torch.device | None) -> None:
@@ -71,7 +71,7 @@ class Optimizers:
         self._move(self._parking_device)
 
     def _move(self, device: torch.device | None) -> None:
-        """Move the state to `device`, or to the devices of the parameters."""
+        """Move the state to `device`, or with None to its parameters' devices. Without a parking device, do nothing."""
         if self._parking_device is None:
             return
         for part in self.parts:
@@ -100,7 +100,10 @@ def _groups(parameters: Mapping[str, nn.Parameter], settings: Settings) -> list[
 
 
 def _matrices(model: HFModule) -> list[nn.Parameter]:
-    """Select Muon's parameters: weights of linear layers and experts. Embeddings and the output layer are tables of vectors."""
+    """Select the parameters that Muon trains: the trained weights of linear layers and experts.
+
+    Embeddings and the output layer are left out, because each of them is a table of vectors, one per token.
+    """
     layers = [text_model(model).layers]
     if hasattr(model.model, "visual"):
         layers.append(model.model.visual.blocks)

@@ -3,8 +3,9 @@
     .metadata ─► which pieces of a tensor the ranks wrote ─┐
     *.distcp: each piece as torch.save writes it ──────────┴─► where its values begin ─► read the requested values
 
-PyTorch's reader holds three copies of a tensor while it reads one. Files are read, not mapped: when a file is cut off, or
-a network file system loses it, reading raises an OSError, while access to a mapped page would end the process.
+PyTorch's own reader is not used for the values, because it holds three copies of a tensor while it reads one. Files are
+read, not mapped: if a file is cut off, or a network file system loses it, reading raises an exception, while access to
+a mapped page would end the process.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class SavedWeights:
         return {name: tuple(entry.size) for name, entry in self._stored.items()}
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Read one tensor, or a part of it, in the type in which it was trained; only that part is read.
+        """Read one tensor, or only the part that `slices` selects. The result has the type of the trained tensor.
 
         slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable.
         """
@@ -97,7 +98,7 @@ class SavedWeights:
         return values
 
     def _piece(self, index: MetadataIndex) -> _Piece:
-        """Locate a piece. The header that torch.save wrote is read once."""
+        """Find where the values of a piece are in its file. The header that torch.save wrote is read once per piece."""
         if (known_piece := self._pieces.get(index)) is not None:
             return known_piece
         place = self._places[index]
@@ -116,7 +117,10 @@ class SavedWeights:
 
 
 def _read(piece: _Piece, dtype: torch.dtype, starts: Sequence[int], sizes: Sequence[int]) -> Tensor:
-    """Read the values of a piece from `starts`, of shape `sizes`, and everything between the first and the last of them."""
+    """Read the block of a piece that begins at index `starts` and has the shape `sizes`.
+
+    One read covers all bytes from the first value of the block to the last. The result is a view of them.
+    """
     first = sum(start * stride for start, stride in zip(starts, piece.strides, strict=True))
     last = first + sum((size - 1) * stride for size, stride in zip(sizes, piece.strides, strict=True))
     values = torch.empty(last - first + 1, dtype=dtype)

@@ -1,10 +1,11 @@
-"""Checkpoints of trained weights, optimizer and random state, in PyTorch's distributed format: any number of ranks loads them.
+"""Checkpoints of trained weights, optimizer and random state, in PyTorch's distributed format.
 
     begin ─► copy to host memory (the optimizer may step now) ─► a thread writes ─► done: all ranks have written
         └─► no room for a copy: write immediately, and training waits
 
-The thread's collectives use a process group of their own, because those of training continue in another order.
-Frozen parameters are not saved; a restored run loads them from the source of the model.
+Any number of ranks can load a checkpoint. The collectives of the writing thread use a process group of their own,
+because training runs its collectives at the same time, and their order may differ between ranks. Frozen parameters are
+not saved; a restored run loads them from the source of the model.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def begin(
 ) -> Future[Any]:
     """Start to write this rank's share of model, optimizers and random state into `folder`, which exists. Collective.
 
-    group: gloo, not used for anything else. Returns a future that is done when all ranks have written. Its `result` raises
-    the error of the storage on any rank; the folder is then unusable.
+    group: a gloo process group that is used for nothing else. Returns a future that is done when all ranks have
+    written. The future's `result` raises an exception if writing failed on any rank; the folder is then unusable.
     """
     weights, state = _state(model, optimizers)
     torch.save(_random_state(), folder / f"random-{rank}.pt")
@@ -71,8 +72,8 @@ def begin(
 def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
     """Read the checkpoint in `folder` that `begin` wrote, on the same or another number of ranks. Collective.
 
-    A rank that did not exist when it was written keeps its current random state. Settings of the optimizers (their
-    parameter groups) are not restored: the manifest may have changed since.
+    A rank that did not exist when the checkpoint was written keeps its current random state. Settings of the optimizers
+    (their parameter groups) are not restored, because the manifest may have changed them since.
     """
     weights, state = _state(model, optimizers)
     settings = {name: value for name, value in state.items() if name.startswith(_SETTINGS)}
@@ -91,7 +92,7 @@ def restore(folder: Path, model: HFModule, optimizers: Sequence[torch.optim.Opti
 
 
 def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return weights and optimizer state by name, this rank's shares."""
+    """Return this rank's shares of the weights and of the optimizer state, by name."""
     if any(not optimizer.state for optimizer in optimizers):
         # PyTorch initialises the state by a step with zero gradients. Adam would count it in its bias correction.
         get_state_dict(model, list(optimizers), options=_OPTIONS)
@@ -102,7 +103,10 @@ def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tupl
 
 
 def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
-    """Whether half of the free memory of each host holds the copies of all of its ranks. Collective; the same on all."""
+    """Whether on every host the copies of its ranks fit into half of the free memory.
+
+    Collective. All ranks get the same answer.
+    """
     parts = (value for part in state.values() for value in part.values() if isinstance(value, Tensor))
     size = sum((part.to_local() if isinstance(part, DTensor) else part).nbytes for part in parts)
     ranks: list[Any] = [None] * dist.get_world_size(group)

@@ -3,8 +3,8 @@
     world = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
     world = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
 
-Neighbouring ranks share a sequence, so that its exchanges stay within a node. Both views describe the same ranks:
-parameters are sharded over all ranks of a copy, independently of their samples.
+Neighbouring ranks share a sequence, so that the exchanges between them stay within a node. Both lines describe the same
+ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ class Ranks:
 
     @classmethod
     def of(cls, parallelism: ParallelismSpec, device: torch.device, timeout: timedelta) -> Ranks:
-        """Create the meshes of the initialised process group. Raises ValueError where degrees do not divide it. Collective.
+        """Create the device meshes from the initialised process group. Collective.
 
-        timeout: the maximum time of a collective in the groups that are created here. The group of all ranks has its own.
+        timeout: the maximum time of a collective in the groups that are created here. The group of all ranks keeps its
+        own. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
         """
         world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
         if world % (copies * context):
@@ -76,17 +77,17 @@ class Ranks:
 
 
 def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
-    """Set the time-out of the mesh's groups, as TorchTitan does: PyTorch creates them with its default."""
+    """Set the time-out of the mesh's groups, because PyTorch gives them its default. TorchTitan does the same."""
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 
 
 def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: TrainSpec) -> HFModule:
-    """Shard `model` in place; it may be on the meta device.
+    """Shard `model` in place. The model may be on the meta device.
 
-    Mixed precision: parameters keep their type, computation is in `precision`, or in float32 for parameters of
-    `keeps_float32`, and gradients are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules`
-    is in the model.
+    Parameters keep their type. The model computes in `precision`, but in float32 with parameters that `keeps_float32`
+    selects. Gradients are reduced in float32. Raises ValueError if none of the classes in `_no_split_modules` is in the
+    model.
     """
     if train.activationCheckpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -110,10 +111,10 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
 
 
 def layers(model: HFModule) -> list[nn.Module]:
-    """List the modules that FSDP gathers as a unit, innermost first: the classes in `_no_split_modules`, and experts.
+    """List the modules that FSDP gathers as units: experts, then the modules of the classes in `_no_split_modules`.
 
-    Names in `_no_split_modules` that the model does not have are skipped. Experts are most of a layer: as a unit of their
-    own, they are gathered while attention computes.
+    Names in `_no_split_modules` that the model does not have are skipped. Experts hold most parameters of a layer. As a
+    unit of their own, they are gathered while attention computes.
     """
     names = set(model._no_split_modules or ())
     units = [module for module in model.modules() if type(module).__name__ in names]

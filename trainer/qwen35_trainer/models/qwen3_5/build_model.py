@@ -31,8 +31,9 @@ def build(
     base: Path,
     precision: torch.dtype = torch.float32,
 ) -> HFModule:
-    """Build the model that `spec.model` names on the CPU, and adapt it: text, or vision-language if it has a vision tower.
+    """Build on the CPU the model that `spec.model` names, and adapt it to this trainer.
 
+    The model is a vision-language model if it has a vision tower, and otherwise a text model.
     vocabulary: tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: the folder to which
     `source.path` is relative.  precision: type of its parameters, except those that are always float32
     (`precision.py`).  The same seed gives the same random weights in every process.

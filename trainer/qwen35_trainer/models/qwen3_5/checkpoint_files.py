@@ -3,8 +3,9 @@
     config.json ─► class ─► names and shapes of the model ───────┐
     *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► every difference, in one error, or CheckpointFiles
 
-The files may hold experts packed (one tensor of all experts, as in the library's modules) or one by one, and a text model
-inside a vision-language one; `CheckpointFiles` has the names and shapes of the *module* in both cases.
+The files may hold experts packed (one tensor of all experts, as in the library's modules) or one by one. They may also
+hold a text model as part of a vision-language model. In all cases `CheckpointFiles` has the names and shapes of the
+*module*.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str])
 def _as_modules(
     pieces: Mapping[str, FileTensor], *, text_only: bool, problems: list[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Return stored tensors by their names in the module, and those that the module does not have."""
+    """Return stored tensors by their names in the module, and separately those that the module lacks (`mtp.*`)."""
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
     experts: dict[str, dict[str, dict[int, FileTensor]]] = {}
@@ -231,7 +232,10 @@ def _as_modules(
 def _stack(
     prefix: str, kinds: Mapping[str, Mapping[int, FileTensor]], tensors: dict[str, StoredTensor], problems: list[str]
 ) -> None:
-    """Add the experts stored one by one as the two tensors of the module: gate above up, and down."""
+    """Join experts that are stored one by one to the two tensors of the module, and add these to `tensors`.
+
+    The two are `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
+    """
     count = 1 + max(max(indices) for indices in kinds.values())
     for name, wanted in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
         missing = [f"{i}.{kind}" for kind in wanted for i in range(count) if i not in kinds.get(kind, {})]
@@ -251,7 +255,10 @@ def _stack(
 def _differences(
     expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], *, tied: bool
 ) -> list[str]:
-    """List tensors that only the module or only the files have, and different shapes. A tied output layer may be stored."""
+    """List the tensors that only the module or only the files have, and those whose shapes differ.
+
+    The files may hold a tied output layer, which the module does not list.
+    """
     problems = []
     if missing := [name for name in expected if name not in stored]:
         problems.append(f"missing {_some(missing)}: config.json describes another model, or files are missing.")

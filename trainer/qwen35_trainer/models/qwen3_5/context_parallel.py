@@ -1,6 +1,6 @@
 """Context parallelism over heads (DeepSpeed-Ulysses, arXiv:2309.14509): the S processes of a group share each sequence.
 
-Outside the mixers each process holds a slice of the tokens; inside, all tokens of a share of the heads.
+Outside the mixers each process holds a slice of the tokens. Inside a mixer it holds all tokens of a share of the heads.
 
              tokens 0…l-1   l…2l-1                heads 0…h-1   h…2h-1
     rank 0   ██████████               to_heads    ████████████                    mixers compute whole
@@ -116,7 +116,7 @@ def _exchange(blocks: Tensor, group: ProcessGroup) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """Sends block s of (S, …) to process s. The transpose is the same exchange."""
+    """Sends block s of (S, …) to process s. The backward pass exchanges gradients in the same way."""
 
     @staticmethod
     def forward(ctx: Context, blocks: Tensor, group: ProcessGroup) -> Tensor:

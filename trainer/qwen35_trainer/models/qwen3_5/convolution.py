@@ -2,10 +2,11 @@
 
     y_t = silu(Σ_b f_b · x_{t-b}),  b = 0 … W - 1        x_{t-b} is 0 before the sequence
 
-flash-linear-attention, causal_conv1d and vLLM compute the same. Written as W shifted products, whose gradient costs a
-fraction of that of the general convolution on a CPU. Nothing in float32 is kept for the backward pass, which sums again.
+flash-linear-attention, causal_conv1d and vLLM compute the same. Here the convolution is a sum of W shifted products: on
+a CPU, their gradient costs a fraction of the gradient of the general convolution. The float32 sums are not kept for the
+backward pass, which computes them again.
 
-Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), the last column for the position itself.
+Shapes: B sequences, T positions, C channels, W width; `filters` (C, W), whose last column is for the position itself.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class _Convolution(torch.autograd.Function):
 
 
 def _sums(x: Tensor, filters: Tensor) -> Tensor:
-    """Sum (B, T, C) in float32, before silu; the oldest input first, in the order of the general convolution."""
+    """Compute the float32 sums (B, T, C) before silu. The oldest input comes first, as in the general convolution."""
     sums = torch.zeros_like(x, dtype=torch.float32)
     for back, taps in reversed(_taps(x, filters)):
         sums[:, back:].addcmul_(x[:, : x.shape[1] - back], taps)
@@ -58,6 +59,9 @@ def _sums(x: Tensor, filters: Tensor) -> Tensor:
 
 
 def _taps(x: Tensor, filters: Tensor) -> list[tuple[int, Tensor]]:
-    """List how many positions back each filter reaches, with its (C,) float32 values, for filters that reach into `x`."""
+    """List the columns of `filters` that reach into `x`.
+
+    Each entry has the number of positions that the column reaches back, and the (C,) float32 values of the column.
+    """
     width = min(filters.shape[1], x.shape[1])
     return [(back, filters[:, -1 - back].float()) for back in range(width)]

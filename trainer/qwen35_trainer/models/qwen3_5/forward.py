@@ -91,7 +91,8 @@ def hidden_states(
 def decode_layer(layer: HFModule, hidden: Tensor, layout: SequenceLayout) -> tuple[Tensor, Tensor | None]:
     """Compute one layer: mixer, then MLP or experts, each after a norm and added to its input.
 
-    (n, l, D) → (n, l, D), and the losses of the layer's router, if it has one and `layout.membership` is set.
+    hidden: (n, l, D). Returns (n, l, D), and the losses of the layer's router. The losses are None if the layer has no
+    router or `layout.membership` is None.
     """
     normed = layer.input_layernorm(hidden)
     if hasattr(layer, "linear_attn"):

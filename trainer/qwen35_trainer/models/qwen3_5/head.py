@@ -58,8 +58,9 @@ def token_scores(
 
     hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
     chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. Operands and results of the
-    products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32. The weight's gradient is summed over chunks in float32 and rounded once.
-    The backward pass overwrites the kept chunk, so it runs once.
+    products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32.
+    The weight's gradient is summed over chunks in float32 and rounded once. The backward pass overwrites the kept
+    chunk, so it can run only once.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature}: it must be above 0")

@@ -168,7 +168,10 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
 
 
 def _blocks(shape: Sequence[int], place: _Place) -> Iterator[tuple[slice, ...]]:
-    """Yield the slices of a parameter for a stored tensor of this shape: ranges of rows of about `_VALUES_PER_BLOCK` values."""
+    """Yield slices of a parameter that together are the stored tensor of this shape.
+
+    Each slice is a range of rows with about `_VALUES_PER_BLOCK` values.
+    """
     if not shape:
         yield ()
         return

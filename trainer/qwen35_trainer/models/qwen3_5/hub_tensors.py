@@ -37,8 +37,9 @@ def exported(
     """Yield the weights of a model under the names by which its rollout engine loads them.
 
     weights: unsharded tensors by their names in the module.  tied: `config.tie_word_embeddings`; the output layer is then
-    left out, since loaders take it from the input embedding and would read it twice.  heads: of multi-token prediction
-    (`mtp_heads`), passed through unchanged: the library's module does not have them, so they are not trained.
+    left out, since loaders take it from the input embedding and would read it twice.  heads: the tensors for
+    multi-token prediction (`mtp_heads`). They are passed through unchanged: the library's module lacks them, so they do
+    not train.
     """
     exported_weights = ((name, tensor) for name, tensor in weights if not (tied and name == HEAD))
     yield from to_packed(exported_weights) if layout == "packed" else to_per_expert(exported_weights)

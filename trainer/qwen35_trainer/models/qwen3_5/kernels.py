@@ -45,7 +45,8 @@ def _has_flash_linear_attention() -> bool:
 def has_delta_rule(x: Tensor) -> bool:
     """Whether `delta_rule` and `convolution` accept tensors like `x`.
 
-    Never on a CPU: with Triton installed `fla` can be imported there, but every call fails. It rejects float32.
+    The result is False on a CPU, because every call of `fla` fails there, even if Triton is installed and `fla` can be
+    imported. It is also False for float32, which `fla` rejects.
     """
     return x.device.type != "cpu" and x.dtype in HALF_PRECISIONS and _has_flash_linear_attention()
 

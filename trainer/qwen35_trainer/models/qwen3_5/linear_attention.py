@@ -64,7 +64,7 @@ def _own_channels(
 ) -> tuple[Tensor, Tensor]:
     """Exchange channels so that this process has its share of the query, key and value heads for all tokens.
 
-    The channels of the three kinds follow one another.
+    In the result, the channels of the queries come first, then those of the keys, then those of the values.
 
     mixed: (n, l, C) → (n, L, C / S).  filters: (C, W) → (C / S, W): a depthwise convolution needs no other channels.
     """

@@ -30,5 +30,8 @@ def linear_layers(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _pattern(layers: int, interval: int) -> list[str]:
-    """List the kinds of layers that a configuration does not list: every `interval`-th has full attention."""
+    """Return the kind of each layer for a configuration that does not list the kinds.
+
+    Every `interval`-th layer has full attention; the others have linear attention.
+    """
     return ["linear_attention" if layer % interval else "full_attention" for layer in range(1, layers + 1)]

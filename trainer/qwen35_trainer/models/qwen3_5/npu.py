@@ -126,8 +126,9 @@ def experts(operators: Operators, module: HFModule, x: Tensor, chosen: Tensor, w
 class GroupedMatmul(torch.autograd.Function):
     """Product of the rows of x (M, K), sorted by group, with the matrix of their group.
 
-    weight: (E, K, N), counts: (E,), result: (M, N). The operator defines no gradient. Those of x and weight are grouped
-    products again: grad · weightᵀ along the same rows, and xᵀ · grad with the groups along the inner dimension.
+    weight: (E, K, N), counts: (E,), result: (M, N). The operator defines no gradient. The gradients of x and weight
+    are grouped products too: grad · weightᵀ along the same rows, and xᵀ · grad with the groups along the inner
+    dimension.
     """
 
     @staticmethod

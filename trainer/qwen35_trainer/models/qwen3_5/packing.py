@@ -1,8 +1,8 @@
 """Checks that this model, with the installed kernels, keeps the sequences of a packed row independent.
 
-Gated DeltaNet layers carry a state, and their convolution a few tokens, from left to right through a row. A kernel that
-does not get the boundaries, or ignores them, lets one sequence change the next without an error: positions are right, and
-the loss looks normal.
+A Gated DeltaNet layer carries a state from left to right through a row, and its convolution reads a few earlier tokens.
+If a kernel does not get the boundaries of sequences, or ignores them, one sequence changes the next without an error:
+positions are right, and the loss looks normal.
 
     row       a a a B B B … B c D … D e e e …      scored: B and D
     changed   x x x B B B … B y D … D z z z …      neighbours are other tokens: B and D must not change
@@ -42,7 +42,7 @@ class PackingDifference:
     """Norm of the difference of all parameters' gradients, divided by the norm of the gradient."""
 
     def within(self, allowed: PackingDifference) -> bool:
-        """Whether both differences are at most those of `allowed`; NaN is not."""
+        """Whether both differences are at most those of `allowed`. The result is False if a difference is NaN."""
         return self.log_prob <= allowed.log_prob and self.gradient <= allowed.gradient
 
 

@@ -44,7 +44,8 @@ class Pictures:
     ) -> Pictures | None:
         """Join the pictures of several sequences, in the order of the sequences; None if there are no pictures.
 
-        Grids stay on the host: shapes are computed from them there, and a copy back from the device would wait for it.
+        Grids stay on the host, where shapes are computed from them. A copy back from the device would make the host
+        wait for the device.
         """
         present = [each for each in arrays if each is not None and len(each.grids) + len(each.video_grids)]
         if not present:

@@ -29,7 +29,7 @@ def text_positions(length: int) -> Integers:
 def token_types(
     tokens: Integers, *, image_token: int, video_token: int, written: NDArray[np.bool_] | None = None
 ) -> Integers:
-    """Return the kind of each token, (length,): 0 text, 1 placeholder of an image, 2 of a video; in prompt and response.
+    """Return the kind of each token of prompt and response, (length,): 0 text, 1 placeholder of an image, 2 of a video.
 
     tokens: (length,).  written: (length,) true for tokens that the model generated. A generated placeholder is text, since
     no picture belongs to it; without `written` every placeholder counts.

@@ -14,8 +14,8 @@ def keeps_float32(name: str) -> bool:
     """Whether the parameter of this name is float32 in every precision of the model.
 
     `A_log` is the logarithm of a decay rate that applies at every position of a sequence: rounded to bfloat16, the rate has
-    an error of up to 1.6 % at all positions. `dt_bias` is bfloat16 in published files and only added in float32, so
-    trainer and rollout engine round it in the same way.
+    an error of up to 1.6 % at all positions. `dt_bias` does not stay in float32: published files hold
+    it in bfloat16, so trainer and rollout engine round it in the same way, and only its addition is in float32.
     """
     return name.endswith(FLOAT32_PARAMETERS)
 

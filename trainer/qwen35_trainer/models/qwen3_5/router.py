@@ -10,7 +10,7 @@ transformers' `load_balancing_loss_func` counts the choices of a whole batch, wh
 micro-batch. Here losses are per sequence: a sequence is never divided among micro-batches, so that every layout has the
 same loss.
 
-Shapes: n sequences, t tokens of theirs that this process holds, E experts, k of them for each token.
+Shapes: n sequences, t tokens that this process holds of these sequences, E experts, k of them for each token.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def route(gate: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple[Tensor, Tensor | None]:
-    """Compute a mixture-of-experts block for `hidden` (n, l, D), and the losses of its router (2,); None without `membership`."""
+    """Compute a mixture-of-experts block for `hidden` (n, l, D).
+
+    Returns (n, l, D), and the losses (2,) of the block's router, which are None without `membership`.
+    """
     flat = hidden.flatten(0, 1)
     logits, weights, chosen = block.gate(flat)
     shared = block.shared_expert_gate(flat).sigmoid() * block.shared_expert(flat)

@@ -46,7 +46,8 @@ class SequenceLayout:
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Apply `mix` to each sequence separately: no sequence affects the result of another one.
 
-        mix: takes right-padded sequences (b, l, …). tensors: (n, L, …) or (1, T, …), as does the result.
+        mix: a function of right-padded sequences (b, l, …). tensors: (n, L, …), or (1, T, …) for a packed row. The
+        result has the same form.
         """
         if self.boundaries is None:
             return mix(*tensors)
@@ -86,7 +87,10 @@ class Split:
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
-    """Sort indices of sequences, longest first, into runs whose shortest is longer than half the longest."""
+    """Sort indices of sequences, longest first, into runs.
+
+    The shortest sequence of a run is longer than half of the longest sequence of the run.
+    """
     runs: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if runs and 2 * lengths[i] > lengths[runs[-1][0]]:

@@ -5,7 +5,8 @@
     no picture in the micro-batch: one blank ─► tower ─► features ─► not used, gradient 0
 
 The tower runs exactly once per forward pass, for any number of pictures. Under FSDP every use of a sharded module is a
-collective of all ranks: the others would wait for a rank without pictures, or with images where they have videos.
+collective of all ranks. If a rank without pictures skipped the tower, the other ranks would wait for this rank. One run
+for images and another for videos would have the same problem if ranks had different kinds of pictures.
 
 The `forward` of the tower is replaced on the instance. The library's versions differ in how they compute position
 embeddings; 5.5, for example, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
@@ -72,7 +73,7 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
 
 
 class _WithoutEffect(torch.autograd.Function):
-    """Returns the first argument, and gives the second one a gradient of zeros, so that it takes part in the backward pass.
+    """Returns the first argument. The second one gets a gradient of zeros, and so takes part in the backward pass.
 
     A product with zero would not be safe: if a feature overflows, 0 · ∞ is NaN.
     """

@@ -35,7 +35,7 @@ class TensorBoardSink:
 
 
 def _histogram(counts: Mapping[int, int]) -> HistogramProto:
-    """One bucket per lag, from half a version below it to half a version above."""
+    """Return a histogram with one bucket per lag, from half a version below the lag to half a version above the lag."""
     lags = range(min(counts), max(counts) + 1)
     return HistogramProto(
         min=min(counts),

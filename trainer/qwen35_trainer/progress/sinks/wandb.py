@@ -22,9 +22,9 @@ except ModuleNotFoundError as error:
 def wandb_sink(
     *, project: str, entity: str | None, name: str, run_id: str, folder: Path, config: Mapping[str, object]
 ) -> ServiceSink:
-    """Return a sink that continues the run `run_id` of the project if it exists. WANDB_MODE=offline keeps it in `folder`.
+    """Return a sink that logs to the run `run_id` of the project, and continues that run if it exists.
 
-    config: the resolved manifest, by which W&B compares runs.
+    With WANDB_MODE=offline the data stay in `folder`. config: the resolved manifest, by which W&B compares runs.
     """
 
     def open_run() -> "_WandbRun":
@@ -70,6 +70,6 @@ class _WandbRun:
 
 
 def _histogram(counts: Mapping[int, int]) -> wandb.Histogram:
-    """One bucket per lag, from the lag up to the next."""
+    """Return a histogram with one bucket per lag. A bucket begins at its lag and ends at the next lag."""
     edges = np.arange(min(counts), max(counts) + 2)
     return wandb.Histogram(np_histogram=(np.array([counts.get(int(lag), 0) for lag in edges[:-1]]), edges))

@@ -173,7 +173,7 @@ def _status_message(body: str) -> str:
 
 
 def _control_text(config_map: Any) -> str:  # noqa: ANN401  # JSON from the API server
-    """Return the value of the key; "" when there is none. Raises ValueError for anything but a ConfigMap."""
+    """Return the text of the orders in a ConfigMap; "" if it has none. Raises ValueError for any other object."""
     try:
         return str((config_map.get("data") or {}).get(CONTROL_KEY, ""))
     except AttributeError:

@@ -38,10 +38,12 @@ class Undelivered(Exception):
 class Courier:
     """Delivers reports to the operator, and fetches its orders, on a thread of its own.
 
-    Call `start` first and `finish` last; any thread may call `notify` in between. newest: called on the courier's thread,
-    returns the report to deliver. on_order: called on the courier's thread with each order. packed: called on another
-    thread, returns the history so far, or None while there is none. The history is delivered once more before the last
-    report, and nothing waits for it after that: a failure to deliver it is only a warning.
+    Call `start` first and `finish` last; any thread may call `notify` in between.
+
+    newest: returns the report to deliver. on_order: takes each order. The courier calls both on its own thread.
+    packed: returns the history so far, or None while there is none. The courier calls it on another thread.
+
+    The history is delivered a last time before the last report. A failure to deliver the history only logs a warning.
     """
 
     def __init__(

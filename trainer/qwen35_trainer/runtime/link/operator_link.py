@@ -19,7 +19,7 @@ _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_
 
 
 class LinkDown(Exception):
-    """A report or a history was not delivered; a later one may be. The message says where to, and why not."""
+    """A report or a history was not delivered. The next one may be. The message contains the target and the reason."""
 
 
 class LinkRefused(ValueError):
@@ -70,7 +70,10 @@ def open_link(option: str, environment: Mapping[str, str] = os.environ, account:
 
 
 def _missing(environment: Mapping[str, str], account: Path) -> list[str]:
-    """Return what a pod of the operator has and this process lacks, as at most one text."""
+    """Check that this process has the environment variables and files of a pod of the operator.
+
+    Returns one text that lists all missing ones; an empty list if none is missing.
+    """
     unset = [name for name in _POD_VARIABLES if not environment.get(name)]
     absent = [str(account / name) for name in ("token", "ca.crt") if not (account / name).is_file()]
     problems = []

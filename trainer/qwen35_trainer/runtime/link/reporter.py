@@ -8,7 +8,8 @@
                                              at the end reports Succeeded, Stopped or Failed, for at most FINAL_REPORT_SECONDS,
                                              or INTERRUPTED_REPORT_SECONDS after a signal that leaves no time
 
-The last report is sent after everything else has ended, the files of the run included: the operator deletes the pods then.
+The last report is sent after everything else has ended and all files of the run are written, because the operator
+deletes the pods when it receives the last report.
 """
 
 import logging
@@ -225,7 +226,9 @@ class RunHistory:
 
 @contextmanager
 def reporting(option: str | None) -> Iterator[Reporter]:
-    """Context manager: give a reporter for --link, and report at the end how the body ended. Without --link it reports nothing.
+    """Context manager: yield a reporter for the value of --link, and report the outcome when the body ends.
+
+    Without --link, the reporter does nothing.
 
     Raises LinkRefused and OutcomeUndelivered.
     """

@@ -1,4 +1,4 @@
-"""The state of an attempt, computed from its records. Pure, so that every report is a function of the records."""
+"""Computes the state of an attempt from its records. Pure: the same records give the same report."""
 
 import math
 from collections.abc import Iterable, Mapping
