@@ -63,7 +63,7 @@ def assemble(
         raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
     valid = np.array([reward is not None for reward in rewards])
     trainable = young & np.repeat(valid, lengths)
-    prompts = [np.array(group.prompt.token_ids, dtype=np.int32) for group in groups for _ in group.sequences]
+    prompts = [group.prompt.token_ids for group in groups for _ in group.sequences]
     batch = TrainBatch(
         prompts=np.concatenate(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
