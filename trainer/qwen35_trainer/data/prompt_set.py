@@ -103,4 +103,5 @@ def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
         return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
 
     keys = np.frombuffer(b"".join(map(key, range(length))), dtype=">u8").reshape(length, 2)
-    return np.lexsort((keys[:, 1], keys[:, 0]))
+    order: NDArray[np.int64] = np.lexsort((keys[:, 1], keys[:, 0]))
+    return order
