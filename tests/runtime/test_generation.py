@@ -16,8 +16,7 @@ from qwen35_trainer.pipeline import actions as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.rewards.reward import Response, RewardError
-from qwen35_trainer.rewards.scorer import ConfiguredReward, Scorer
+from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
@@ -51,28 +50,22 @@ class Pool:
         return await answer
 
 
-class Length:
-    """A reward: the length of the response. None of those `ill` gets one."""
-
-    name, weight = "length", 1.0
+class Lengths:
+    """Scores a response by its length. None of those `ill`, written as "4 4", gets a score."""
 
     def __init__(self) -> None:
         self.ill: set[str] = set()
 
-    async def score(self, response: Response) -> float:
-        if response.text in self.ill:
-            raise RewardError("no score")
-        return float(response.token_count)
+    async def score_group(
+        self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
+    ) -> tuple[CombinedScore, ...]:
+        await asyncio.sleep(0)
+        return tuple(self._score(response.ids.tolist()) for response in responses)
 
-    def close(self) -> None:
-        pass
-
-
-class Spelling:
-    """A tokenizer: token 4 is "4 "."""
-
-    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        return " ".join(map(str, ids))
+    def _score(self, ids: list[int]) -> CombinedScore:
+        if " ".join(map(str, ids)) in self.ill:
+            return CombinedScore(None, {}, {"length": "RewardError: no score"})
+        return CombinedScore(float(len(ids)), {"length": float(len(ids))}, {})
 
 
 class Over(Exception):
@@ -90,18 +83,17 @@ class Room:
         changes = {"data.maxResponseTokens": 20, "algorithm.groupSize": 2, "rollout.temperature": 0.5}
         changes |= {"train.batch.microBatchSequences": 8}
         self.spec = load_manifest(write(folder, changes)).spec
-        self.pool, self.reward = Pool(), Length()
+        self.pool, self.reward = Pool(), Lengths()
         self.events: list[on.Event] = []
         self.prompts = [EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), (row, row)) for row in range(5)]
         self.recorder = Recorder(folder / "metrics.jsonl", [])
         self.generation = Generation(
             GenerationParts(
                 self.spec,
-                Spelling(),
                 self.prompts,
                 self.prompts[3:],
                 PromptOrder(5, epochs=None, shuffle=False),
-                Scorer([ConfiguredReward(self.reward, "Skip")]),
+                self.reward,
                 self.recorder,
                 TrainingClock(0.0),
                 self.events.append,
