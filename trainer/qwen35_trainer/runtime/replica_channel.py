@@ -127,7 +127,8 @@ class CommandOrder:
         for number, command in enumerate(batch.commands, batch.first):
             if number >= self._next:
                 self._early[number] = command
-        while (command := self._early.pop(self._next, None)) is not None:
+        while self._next in self._early:
+            command = self._early.pop(self._next)
             self._next += 1
             self._apply(command)
 
