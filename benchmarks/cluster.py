@@ -31,7 +31,8 @@ from typing import Any
 
 from images.definition import definition
 from images.layers import base_layers
-from qwen35_trainer.progress.records import RunRecord, SpanRecord, UpdateRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import RunRecord, SpanRecord, UpdateRecord
 from tests.cluster.cluster import Cluster, cluster
 from tests.cluster.release import Release
 from tests.testbed import binaries
@@ -148,7 +149,7 @@ def _records(running: Cluster) -> list[RunRecord]:
 
 def _read(folder: Path) -> list[RunRecord]:
     file = folder / "metrics.jsonl"
-    return read_records(file) if file.is_file() else []
+    return list(read_records(file)) if file.is_file() else []
 
 
 def _mine(running: Cluster, group: str, plural: str) -> list[Manifest]:

@@ -19,7 +19,8 @@ from jobs import DATA, GOAL, PROMPTS, SAMPLES, Mode, Part, write_manifest
 from peers.trl_grpo import Settings
 from watch import Seen, run
 
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 
 type Variant = Literal["async", "sync", "trl"]
 

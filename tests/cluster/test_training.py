@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from qwen35_trainer.progress.records import EvaluationRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import EvaluationRecord
 from tests.cluster.cluster import Cluster
 from tests.cluster.node import REPOSITORY
 from tests.cluster.training import PodTraining

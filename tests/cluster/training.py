@@ -15,7 +15,8 @@ from qwen35_trainer.contract import ProgressReport, parse_progress
 from qwen35_trainer.contract.shared_names import DATA_FOLDER
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
-from qwen35_trainer.progress.records import UpdateRecord, read_records, surviving_updates
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import load
 from tests.cluster import patient_judge
 from tests.cluster.cluster import Cluster

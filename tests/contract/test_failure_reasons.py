@@ -114,7 +114,7 @@ def test_the_check_would_find_a_class_that_loses_its_reason():
         "BoundBroken",
         "NotFinite",
         "PackingInexact",
-        "JournalDamaged",
+        "JournalNotWritten",
         "NothingToTrain",
         "WeightsDamaged",
     } <= certain

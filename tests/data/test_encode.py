@@ -4,6 +4,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from qwen35_trainer.data import DataError, Prompt, character_tokenizer, encode_prompts
+from qwen35_trainer.data.encode import EncodedPrompts
 
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -38,7 +39,7 @@ def test_a_text_is_a_users_message_with_a_template() -> None:
     messages = ({"role": "user", "content": "1+1="},)
     text, chat = encode_prompts([*prompts("1+1="), Prompt("s/1", "s", messages)], tokenizer, 100)
     assert tokenizer.decode(text.token_ids) == "<|im_start|>user\n1+1=<|im_end|>\n<|im_start|>assistant\n"
-    assert text.token_ids == chat.token_ids
+    assert text.token_ids.tolist() == chat.token_ids.tolist()
 
 
 def test_every_prompt_without_tokens_is_named_with_the_reason() -> None:
@@ -84,3 +85,15 @@ def test_skipping_every_prompt_is_an_error() -> None:
 def test_no_prompts_are_an_error() -> None:
     with pytest.raises(DataError, match=r"no prompt is left\. Add prompts\."):
         encode_prompts([], plain(), 3)
+
+
+def test_the_encoded_prompts_of_a_run_are_one_array_and_read_as_before() -> None:
+    encoded = encode_prompts([Prompt(f"s/{row}", "s", "1+1="[: row + 1]) for row in range(4)], plain(), 9)
+    together = EncodedPrompts(encoded)
+    assert len(together) == 4
+    assert [(each.prompt, each.token_ids.tolist()) for each in together] == [
+        (each.prompt, each.token_ids.tolist()) for each in encoded
+    ]
+    assert together[-1].token_ids.base is together[0].token_ids.base is not None
+    assert [each.prompt.id for each in together[1:3]] == ["s/1", "s/2"]
+    assert not EncodedPrompts(())

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import datasets
+import pytest
 
 from qwen35_trainer.data import character_tokenizer
 from tests.patience import PATIENCE
@@ -39,11 +40,9 @@ def test_importing_data_and_rewards_loads_no_heavy_library() -> None:
     assert run(code, *HEAVY) == "[]"
 
 
-def test_the_worker_of_a_reward_starts_without_what_reads_manifests_and_data() -> None:
-    code = (
-        "import sys, qwen35_trainer.rewards.isolated, qwen35_trainer.rewards.function\n"
-        "print([m for m in sys.argv[1:] if m in sys.modules])"
-    )
+@pytest.mark.parametrize("modules", ["function_process, qwen35_trainer.rewards.function", "scoring_process"])
+def test_the_processes_of_rewards_start_without_what_reads_manifests_and_data(modules: str) -> None:
+    code = f"import sys, qwen35_trainer.rewards.{modules}\nprint([m for m in sys.argv[1:] if m in sys.modules])"
     assert run(code, *HEAVY, "numpy", "pydantic") == "[]"
 
 

@@ -107,3 +107,8 @@ def test_a_position_outside_the_epochs_is_an_error(position: int) -> None:
 def test_nothing_to_train_on_is_an_error() -> None:
     with pytest.raises(DataError, match="0 prompts × 1 epochs: nothing to train on"):
         PromptOrder(0)
+
+
+def test_the_order_of_a_seed_stays_the_same_from_release_to_release() -> None:
+    order = PromptOrder(6, seed=3, epochs=2)
+    assert [order.prompt_index(position) for position in range(12)] == [0, 5, 1, 2, 4, 3, 3, 0, 1, 2, 4, 5]

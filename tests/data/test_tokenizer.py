@@ -1,13 +1,15 @@
 import string
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.data import DataError, character_tokenizer, load_tokenizer
-from qwen35_trainer.data.tokenizer import alphabet, unknown_characters
+from qwen35_trainer.data.tokenizer import alphabet, response_text, unknown_characters
 from qwen35_trainer.manifest.model import ModelSpec
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 
 TOKENIZER = character_tokenizer(string.printable)
 
@@ -80,3 +82,14 @@ def test_a_claim_outside_a_cluster_is_refused(tmp_path: Path) -> None:
     source = {"persistentVolumeClaim": {"claimName": "models"}}
     with pytest.raises(DataError, match="mounted only in a cluster"):
         load_tokenizer(ModelSpec.model_validate({"name": "tiny", "source": source}), tmp_path)
+
+
+def test_responses_of_qwen_decode_without_transformers_to_the_same_text(make_qwen) -> None:
+    tokenizer = make_qwen()
+    decode = ResponseDecoder.of(tokenizer).load()
+    text = "<|im_start|>assistant\n<think>\nSí, 是 ✅ 🙂\n</think>\n\n<tool_call>x</tool_call> ok <|im_end|>"
+    words = tokenizer.encode(text)
+    random = Random(1)
+    lists = [words, words[:-7], *([random.randrange(len(tokenizer) + 100) for _ in range(300)] for _ in range(30))]
+    assert [decode(ids) for ids in lists] == [response_text(tokenizer, ids) for ids in lists]
+    assert decode(words) == "assistant\n<think>\nSí, 是 ✅ 🙂\n</think>\n\n<tool_call>x</tool_call> ok "

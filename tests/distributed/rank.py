@@ -22,6 +22,7 @@ from qwen35_trainer.engines.fsdp import lora
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin, origin
 from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.build_model import build
@@ -55,8 +56,8 @@ def train(
     folder: Path | None = None,
     pictured: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of one
-    update per batch, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
+    """Log-probs of the first batch's trained tokens before the first update (samples, longest response), metrics of each
+    update, the clipped gradient by which each update stepped, first and final weights and adapters, and how many
     values of parameters this rank held.
 
     The model is the spec's random one, what a `folder` holds, or a `pictured` vision-language one.
@@ -73,8 +74,12 @@ def train(
         engine.restore(restore)
     adapters = adapters_of(engine)
     gradients, first = gradients_of(engine), {name: each.clone() for name, each in masters(engine).items()}
-    scores = [engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0) for batch in batches[:1]]
-    metrics = [engine.train(batch, [rate])[0] for batch, rate in zip(batches, rates, strict=True)]
+    scores = [scores_of(engine, batch) for batch in batches[:1]]
+    metrics = [
+        measured
+        for batch, rate in zip(batches, rates, strict=True)
+        for measured in engine.train(share_of(engine, batch), [rate] * batch.updates)
+    ]
     if save is not None:
         engine.save(save)
         assert engine.saved(wait=True)
@@ -82,6 +87,20 @@ def train(
     results = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
     results |= {"first weights": first, "published": dict(engine.weights())}
     return results | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
+
+
+def share_of(engine: FSDPEngine, batch: TrainBatch) -> TrainBatch:
+    """The part of a batch that the driver sends to this rank."""
+    return engine._division.share(batch, engine._ranks.data_share)
+
+
+def scores_of(engine: FSDPEngine, batch: TrainBatch) -> Tensor:
+    """Log-probs of trained tokens, 0 for others, (samples, longest response), of all shares. Collective."""
+    share = share_of(engine, batch)
+    table, held = engine._table(engine._model, share, Offsets.of(share), temperature=1.0), share.held_samples
+    scores = torch.zeros(batch.samples, int(batch.response_lengths.max()))
+    scores[held] = table.rows(held, scores[held])
+    return engine._ranks.sum(scores)
 
 
 def adapters_of(engine: FSDPEngine) -> dict[str, Tensor]:
@@ -139,13 +158,13 @@ def go_on(spec: dict[str, Any], batches: list[Any], store: Path) -> dict[str, An
     newest = CheckpointStore(store, 3).latest()
     assert newest is not None
     engine.restore(newest.path)
-    metrics = [engine.train(batch, [1e-3])[0] for batch in batches[newest.progress.update :]]
+    metrics = [engine.train(share_of(engine, batch), [1e-3])[0] for batch in batches[newest.progress.update :]]
     return {"from": newest.path.name, "metrics": metrics}
 
 
 def _checkpoint(engine: FSDPEngine, checkpoints: CheckpointStore, update: int, batch: Any) -> None:
     """What the driver does, on rank 0, and the workers do, on all: the folder is there before any of them writes."""
-    engine.train(batch, [1e-3])
+    engine.train(share_of(engine, batch), [1e-3])
     progress = CheckpointMeta(update=update, batch=update, position=0, pending=(), elapsed=0.0)
     partial = checkpoints.folder / f".update-{update:06d}.partial"
 

@@ -1,5 +1,7 @@
 """Real process groups over gloo: ranks make the step that one makes, whatever the objective and the dealing."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -24,6 +26,23 @@ def test_two_ranks_make_the_policy_update_that_one_makes(groups, experts, sample
     two_ranks_agree_with_one(groups, experts, samples, layout)
 
 
+@pytest.mark.parametrize("train", [{}, {"parallelism": {"context": 2}}], ids=["two shares", "one share"])
+def test_advantages_that_are_whitened_over_the_batch_are_the_same_on_two_ranks(groups, train) -> None:
+    algorithm = {"advantage": "ReinforcePlusPlus", "gamma": 0.9}
+    two_ranks_agree_with_one(groups, 0, 8, {}, algorithm=algorithm, of_two=train)
+
+
+def test_an_advantage_function_of_the_user_gets_the_whole_batch_on_each_of_two_ranks(groups) -> None:
+    algorithm = {"advantage": "Function", "advantageFunction": "tests.distributed.own_advantage:relative_to_batch"}
+    two_ranks_agree_with_one(groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm)
+
+
+def test_several_updates_of_a_batch_on_two_ranks_are_those_of_one(groups) -> None:
+    """A rank's share of the batch consists of its shares of all updates."""
+    algorithm = {"correction": {"type": "DecoupledPPO"}}
+    two_ranks_agree_with_one(groups, 0, 8, {"microBatchSequences": 2}, algorithm=algorithm, updates=2)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize(
     "algorithm",
@@ -41,16 +60,18 @@ def test_two_ranks_make_the_update_of_every_policy_that_one_makes(groups, algori
     two_ranks_agree_with_one(groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm)
 
 
-def two_ranks_agree_with_one(groups, experts, samples, layout, **sections) -> None:
-    batches, shape = [batch_of(samples, seed) for seed in (0, 1)], {"experts": experts}
+def two_ranks_agree_with_one(groups, experts, samples, layout, *, of_two=None, updates=1, **sections) -> None:
+    """In two updates. layout: fields of `train.batch` of the two ranks. of_two: other sections of their `train`."""
+    batches = [replace(batch_of(samples, seed), updates=updates) for seed in range(2 // updates)]
+    shape = {"experts": experts}
     alone, together = (
         groups(ranks).run(
             "train",
-            spec=policy_spec_of(ranks, kl="Reward", random=shape, batch=dict(batch), **sections),
+            spec=policy_spec_of(ranks, kl="Reward", random=shape, batch=dict(batch), **sections, **train),
             batches=batches,
-            rates=[1e-3, 1e-3],
+            rates=[1e-3] * len(batches),
         )[0]
-        for ranks, batch in ((1, {}), (2, layout))
+        for ranks, batch, train in ((1, {}, {}), (2, layout, of_two or {}))
     )
     pairs = zip(alone["metrics"], together["metrics"], (1e-5, 1e-3), strict=True)
     for expected, actual, tolerance in pairs:

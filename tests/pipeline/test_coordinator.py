@@ -2,12 +2,14 @@
 
 import pytest
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline import notices as told
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import NothingToTrain
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline.requests import StopTraining, TakeCheckpoint
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
@@ -42,7 +44,7 @@ def finish_group(played: World, group: int, *, signal: bool = True) -> None:
 
 def test_groups_are_dispatched_as_slots_are_free_and_not_before():
     played = world(3)
-    assert [action.group for action in actions_of(played, do.GroupDispatched)] == [0, 1]
+    assert [action.group for action in actions_of(played, told.GroupDispatched)] == [0, 1]
     assert played.running == [(0, 0), (0, 1), (1, 0)]
     played.finish((0, 0))
     assert played.running == [(0, 1), (1, 0), (1, 1)], "what waits comes before a new prompt"
@@ -168,6 +170,57 @@ def test_the_sequences_of_a_lost_replica_continue_first_and_keep_their_tokens():
     assert started.sequences == (((0, 0), 3), ((0, 1), 3), ((1, 0), 3))
 
 
+def test_the_replicas_of_a_node_that_are_lost_together_do_not_take_over_from_each_other():
+    played = world(8, 8, 8, groups=4)
+    for number in played.replicas:
+        played.generate(number, 5)
+        played.tell(number)
+    started_before = len(actions_of(played, do.StartSequences))
+    with played.together():
+        played.lose(0, keep=5)
+        played.lose(1, keep=5)
+    later = actions_of(played, do.StartSequences)[started_before:]
+    assert {action.replica for action in later} == {2}
+    assert {keep for action in later for _, keep in action.sequences} == {5}
+
+
+def test_tokens_given_to_a_replica_that_is_lost_before_it_reports_are_kept():
+    """The loss of replica 0 moves its sequences to replica 1, whose loss comes next. It was asked what it has before that."""
+    played = world(4, 4, 8, groups=4)
+    for number in played.replicas:
+        played.generate(number, 5)
+        played.tell(number)
+    moved = set(played.replicas[0].running)
+    played.leave(2, True)
+    played.finish(next(name for name in played.running if name in played.replicas[1].running))
+    played.lose(0, keep=5)
+    moved &= played.replicas[1].running.keys()
+    assert moved
+    played.leave(2, False)
+    played.lose(1, keep=None)
+    kept = {name: keep for action in actions_of(played, do.StartSequences) for name, keep in action.sequences}
+    assert {kept[name] for name in moved} == {5}
+
+
+def test_reports_of_a_lost_replica_are_ignored():
+    played = world(2, 2)
+    played.lose(0, keep=0)
+    before = len(played.log)
+    played.send(on.VersionLoaded(0, 1), on.ReplicaLeaving(0), on.ReplicaLost(0))
+    assert len(played.log) == before
+
+
+def test_what_a_lost_replica_reports_late_is_not_kept_elsewhere():
+    played = world(1, 1, groups=1, group_size=1)
+    played.generate(0, 5)
+    played.leave(1, True)
+    name = next(iter(played.replicas[0].running))
+    played.lose(0, keep=2)
+    played.send(on.SequencesProgressed({name: 5}))
+    played.join(1)
+    assert actions_of(played, do.StartSequences)[-1].sequences == ((name, 2),)
+
+
 def test_without_partial_rollout_they_start_over():
     played = world(4, partial_rollout=False)
     played.generate(0, 5)
@@ -233,8 +286,8 @@ def test_discard_drops_the_group_and_dispatches_its_prompt_again():
     played = straggling(MissedDeadlinePolicy.DISCARD)
     assert played.training.groups == (3,)
     assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0),))]
-    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.DISCARDED)]
-    assert played.log[-2] == do.GroupDispatched(5, 0)
+    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.DISCARDED)]
+    assert played.log[-2] == told.GroupDispatched(5, 0)
 
 
 # The lane.
@@ -245,7 +298,7 @@ def test_a_straggler_moves_to_the_lane_and_its_slot_is_taken_again():
     played.join(1, lane=True)
     played.generate(0, 5)
     played.tell(0)
-    assert actions_of(played, do.MoveSequence) == [do.MoveSequence((0, 0), 0, 1)]
+    assert actions_of(played, do.MoveSequences) == [do.MoveSequences(0, 1, ((0, 0),))]
     assert len(played.replicas[0].running) == 4
     assert played.replicas[1].running == {(0, 0): [0] * 5}
 
@@ -262,9 +315,9 @@ def test_of_those_that_wait_for_the_lane_the_earliest_deadline_goes_first():
     played.leave(lane, True)
     played.tell(0)
     played.leave(lane, False)
-    (move,) = actions_of(played, do.MoveSequence)
-    assert move.sequence == min(played.running)
-    assert move.sequence != young
+    (move,) = actions_of(played, do.MoveSequences)
+    assert move.sequences == (min(played.running),)
+    assert move.sequences != (young,)
 
 
 def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_next_lane():
@@ -277,7 +330,26 @@ def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_nex
     played.finish((0, 1))
     assert played.replicas[0].running[0, 0] == [0] * 5
     played.join(1, lane=True)
-    assert actions_of(played, do.MoveSequence)[-1] == do.MoveSequence((0, 0), 0, 2)
+    assert actions_of(played, do.MoveSequences)[-1] == do.MoveSequences(0, 2, ((0, 0),))
+
+
+def test_stragglers_that_end_while_the_lane_is_full_are_forgotten():
+    masks = MissedDeadlinePolicy.MASK_TOKENS
+    played = world(8, groups=4, group_size=1, lane_after=1, batches=100, on_missed_deadline=masks)
+    played.join(1, lane=True)
+    for _ in range(60):
+        played.generate(0, 2)
+        played.tell(0)
+        for name in list(played.replicas[0].running):
+            played.finish(name)
+        for group in list(played.unscored):
+            played.score(group)
+        if played.training is not None:
+            played.train()
+        played.load(0)
+        played.load(1)
+    assert len(played.trained) > 150
+    assert len(played.coordinator._placement._stragglers) < 100
 
 
 def test_the_lane_takes_everything_when_the_pool_has_no_replica_left():
@@ -301,8 +373,42 @@ def test_a_transfer_overlaps_the_next_batch_and_the_window_opens_when_all_have_t
     assert played.coordinator.version == 0
     assert len(played.held) == 0
     played.load(1)
-    assert actions_of(played, do.VersionPublished) == [do.VersionPublished(1)]
+    assert actions_of(played, told.VersionPublished) == [told.VersionPublished(1)]
     assert len(played.held) == 1, "the batch that trains counts still"
+
+
+def test_a_version_is_published_and_the_next_batch_trains_when_its_weights_are_copied():
+    played = world(4, groups=1, group_size=1)
+    finish_group(played, 0)
+    finish_group(played, 1)
+    played.train(copies=False)
+    assert (played.copying, played.travelling, played.training) == (1, None, None)
+    played.copy()
+    assert played.travelling == 1
+    assert played.training.batch == 1
+
+
+def test_a_copy_that_was_not_requested_is_refused():
+    with pytest.raises(ValueError, match="version 3 copied, which was not requested"):
+        world(8).send(on.WeightsCopied(3))
+
+
+def test_a_version_without_any_replica_is_published_after_its_copy_and_an_older_replica_may_join():
+    """All replicas are lost while a batch trains. The replacement joins with the version before, at any moment."""
+    played = world(1, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.lose(0, keep=0)
+    played.train(copies=False)
+    assert played.coordinator.version == 0, "nobody could load the version: it is not copied"
+    early = played.join(1)
+    assert not played.replicas[early].is_behind
+    played.lose(early, keep=0)
+    played.copy()
+    assert played.coordinator.version == 1
+    late = played.join(1, behind=1)
+    assert not played.replicas[late].running
+    played.load(late)
+    assert played.replicas[late].running
 
 
 def test_weights_are_copied_once_ahead_and_the_batch_after_that_waits():
@@ -316,7 +422,9 @@ def test_weights_are_copied_once_ahead_and_the_batch_after_that_waits():
     finish_group(played, 3)
     assert played.training is None, "version 3 has no place yet, and its weights must not change"
     played.load(0)
-    assert (played.travelling, played.copied) == (2, 3)
+    assert (played.travelling, played.copying) == (2, 3)
+    assert played.training is None
+    played.copy()
     assert played.training.batch == 3
 
 
@@ -349,7 +457,6 @@ def test_an_evaluation_begins_with_its_version_and_the_next_publication_waits_fo
     finish_group(played, 0)
     played.train()
     assert all(name[0] < 100 for name in played.running)
-    played.evaluating = {1 << 40: 1, (1 << 40) + 1: 1}
     played.load(0)
     evaluation_names = [name for name in played.running if name[0] >= 100]
     assert len(evaluation_names) == 2
@@ -358,8 +465,50 @@ def test_an_evaluation_begins_with_its_version_and_the_next_publication_waits_fo
     assert (played.copied, played.travelling) == (2, None)
     for name in evaluation_names:
         played.finish(name)
-    assert actions_of(played, do.VersionEvaluated) == [do.VersionEvaluated(1)]
+    assert actions_of(played, told.VersionEvaluated) == [told.VersionEvaluated(1)]
     assert played.travelling == 2
+
+
+def test_evaluations_requested_while_a_version_travels_all_take_place():
+    """A second request does not replace the first. Each evaluation is of its own version."""
+    played = world(8, groups=1, group_size=1, threshold=2.0, lag=3)
+    finish_group(played, 0)
+    first = played.evaluate(version=1, groups=1, samples=1)
+    played.train()
+    finish_group(played, 1)
+    second = played.evaluate(version=2, groups=1, samples=1)
+    played.train()
+    played.load(0)
+    assert (first.is_running, second.is_running) == (True, False)
+    played.finish((1 << 40, 0))
+    played.load(0)
+    assert second.is_running
+    played.finish(((1 << 40) + 100, 0))
+    assert actions_of(played, told.VersionEvaluated) == [told.VersionEvaluated(1), told.VersionEvaluated(2)]
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_an_evaluation_of_weights_that_replicas_no_longer_have_is_skipped(arrived):
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.train()
+    if arrived:
+        played.load(0)
+    late = played.evaluate(version=0)
+    assert late.outcome == "skipped"
+    assert actions_of(played, told.EvaluationSkipped) == [told.EvaluationSkipped(0)]
+
+
+def test_an_evaluation_of_a_version_that_never_comes_is_skipped_at_the_end():
+    played = world(8, groups=1, group_size=1, batches=1)
+    asked = played.evaluate(version=7)
+    played.play()
+    assert asked.outcome == "skipped"
+
+
+def test_an_evaluation_without_prompts_is_complete_at_once():
+    played = world(8)
+    assert played.evaluate(version=0, groups=0).outcome == "evaluated"
 
 
 def test_pools_that_take_turns_train_when_nothing_runs_and_generate_when_nothing_trains():
@@ -384,8 +533,8 @@ def test_a_group_without_signal_is_filtered_and_replaced():
     for name in [(0, 0), (0, 1)]:
         played.finish(name)
     played.score(0, signal=False)
-    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.FILTERED)]
-    assert actions_of(played, do.GroupDispatched)[-1] == do.GroupDispatched(4, 4)
+    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.FILTERED)]
+    assert actions_of(played, told.GroupDispatched)[-1] == told.GroupDispatched(4, 4)
 
 
 def test_without_dynamic_sampling_a_group_without_signal_trains():
@@ -400,7 +549,7 @@ def test_a_failed_group_leaves_its_slots_and_is_replaced():
     played = world(2)
     played.send(on.GroupFailed(0))
     assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0), (0, 1)))]
-    assert actions_of(played, do.GroupLeft) == [do.GroupLeft(0, 0, LeaveReason.FAILED)]
+    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.FAILED)]
     assert played.running == [(1, 0), (1, 1)]
 
 
@@ -421,7 +570,7 @@ def test_a_checkpoint_is_of_the_state_between_two_batches_and_the_next_one_train
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
     finish_group(played, 1)
-    played.send(on.CheckpointRequested())
+    played.send(TakeCheckpoint())
     assert played.saving is None, "batch 0 trains"
     played.train()
     assert played.saving == do.SaveCheckpoint(SchedulingSnapshot(batch=1, position=2, pending=(1,), group=2))
@@ -434,9 +583,9 @@ def test_a_checkpoint_requested_during_another_waits_for_it_and_has_what_trained
     played = world(8, groups=1, group_size=1)
     for group in range(2):
         finish_group(played, group)
-    played.send(on.CheckpointRequested())
+    played.send(TakeCheckpoint())
     played.train()
-    played.send(on.CheckpointRequested())
+    played.send(TakeCheckpoint())
     played.train()
     assert played.saving.snapshot.batch == 1
     played.save()
@@ -445,8 +594,8 @@ def test_a_checkpoint_requested_during_another_waits_for_it_and_has_what_trained
 
 def test_a_checkpoint_requested_while_the_present_state_is_saved_is_that_one():
     played = world(8, groups=1, group_size=1)
-    played.send(on.CheckpointRequested())
-    played.send(on.CheckpointRequested())
+    played.send(TakeCheckpoint())
+    played.send(TakeCheckpoint())
     played.save()
     assert played.saving is None
 
@@ -455,9 +604,9 @@ def test_a_stop_waits_for_the_save_in_progress_and_saves_what_trained_meanwhile(
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
     finish_group(played, 1)
-    played.send(on.CheckpointRequested())
+    played.send(TakeCheckpoint())
     played.train()
-    played.send(on.StopRequested())
+    played.send(StopTraining())
     played.train()
     assert not played.ended, "batch 1 has trained and is not saved"
     played.save()
@@ -475,7 +624,7 @@ def test_a_checkpoint_that_was_not_requested_is_refused():
 def test_a_stop_saves_what_has_trained_and_ends():
     played = world(8, groups=1, group_size=1)
     finish_group(played, 0)
-    played.send(on.StopRequested())
+    played.send(StopTraining())
     played.train()
     assert played.saving is not None
     played.save()
@@ -483,9 +632,77 @@ def test_a_stop_saves_what_has_trained_and_ends():
     assert played.coordinator.why_no_dispatch == "the run is stopping"
 
 
+def behind_an_evaluation() -> World:
+    """The evaluation of version 1 runs, version 2 waits for it, and version 3 for a place: no batch may train."""
+    played = world(16, groups=1, group_size=1, threshold=3.0, lag=4, batches=50)
+    played.evaluate(version=1, groups=1, samples=1)
+    finish_group(played, 0)
+    played.train()
+    played.load(0)
+    for group in (1, 2, 3):
+        finish_group(played, group)
+    played.train()
+    played.train()
+    assert (played.copied, played.training) == (2, None)
+    return played
+
+
+def test_a_stop_saves_and_ends_although_an_evaluation_runs():
+    played = behind_an_evaluation()
+    played.send(StopTraining())
+    assert played.saving.snapshot.batch == 3
+    assert actions_of(played, do.CancelSequences)[-1] == do.CancelSequences(0, ((1 << 40, 0),))
+    played.save()
+    assert played.ended
+    assert played.evaluations[0].outcome == "skipped"
+
+
+def test_a_checkpoint_does_not_wait_for_the_evaluation_either():
+    played = behind_an_evaluation()
+    played.send(TakeCheckpoint())
+    assert played.saving.snapshot.batch == 3
+
+
+def test_a_stop_copies_nothing_more_and_waits_for_no_copy():
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    finish_group(played, 1)
+    played.train(copies=False)
+    played.send(StopTraining())
+    assert (played.copying, played.saving.snapshot.batch) == (1, 1)
+    played.save()
+    assert played.ended
+    other = world(8, groups=1, group_size=1)
+    finish_group(other, 0)
+    other.stop()
+    assert other.ended
+    assert not actions_of(other, do.CopyWeights)
+
+
+def test_an_evaluation_requested_after_a_stop_is_skipped():
+    played = world(8, groups=1, group_size=1)
+    finish_group(played, 0)
+    played.send(StopTraining())
+    assert played.evaluate(version=1).outcome == "skipped"
+    played.train()
+    played.save()
+    assert played.ended
+
+
+def test_what_has_trained_last_is_saved_while_its_version_travels():
+    played = world(8, groups=1, group_size=1, batches=1)
+    finish_group(played, 0)
+    played.train()
+    assert (played.travelling, played.saving.snapshot.batch) == (1, 1)
+    played.save()
+    assert not played.ended
+    played.load(0)
+    assert played.ended
+
+
 def test_a_run_that_continues_dispatches_first_what_was_under_way():
     played = world(8, groups=1, group_size=1, start=SchedulingSnapshot(4, 10, (7, 3), group=20))
-    assert actions_of(played, do.GroupDispatched) == [do.GroupDispatched(20, 7), do.GroupDispatched(21, 3)]
+    assert actions_of(played, told.GroupDispatched) == [told.GroupDispatched(20, 7), told.GroupDispatched(21, 3)]
     finish_group(played, 20)
     assert played.training == do.TrainGroups(4, 4, (20,))
 
@@ -495,7 +712,7 @@ def test_a_whole_run_trains_every_prompt_once_publishes_every_version_and_saves_
     played.play()
     assert played.trained == sorted(played.trained, key=played.trained.index)
     assert sorted(played.trained) == list(range(18))
-    assert [action.version for action in actions_of(played, do.VersionPublished)] == [1, 2, 3, 4, 5]
+    assert [action.version for action in actions_of(played, told.VersionPublished)] == [1, 2, 3, 4, 5]
     assert [snapshot.batch for snapshot in played.saved] == [9]
 
 

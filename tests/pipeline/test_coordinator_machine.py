@@ -1,7 +1,9 @@
 """The coordinator among replicas that start late, finish in any order, load weights one by one, and are lost and replaced.
 
 What must hold whatever happens: the bound, the count, the nested inequalities, one exit for each group, one turn for
-each prompt, and never a state in which nothing can happen and work remains. `World` asserts the rest as it plays.
+each prompt, one end for each evaluation, no free slot while a sequence waits, no error for a replica that joins with old
+weights or reports late, and never a state in which nothing can happen and work remains. A stop reaches its end although no
+copy, no replica and no evaluation does anything more. `World` asserts the rest as it plays.
 """
 
 from collections import Counter
@@ -11,9 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline.requests import TakeCheckpoint
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
@@ -41,9 +44,11 @@ class Histories(RuleBasedStateMachine):
         start=st.integers(0, 5),
         pending=st.integers(0, 3),
         slots=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+        affinity=st.booleans(),
+        stops=st.booleans(),
     )
     def begin(
-        self, window, samples, batches, policy, mode, filtering, lane_after, adaptive, start, pending, slots
+        self, window, samples, batches, policy, mode, filtering, lane_after, adaptive, start, pending, slots, affinity, stops
     ):  # fmt: skip
         self.settings = CoordinatorSettings(
             window=window,
@@ -55,8 +60,9 @@ class Histories(RuleBasedStateMachine):
             dynamic_sampling=filtering and samples > 1,
             lane_after=lane_after,
             adaptive=adaptive,
+            group_affinity=affinity,
         )
-        self.begun = start
+        self.begun, self.stops = start, stops
         self.pending = tuple(range(7, 7 + pending))
         self.world = World(self.settings, SchedulingSnapshot(start, 20, self.pending, group=100))
         for each in slots:
@@ -90,17 +96,33 @@ class Histories(RuleBasedStateMachine):
         """A group that is not scored yet."""
         held = [group for group in self.world.held if group in self.running_groups]
         if held:
-            self.world.send(on.GroupFailed(held[which % len(held)]))
+            self.world.fail(held[which % len(held)])
 
-    @rule(replica=SMALL, keep=st.integers(0, 3))
-    def lose(self, replica, keep):
-        if (number := self.replica(replica)) is not None:
-            self.world.lose(number, keep)
+    @rule(replica=SMALL, keep=st.none() | st.integers(0, 3), several=st.integers(1, 3))
+    def lose(self, replica, keep, several):
+        """One replica, or the replicas of a node: the coordinator learns of them together."""
+        with self.world.together():
+            for _ in range(several):
+                if (number := self.replica(replica)) is not None:
+                    self.world.lose(number, keep)
 
     @precondition(lambda self: len(self.world.replicas) < 5)
-    @rule(slots=st.integers(1, 4), newest=st.booleans(), lane=st.booleans(), behind=st.integers(0, 2))
-    def join(self, slots, newest, lane, behind):
-        self.world.join(slots, newest=newest, lane=lane and self.settings.lane_after is not None, behind=behind)
+    @rule(
+        slots=st.integers(1, 4),
+        newest=st.booleans(),
+        lane=st.booleans(),
+        behind=st.integers(0, 2),
+        token_room=st.none() | st.integers(1, 9),
+    )
+    def join(self, slots, newest, lane, behind, token_room):
+        lane = lane and self.settings.lane_after is not None
+        self.world.join(slots, newest=newest, lane=lane, behind=behind, token_room=token_room)
+
+    @precondition(lambda self: self.world.joined > len(self.world.replicas))
+    @rule(version=SMALL)
+    def report_of_a_lost_replica(self, version):
+        gone = min(set(range(self.world.joined)) - self.world.replicas.keys())
+        self.world.send(on.VersionLoaded(gone, version), on.ReplicaLeaving(gone), on.ReplicaLost(gone))
 
     @rule(replica=SMALL, leaving=st.booleans())
     def leave(self, replica, leaving):
@@ -115,9 +137,14 @@ class Histories(RuleBasedStateMachine):
     # The train pool.
 
     @precondition(lambda self: self.world.training is not None)
+    @rule(copies=st.booleans())
+    def train(self, copies):
+        self.world.train(copies=copies)
+
+    @precondition(lambda self: self.world.copying is not None)
     @rule()
-    def train(self):
-        self.world.train()
+    def copy(self):
+        self.world.copy()
 
     @precondition(lambda self: self.world.saving is not None)
     @rule()
@@ -126,12 +153,42 @@ class Histories(RuleBasedStateMachine):
 
     @rule()
     def ask_for_a_checkpoint(self):
-        self.world.send(on.CheckpointRequested())
+        self.world.send(TakeCheckpoint())
 
-    @precondition(lambda self: not self.world.evaluating and not self.world.ended)
-    @rule(groups=st.integers(1, 2), samples=st.integers(1, 2))
-    def evaluate(self, groups, samples):
-        self.world.evaluate(self.world.coordinator.version, groups, samples)
+    @precondition(lambda self: not self.world.ended and len(self.world.evaluations) < 6)
+    @rule(ahead=st.integers(-1, 2), groups=st.integers(0, 2), samples=st.integers(1, 2))
+    def evaluate(self, ahead, groups, samples):
+        self.world.evaluate(self.world.coordinator.version + ahead, groups, samples)
+
+    @precondition(lambda self: self.world.evaluations)
+    @rule(which=SMALL)
+    def fail_a_group_of_an_evaluation(self, which):
+        unfinished = [group for each in self.world.evaluations if each.is_running for group in each.unfinished]
+        if unfinished:
+            self.world.fail(unfinished[which % len(unfinished)])
+
+    @rule(
+        steps=st.lists(st.sampled_from(["finish", "score", "train", "copy", "save", "load", "lose"]), max_size=6),
+        which=SMALL,
+    )
+    def at_one_moment(self, steps, which):
+        world = self.world
+        with world.together():
+            for step in steps:
+                if step == "finish" and world.running:
+                    world.finish(world.running[which % len(world.running)])
+                elif step == "score" and world.unscored:
+                    world.score(list(world.unscored)[which % len(world.unscored)])
+                elif step == "train" and world.training is not None:
+                    world.train(copies=False)
+                elif step == "copy" and world.copying is not None:
+                    world.copy()
+                elif step == "save" and world.saving is not None:
+                    world.save()
+                elif step == "load" and world.replicas:
+                    world.load(self.replica(which))
+                elif step == "lose" and world.replicas:
+                    world.lose(self.replica(which), which)
 
     # All of it together, so that histories get as far as deadlines.
 
@@ -168,14 +225,24 @@ class Histories(RuleBasedStateMachine):
         assert world.exits == Counter({reason: n for reason, n in coordinator.left_by_reason.items() if n})
         assert all(len(replica.running) <= replica.slots for replica in world.replicas.values())
         assert coordinator.running == len(world.running)
+        if self.settings.partial_rollout and not self.settings.taking_turns and coordinator.waiting:
+            pool = (each for each in world.replicas.values() if not each.lane and each.token_room is None)
+            assert not any(replica.has_free_slot for replica in pool), "no slot is free while a sequence waits"
 
     def teardown(self):
         """However a history ended: played on, it comes to its end, and every prompt has had its turn."""
         if not hasattr(self, "world"):
             return
         world, window = self.world, self.settings.window
+        if self.stops:
+            world.stop()
+            assert world.ended, "a stop waits for the batch that trains and for checkpoints only"
+            assert world.next_batch == self.begun or world.saved[-1].batch == world.next_batch
+            assert all(each.outcome for each in world.evaluations), "every evaluation has an end"
+            return
         world.play()
         end = world.coordinator.snapshot
+        assert all(each.outcome for each in world.evaluations), "every evaluation has an end"
         assert end.batch == self.settings.batches
         assert self.begun == end.batch or world.saved[-1].batch == end.batch, "all that has trained is saved"
         assert [snapshot.batch for snapshot in world.saved] == sorted(snapshot.batch for snapshot in world.saved)

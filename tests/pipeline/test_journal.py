@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline.commands import TrainGroups
-from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, compact, encode, recover
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 NUMBER = st.integers(0, 2**53)
@@ -233,7 +233,7 @@ def test_the_message_has_the_place_the_fault_and_the_fix():
     encoded[6] = b"?\n"
     assert str(damage_of(b"".join(encoded), 4)) == (
         "line 7 of the journal: it cannot be read. The journal does not tell which prompts have trained. "
-        "Resume from the newest checkpoint itself, without the journal: it has its own position, and the batches "
+        "Continue with --resume auto: the newest checkpoint has its own position, and the batches "
         "after it train again."
     )
 

@@ -11,11 +11,12 @@ from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.commands import TrainGroups
-from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS, JournalBase, JournalDamaged, compact, encode, recover
+from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
+from qwen35_trainer.pipeline.requests import TakeCheckpoint
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
@@ -111,7 +112,7 @@ def moves(world, chance):
     if world.saving is not None:
         yield 2, world.save
     else:
-        yield 0.5, lambda: world.send(on.CheckpointRequested())
+        yield 0.5, lambda: world.send(TakeCheckpoint())
     if world.checkpoint is not None:
         yield 1, world.compact
     if len(world.replicas) < 3:

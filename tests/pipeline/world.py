@@ -6,16 +6,21 @@ Every response token is the version of the weights that produced it.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
+from qwen35_trainer.pipeline.notices import LeaveReason
+from qwen35_trainer.pipeline.requests import EvaluateVersion, Request, StopTraining
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 EVALUATION = 1 << 40
@@ -29,25 +34,42 @@ class Replica:
     leaving: bool = False
     is_behind: bool = False
     """It joined with older weights than the published ones, and has not loaded those."""
+    token_room: int | None = None
     running: dict[SequenceId, list[int]] = field(default_factory=dict)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return not self.leaving and not self.is_behind and len(self.running) < self.slots
+
+
+@dataclass
+class Evaluation:
+    version: int
+    unfinished: dict[int, int]
+    """Group → sequences to come."""
+    is_running: bool = False
+    outcome: str = ""
 
 
 class World:
-    """`settings`, and where to begin. `send` passes an event to the coordinator and carries out its actions."""
+    """`settings`, and where to begin. `send` passes inputs to the coordinator and carries out its actions."""
 
     def __init__(self, settings: CoordinatorSettings, start: SchedulingSnapshot = SchedulingSnapshot()) -> None:  # noqa: B008, frozen
         self.settings, self.window = settings, settings.window
         self.coordinator = Coordinator(settings, start)
-        self.log: list[do.Action] = []
+        self.log: list[Action] = []
         self.replicas: dict[int, Replica] = {}
         self.joined = 0
         self.positions: dict[int, int] = {}  # of every group ever dispatched
         self.held: dict[int, None] = {}
+        self.given: dict[SequenceId, list[int]] = {}  # tokens with which each running sequence was started
         self.kept: dict[SequenceId, list[int]] = {}  # tokens of sequences whose replica was lost
+        self.places: dict[int, set[int]] = {}  # group → replicas on which its sequences started
         self.finished: dict[SequenceId, list[int]] = {}
         self.unscored: dict[int, None] = {}  # complete groups
         self.next_batch = start.batch
         self.training: do.TrainGroups | None = None
+        self.copying: int | None = None
         self.copied: int | None = None
         self.travelling: int | None = None
         self.saving: do.SaveCheckpoint | None = None
@@ -55,64 +77,87 @@ class World:
         self.trained: list[int] = []  # positions, in order
         self.gone: list[int] = []  # positions that left for good, untrained
         self.exits: Counter[LeaveReason] = Counter()
-        self.evaluating: dict[int, int] = {}  # group → sequences to come
-        self.evaluations = 0
+        self.evaluations: list[Evaluation] = []
         self.masked = 0
         self.ended = False
+        self._collected: list[Event | Request] | None = None
 
-    def send(self, event: Event) -> None:
-        for action in self.coordinator.handle(event):
+    def send(self, *inputs: Event | Request) -> None:
+        if self._collected is not None:
+            self._collected += inputs
+            return
+        for action in self.coordinator.handle(*inputs):
+            assert not self.ended, "nothing follows the end"
             self.log.append(action)
             self._carry_out(action)
 
-    def _carry_out(self, action: do.Action) -> None:  # noqa: C901, one case for each action
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What happens inside reaches the coordinator at once."""
+        self._collected = []
+        yield
+        inputs, self._collected = self._collected, None
+        self.send(*inputs)
+
+    def _carry_out(self, action: Action) -> None:  # noqa: C901, one case for each action
         match action:
-            case do.GroupDispatched(group, position):
+            case told.GroupDispatched(group, position):
                 assert group not in self.positions, "a group is dispatched once"
                 self.positions[group], self.held[group] = position, None
-            case do.GroupLeft(group, position, reason):
+            case told.GroupLeft(group, position, reason):
                 self._leaves(group, position, reason)
             case do.StartSequences(replica, sequences):
                 assert not self.replicas[replica].is_behind
                 for name, keep in sequences:
                     tokens = self.kept.pop(name, [])
-                    assert keep <= len(tokens), "only tokens that there are can be kept"
+                    assert keep == (len(tokens) if self.settings.partial_rollout else 0), "all that there are, no more"
                     self.replicas[replica].running[name] = tokens[:keep]
-            case do.MoveSequence(name, source, target):
-                tokens = self.replicas[source].running.pop(name)
-                assert self.settings.lane_after is not None
-                assert len(tokens) >= self.settings.lane_after, "only stragglers go to the lane"
+                    self.given[name] = tokens[:keep]
+                    self.places.setdefault(name[0], set()).add(replica)
+                    if name[0] >= EVALUATION:
+                        self._evaluation_of(name[0]).is_running = True
+            case do.MoveSequences(source, target, names):
                 assert self.replicas[target].lane
-                self.replicas[target].running[name] = tokens
-            case do.CancelSequences(replica, names):
                 for name in names:
-                    del self.replicas[replica].running[name]
+                    tokens = self.replicas[source].running.pop(name)
+                    assert self.settings.lane_after is not None
+                    assert len(tokens) >= self.settings.lane_after, "only stragglers go to the lane"
+                    self.replicas[target].running[name] = tokens
+            case do.CancelSequences(replica, names):
+                if replica in self.replicas:  # else it was lost in the same moment
+                    for name in names:
+                        self.replicas[replica].running.pop(name, None)  # it may have finished in the same moment
             case do.TrainGroups():
                 self._takes(action)
             case do.CopyWeights(version):
                 assert self.training is None, "weights are copied before the next batch changes them"
-                assert self.copied is None
-                self.copied = version
+                assert (self.copying, self.copied) == (None, None)
+                self.copying = version
             case do.PublishWeights(version):
                 assert (self.copied, self.travelling) == (version, None)
-                assert not self.evaluating, "an evaluation is of one version"
+                assert not any(each.is_running for each in self.evaluations), "an evaluation is of one version"
                 self.copied, self.travelling = None, version
-            case do.VersionPublished(version):
+            case told.VersionPublished(version):
                 assert all(replica.version >= version for replica in self.replicas.values() if not replica.is_behind)
                 self.travelling = None
-            case do.VersionEvaluated():
-                assert not self.evaluating
+            case told.VersionEvaluated(version):
+                done = next(each for each in self.evaluations if each.version == version and not each.outcome)
+                assert not done.unfinished
+                done.outcome, done.is_running = "evaluated", False
+            case told.EvaluationSkipped(version):
+                skipped = next(each for each in self.evaluations if each.version == version and not each.outcome)
+                skipped.outcome, skipped.is_running = "skipped", False
             case do.SaveCheckpoint():
                 assert self.training is None, "a checkpoint is taken between two batches"
                 assert self.saving is None, "one is written at a time"
                 assert action.snapshot.batch == self.next_batch
                 self.saving = action
-            case do.RunEnded():
+            case told.RunEnded():
                 assert (self.training, self.saving) == (None, None), "the end waits for what is under way"
                 self.ended = True
 
     def _takes(self, batch: do.TrainGroups) -> None:
-        assert self.training is None
+        assert (self.training, self.copying) == (None, None), "the weights are copied before the next batch"
         assert batch.batch == self.next_batch
         self.next_batch += 1
         assert batch.version == self.window.version_of(batch.batch)
@@ -147,18 +192,26 @@ class World:
 
     # What the pools do.
 
-    def join(self, slots: int, *, lane: bool = False, newest: bool = True, behind: int = 0) -> int:
+    def join(
+        self, slots: int, *, lane: bool = False, newest: bool = True, behind: int = 0, token_room: int | None = None
+    ) -> int:
         """`newest`: with the version that travels, if one does. `behind`: with one so much older than the published one."""
         version = self.travelling if newest and self.travelling is not None else self.coordinator.version
         version = max(0, self.coordinator.version - behind) if behind else version
         number, self.joined = self.joined, self.joined + 1
-        self.replicas[number] = Replica(slots, version, lane, is_behind=version < self.coordinator.version)
-        self.send(on.ReplicaJoined(number, slots, version, lane))
+        is_behind = version < self.coordinator.version
+        self.replicas[number] = Replica(slots, version, lane, is_behind=is_behind, token_room=token_room)
+        self.send(on.ReplicaJoined(number, slots, version, lane, token_room))
         return number
 
-    def lose(self, number: int, keep: int) -> None:
-        """The first `keep` tokens of each of its sequences are available."""
-        kept = {name: tokens[:keep] for name, tokens in self.replicas.pop(number).running.items()}
+    def lose(self, number: int, keep: int | None) -> None:
+        """The first `keep` tokens of each of its sequences are available. None: those with which it was started."""
+        running = self.replicas.pop(number).running
+        if keep is None:
+            self.kept |= {name: self.given[name] for name in running}
+            self.send(on.ReplicaLost(number))
+            return
+        kept = {name: tokens[:keep] for name, tokens in running.items()}
         self.kept |= kept
         self.send(on.ReplicaLost(number, {name: len(tokens) for name, tokens in kept.items()}))
 
@@ -181,10 +234,12 @@ class World:
     def finish(self, name: SequenceId) -> None:
         replica = next(replica for replica in self.replicas.values() if name in replica.running)
         tokens = replica.running.pop(name) or [replica.version]
-        if name[0] in self.evaluating:
-            self.evaluating[name[0]] -= 1
-            if not self.evaluating[name[0]]:
-                del self.evaluating[name[0]]
+        if name[0] >= EVALUATION:
+            evaluation = self._evaluation_of(name[0])
+            assert set(tokens) <= {evaluation.version}, "an evaluation is of one version"
+            evaluation.unfinished[name[0]] -= 1
+            if not evaluation.unfinished[name[0]]:
+                del evaluation.unfinished[name[0]]
         else:
             self.finished[name] = tokens
             if all((name[0], index) in self.finished for index in range(self.settings.group_size)):
@@ -195,6 +250,11 @@ class World:
         del self.unscored[group]
         self.send(on.GroupScored(group, signal))
 
+    def fail(self, group: int) -> None:
+        if group >= EVALUATION:
+            del self._evaluation_of(group).unfinished[group]
+        self.send(on.GroupFailed(group))
+
     def load(self, number: int, *, next_only: bool = False) -> None:
         """The newest version, or with `next_only` the next one: a replica that is behind may have several to load."""
         replica = self.replicas[number]
@@ -204,10 +264,18 @@ class World:
             replica.is_behind &= replica.version < self.coordinator.version
             self.send(on.VersionLoaded(number, replica.version))
 
-    def train(self) -> None:
+    def copy(self) -> None:
+        assert self.copying is not None
+        self.copying, self.copied = None, self.copying
+        self.send(on.WeightsCopied(self.copied))
+
+    def train(self, *, copies: bool = True) -> None:
+        """`copies`: weights that are to be copied now are copied at once."""
         assert self.training is not None
         done, self.training = self.training, None
         self.send(on.BatchTrained(done.batch))
+        if copies and self.copying is not None:
+            self.copy()
 
     def save(self) -> None:
         assert self.saving is not None
@@ -215,11 +283,25 @@ class World:
         self.saved.append(done.snapshot)
         self.send(on.CheckpointCompleted(done.snapshot.batch))
 
-    def evaluate(self, version: int, groups: int = 2, samples: int = 2) -> None:
-        first, self.evaluations = EVALUATION + 100 * self.evaluations, self.evaluations + 1
+    def evaluate(self, version: int, groups: int = 2, samples: int = 2) -> Evaluation:
+        first = EVALUATION + 100 * len(self.evaluations)
         names = tuple(range(first, first + groups))
-        self.evaluating = dict.fromkeys(names, samples) if version <= self.coordinator.version else {}
-        self.send(on.EvaluationRequested(version, names, samples))
+        evaluation = Evaluation(version, dict.fromkeys(names, samples))
+        self.evaluations.append(evaluation)
+        self.send(EvaluateVersion(version, names, samples))
+        return evaluation
+
+    def _evaluation_of(self, group: int) -> Evaluation:
+        return self.evaluations[(group - EVALUATION) // 100]
+
+    def stop(self) -> None:
+        """To the end, although nothing happens any more but that a batch trains and checkpoints are written."""
+        self.send(StopTraining())
+        while not self.ended and (self.training is not None or self.saving is not None):
+            if self.training is not None:
+                self.train(copies=False)
+            if self.saving is not None:
+                self.save()
 
     @property
     def running(self) -> list[SequenceId]:
@@ -239,6 +321,8 @@ class World:
             for group in list(self.unscored):
                 if group in self.unscored:  # else a batch, filled by another's score, has discarded it
                     self.score(group)
+            if self.copying is not None:
+                self.copy()
             if self.training is not None:
                 self.train()
             if self.saving is not None:

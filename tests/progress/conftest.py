@@ -24,7 +24,7 @@ def make_update(number: int, **changes: object) -> UpdateRecord:
         "response_tokens_max": 64, "truncated_share": 0.25, "lag_mean": 0.75, "lag_max": 1,
         "lag_histogram": {0: 100, 1: 300}, "window_dispatched": 6, "window_limit": 8, "rollout_idle": 0.1,
         "train_idle": 0.2, "tokens_per_second": 1000.0, "seconds": 2.0, "seconds_waiting": 0.4,
-        "seconds_training": 1.4, "seconds_publishing": 0.2, "reward_errors": 1, "groups_without_signal": 2,
+        "seconds_training": 1.4, "seconds_driver": 0.1, "seconds_publishing": 0.2, "reward_errors": 1, "groups_without_signal": 2,
         "score_by_reward": {"digit": round(0.2 * number, 6), "brevity": 0.5}, "reward_by_source": {"easy": 0.5, "hard": 0.25},
         "errors_by_reward": {"digit": 1}, "first_reward_error": "reward digit, prompt easy/0: ValueError: <b>ill</b>",
         "wall_time": START + 10.0 + 2.0 * number,

@@ -9,6 +9,7 @@ from qwen35_trainer.formatting import duration, number, percent
 from qwen35_trainer.progress.charts import charts
 from qwen35_trainer.progress.html_report import render_report, write_report
 from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, RunRecord
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.sample_file import Moment, Sample, SampleFile
 from qwen35_trainer.progress.summary import Summary, summarise
 from tests.browser import drawn, opened
@@ -28,7 +29,7 @@ def summary_of(records: list[RunRecord], bound: int | None = 4) -> Summary:
 
 def test_the_report_replaces_the_old_one_and_leaves_no_other_file(tmp_path: Path, run: list[RunRecord]) -> None:
     (tmp_path / "report.html").write_text("old")
-    path = write_report(tmp_path, run, MANIFEST, summary_of(run))
+    path = write_report(tmp_path, RunFold.of(run), MANIFEST, summary_of(run))
     assert path == tmp_path / "report.html"
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
@@ -37,7 +38,7 @@ def test_the_report_replaces_the_old_one_and_leaves_no_other_file(tmp_path: Path
 def test_a_report_that_fails_leaves_the_old_one(tmp_path: Path, run: list[RunRecord]) -> None:
     (tmp_path / "report.html").write_text("old")
     with pytest.raises(KeyError):
-        write_report(tmp_path, run, MANIFEST, {})  # type: ignore[typeddict-item]
+        write_report(tmp_path, RunFold.of(run), MANIFEST, {})  # type: ignore[typeddict-item]
     assert (tmp_path / "report.html").read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 
@@ -48,9 +49,9 @@ def test_the_report_draws_every_chart_and_shows_responses_with_no_network(
     evil = "</dd><script>throw 1</script>" + "x" * 500
     sample = Sample(prompt_id="s/0", prompt=evil, response=((4, "old"), (0, evil)), tokens=2, reward=1.0)
     SampleFile(tmp_path / "samples.jsonl").add(Moment(kind="trained", update=3, version=4, samples=(sample,)))
-    page = opened(browser, write_report(tmp_path, run, MANIFEST, summary_of(run)))
+    page = opened(browser, write_report(tmp_path, RunFold.of(run), MANIFEST, summary_of(run)))
     assert drawn(page) == [
-        "reward", "staleness", "response-length", "idle-share", "generation", "loss", "entropy", "gradient-norm",
+        "reward", "staleness", "response-length", "idle-share", "train-time", "generation", "loss", "entropy", "gradient-norm",
         "rewards", "sources", "truncated", "without-signal", "reward-errors", "kl", "clipped", "learning-rate", "timeline",
     ]  # fmt: skip
     assert page.evaluate("document.documentElement.scrollWidth") == 1280
@@ -63,7 +64,7 @@ def test_the_report_draws_every_chart_and_shows_responses_with_no_network(
 
 def test_the_numbers_on_the_page_are_those_of_the_summary(tmp_path: Path, browser: Any, run: list[RunRecord]) -> None:
     summary = summary_of(run)
-    page = opened(browser, write_report(tmp_path, run, MANIFEST, summary))
+    page = opened(browser, write_report(tmp_path, RunFold.of(run), MANIFEST, summary))
     shown = {tile.get_attribute("id"): tile.inner_text() for tile in page.locator("dd").all()}
     assert shown == {
         "accuracy": "12% → 75%",
@@ -90,7 +91,7 @@ def test_a_failed_run_shows_its_last_line_before_the_traceback() -> None:
     traceback = "Traceback (most recent call last):\n  …\nModuleNotFoundError: No module named '<x>'\n"
     message = f"1 problem in the rewards\n  reward judge: importing failed\n    {traceback}"
     pages = [
-        render_report("x", records, MANIFEST, summary_of(records))
+        render_report("x", RunFold.of(records), MANIFEST, summary_of(records))
         for records in (
             [FinishRecord(outcome="Failed", message=message, time=1.0)],
             [FinishRecord(outcome="Failed", message="the judge is <b>ill</b>", time=1.0, traceback=traceback)],
@@ -105,14 +106,14 @@ def test_a_failed_run_shows_its_last_line_before_the_traceback() -> None:
 
 def test_failed_rewards_of_an_older_trainer_are_reported_by_their_number() -> None:
     old = make_update(1, reward_errors=1, errors_by_reward={}, timeouts_by_reward={}, first_reward_error="")
-    assert "<p>1 call failed</p></section>" in render_report("x", [old], MANIFEST, summary_of([old]))
+    assert "<p>1 call failed</p></section>" in render_report("x", RunFold.of([old]), MANIFEST, summary_of([old]))
     well = make_update(1, reward_errors=0, errors_by_reward={}, first_reward_error="")
-    assert "Rewards failed" not in render_report("x", [well], MANIFEST, summary_of([well]))
+    assert "Rewards failed" not in render_report("x", RunFold.of([well]), MANIFEST, summary_of([well]))
 
 
 def test_responses_that_cannot_be_read_do_not_prevent_the_report(tmp_path: Path, run: list[RunRecord]) -> None:
     (tmp_path / "samples.jsonl").write_text("?\n")
-    text = write_report(tmp_path, run, MANIFEST, summary_of(run)).read_text()
+    text = write_report(tmp_path, RunFold.of(run), MANIFEST, summary_of(run)).read_text()
     assert "Sampled responses cannot be shown: " in text
     assert "samples.jsonl, line 1: not JSON" in text
 
@@ -152,12 +153,12 @@ def test_graded_rewards_have_a_held_out_reward_and_no_accuracy() -> None:
 def test_groups_that_left_untrained_have_a_place_of_their_own() -> None:
     records: list[RunRecord] = [make_update(1, groups_left={"filtered": 12, "failed": 3}), make_update(2)]
     assert '<dd id="left">15 <small>3 failed, 12 filtered</small></dd>' in render_report(
-        "x", records, MANIFEST, summary_of(records)
+        "x", RunFold.of(records), MANIFEST, summary_of(records)
     )
 
 
 def test_a_dark_screen_gets_a_dark_report(tmp_path: Path, browser: Any, run: list[RunRecord]) -> None:
-    path = write_report(tmp_path, run, MANIFEST, summary_of(run))
+    path = write_report(tmp_path, RunFold.of(run), MANIFEST, summary_of(run))
     colours = [
         opened(browser, path, scheme).evaluate(
             "[getComputedStyle(document.body).backgroundColor, document.getElementById('plot-loss').data[0].line.color]"
@@ -169,7 +170,9 @@ def test_a_dark_screen_gets_a_dark_report(tmp_path: Path, browser: Any, run: lis
 
 
 def test_sft_has_charts_of_training_only(tmp_path: Path, browser: Any, supervised_run: list[RunRecord]) -> None:
-    page = opened(browser, write_report(tmp_path, supervised_run, MANIFEST, summary_of(supervised_run, None)))
+    page = opened(
+        browser, write_report(tmp_path, RunFold.of(supervised_run), MANIFEST, summary_of(supervised_run, None))
+    )
     assert drawn(page) == ["loss", "idle-share", "gradient-norm", "learning-rate"]
     assert page.locator("#lag").count() == 0
     assert page.locator("#loss").inner_text() == "1.50"
@@ -177,20 +180,20 @@ def test_sft_has_charts_of_training_only(tmp_path: Path, browser: Any, supervise
 
 def test_a_run_of_one_update_is_drawn(tmp_path: Path, browser: Any) -> None:
     records: list[RunRecord] = [make_update(1)]
-    page = opened(browser, write_report(tmp_path, records, MANIFEST, summary_of(records)))
+    page = opened(browser, write_report(tmp_path, RunFold.of(records), MANIFEST, summary_of(records)))
     assert "reward" in drawn(page)
     assert page.locator(".outcome").inner_text() == "Not finished"
 
 
 def test_a_stopped_run_has_its_reason(tmp_path: Path, browser: Any, run: list[RunRecord]) -> None:
     records = [*run[:4], FinishRecord(outcome="Stopped", message="<b>interrupted</b> & saved", time=13.0)]
-    page = opened(browser, write_report(tmp_path, records, MANIFEST, summary_of(records)))
+    page = opened(browser, write_report(tmp_path, RunFold.of(records), MANIFEST, summary_of(records)))
     assert page.locator(".outcome").inner_text() == "Stopped"
     assert page.locator(".message").inner_text() == "<b>interrupted</b> & saved"
 
 
 def test_an_empty_run_has_a_report(tmp_path: Path, browser: Any) -> None:
-    page = opened(browser, write_report(tmp_path, [], "", summary_of([])))
+    page = opened(browser, write_report(tmp_path, RunFold.of([]), "", summary_of([])))
     assert drawn(page) == []
     assert page.locator(".empty").inner_text() == "No update was recorded."
     assert page.locator("h1").inner_text() == tmp_path.name

@@ -13,6 +13,7 @@ from qwen35_trainer.progress import packed_history
 from qwen35_trainer.progress.html_report import render_report
 from qwen35_trainer.progress.packed_history import HistoryUnreadable, pack, unpack
 from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.sample_file import Moment, Sample
 from qwen35_trainer.progress.summary import Summary, summarise
 from tests.profiles import examples
@@ -57,8 +58,8 @@ def test_a_short_run_comes_back_whole(run: list[RunRecord]) -> None:
 
 def test_the_report_made_of_it_is_that_of_the_run(run: list[RunRecord]) -> None:
     history = unpack(packed(run))
-    assert render_report("x", history.records, history.manifest, history.summary) == render_report(
-        "x", run, MANIFEST, summary(run)
+    assert render_report("x", RunFold.of(history.records), history.manifest, history.summary) == render_report(
+        "x", RunFold.of(run), MANIFEST, summary(run)
     )
 
 
@@ -72,7 +73,7 @@ def test_a_history_of_an_older_trainer_has_a_report(run: list[RunRecord]) -> Non
             record.pop(name, None)
     history = unpack(gzip.compress(json.dumps(document).encode()))
     assert (history.summary["version"], history.summary["errorsByReward"], history.summary["updates"]) == ("", {}, 3)
-    assert "3 of" in render_report("x", history.records, history.manifest, history.summary).replace(
+    assert "3 of" in render_report("x", RunFold.of(history.records), history.manifest, history.summary).replace(
         "</small>", ""
     ).replace("<small>", "")
 

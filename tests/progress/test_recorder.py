@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import RunRecord, read_records, to_line
+from qwen35_trainer.progress.records import RunRecord, to_line
 
 from .conftest import make_update
 
@@ -30,7 +31,7 @@ def test_a_record_is_immediately_in_the_file_and_in_every_sink(tmp_path: Path) -
     first, second = Kept(), Kept()
     with Recorder(tmp_path / "run" / "metrics.jsonl", [first, second]) as recorder:
         recorder.append(make_update(1))
-        assert read_records(tmp_path / "run" / "metrics.jsonl") == [make_update(1)]
+        assert list(read_records(tmp_path / "run" / "metrics.jsonl")) == [make_update(1)]
         assert first.records == second.records == [make_update(1)]
     assert first.closed
     assert second.closed
@@ -41,7 +42,7 @@ def test_a_resumed_run_continues_in_the_same_file(tmp_path: Path) -> None:
     for number in (1, 2):
         with Recorder(path) as recorder:
             recorder.append(make_update(number))
-    assert read_records(path) == [make_update(1), make_update(2)]
+    assert list(read_records(path)) == [make_update(1), make_update(2)]
 
 
 LINE = (to_line(make_update(1)) + "\n").encode()
@@ -55,7 +56,7 @@ def test_a_torn_last_line_is_cut_off_wherever_it_tore(
     path.write_bytes(LINE * kept + LINE[:torn])
     with Recorder(path) as recorder:
         recorder.append(make_update(2))
-    assert read_records(path) == [make_update(1)] * kept + [make_update(2)]
+    assert list(read_records(path)) == [make_update(1)] * kept + [make_update(2)]
 
 
 def test_a_torn_line_longer_than_a_block_is_cut_off(tmp_path: Path) -> None:
@@ -79,7 +80,7 @@ def test_a_full_disk_is_an_error_naming_the_file_and_leaves_whole_lines(tmp_path
         assert caught.value.errno == errno.EFBIG
         assert path.read_bytes() == LINE
         recorder.append(make_update(3))
-    assert read_records(path) == [make_update(1), make_update(3)]
+    assert list(read_records(path)) == [make_update(1), make_update(3)]
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_naming_the_file(tmp_path: Path) -> None:

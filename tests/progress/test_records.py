@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -14,7 +15,6 @@ from qwen35_trainer.progress.records import (
     SpanRecord,
     UpdateRecord,
     from_line,
-    read_records,
     surviving_evaluations,
     surviving_updates,
     to_line,
@@ -65,7 +65,7 @@ def test_a_line_that_is_not_a_record_is_refused_with_its_place(tmp_path: Path) -
     path = tmp_path / "metrics.jsonl"
     path.write_text(to_line(make_update(1)) + '\n{"record":"span","lane":"train-0","kind":"sleep","start":1}\n')
     with pytest.raises(ValueError, match=r"metrics.jsonl, line 2: record 'span': kind: .*; end: Field required"):
-        read_records(path)
+        list(read_records(path))
 
 
 def test_an_unknown_record_is_refused_with_those_known() -> None:
@@ -83,7 +83,7 @@ def test_a_missing_file_is_an_error_with_its_path(tmp_path: Path) -> None:
 def test_a_line_that_is_still_being_written_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(to_line(make_update(1)) + '\n{"record":"upd')
-    assert read_records(path) == [make_update(1)]
+    assert list(read_records(path)) == [make_update(1)]
 
 
 def test_updates_repeated_after_a_resume_count_once() -> None:

@@ -42,6 +42,12 @@ def test_the_summary_of_a_run_by_hand(run: list[RunRecord]) -> None:
         # weighted by 2, 2 and 4 seconds
         "rolloutIdle": pytest.approx((0.1 * 4 + 0.3 * 4) / 8),
         "trainIdle": pytest.approx((0.2 * 4 + 0.6 * 4) / 8),
+        # of 8 seconds: three times 1.4 trained, 0.4 waited, and 0.1 of the driver
+        "trainTime": {
+            "training": pytest.approx(4.2 / 8),
+            "waiting": pytest.approx(1.2 / 8),
+            "driver": pytest.approx(0.3 / 8),
+        },
         "tokensPerSecond": pytest.approx(700.0),
         "trainedTokensPerSecond": pytest.approx(150.0),
         "samplesPerSecond": pytest.approx(6.0),

@@ -1,10 +1,12 @@
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.progress.coarse_spans import CoarseSpans
 from qwen35_trainer.progress.records import SpanRecord
-from qwen35_trainer.progress.timeline import merge, recent, timeline_chart
+from qwen35_trainer.progress.timeline import merge, recent, timeline_charts
 
 
 def span(start: float, end: float, lane: str = "rollout-0", label: str = "a") -> SpanRecord:
@@ -41,11 +43,31 @@ def test_a_long_timeline_shows_its_last_part() -> None:
 
 def test_lanes_follow_the_data_and_count_as_people_do() -> None:
     lanes = ["publish", "train-1", "rollout-10", "rollout-2", "other"]
-    chart = timeline_chart([span(0, 1, lane) for lane in lanes])
-    assert chart is not None
+    spans = [span(0, 1, lane) for lane in lanes]
+    [chart] = timeline_charts(spans, spans)
     order = ["rollout-2", "rollout-10", "train-1", "publish", "other"]
     assert chart.figure["layout"]["yaxis"]["categoryarray"] == order
 
 
 def test_no_spans_no_timeline() -> None:
-    assert timeline_chart([]) is None
+    assert timeline_charts([], []) == []
+
+
+def test_a_run_whose_spans_are_all_drawn_has_no_overview() -> None:
+    spans = [span(float(n), n + 1.0) for n in range(3000)]
+    assert [chart.name for chart in timeline_charts(spans, spans)] == ["timeline"]
+
+
+def test_a_run_with_more_spans_than_are_drawn_has_an_overview_from_its_start() -> None:
+    spans, whole = [span(float(n), n + 0.5) for n in range(8000)], CoarseSpans(100)
+    for one in spans:
+        whole.add(one)
+    overview, detailed = timeline_charts(spans[-6000:], whole.spans)
+    assert (overview.name, detailed.name) == ("timeline-whole-run", "timeline")
+    (bars,) = overview.figure["data"]
+    assert (bars["base"][0], bars["base"][-1] + bars["x"][-1]) == (0.0, pytest.approx(7999.5 / 60, abs=1e-3))
+    assert all(0.72 * 0.45 < width < 0.72 * 0.55 for width in bars["width"]), "half of the time was work"
+    (bars,) = detailed.figure["data"]
+    assert len(bars["x"]) == 3000
+    assert "width" not in bars, "a bar without pauses is as thick as its row"
+    assert detailed.note.startswith("the last 50 min 00 s; ")

@@ -1,4 +1,5 @@
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -6,31 +7,48 @@ import pytest
 from qwen35_trainer.data import Prompt
 from qwen35_trainer.manifest.data import SourceSpec
 from qwen35_trainer.manifest.rewards import RewardSpec
-from qwen35_trainer.rewards.reward import Response
+from qwen35_trainer.rewards.combiner import Combiner
+from qwen35_trainer.rewards.process_limits import ProcessLimits
+from qwen35_trainer.rewards.reward import CombinedScore, PromptFields, Response
+from qwen35_trainer.rewards.reward_settings import RewardsSetup
 from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.rewards.scorer_builder import build_scorer
 
 type Complete = Callable[..., Response]
-type Build = Callable[..., Scorer]
+type Build = Callable[..., Awaitable[Rewards]]
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """All rewards of a run without a scoring process: only functions have processes."""
+
+    scorer: Scorer
+    combiner: Combiner
+
+    async def score(self, response: Response) -> CombinedScore:
+        [scores] = await self.scorer.score([response])
+        return self.combiner.combined(response.prompt.id, scores)
 
 
 @pytest.fixture
 def complete() -> Complete:
     def completion(text: str, answer: str | None = None, **metadata: object) -> Response:
-        return Response(Prompt("s/0", "s", "question", answer, metadata), text, len(text), truncated=False)
+        prompt = Prompt("s/0", "s", "question", answer, metadata)
+        return Response(PromptFields.of(prompt), text, len(text), truncated=False)
 
     return completion
 
 
 @pytest.fixture
-def build(tmp_path: Path) -> Iterator[Build]:
-    """Builds scorers in a manifest's folder of its own, and closes them."""
-    built: list[Scorer] = []
+async def build(tmp_path: Path) -> AsyncIterator[Build]:
+    """Builds the rewards of a manifest's folder of its own, and closes them."""
+    built: list[Rewards] = []
 
-    def scorer(*rewards: dict[str, object], sources: Sequence[SourceSpec] = ()) -> Scorer:
-        built.append(build_scorer([RewardSpec.model_validate(reward) for reward in rewards], sources, tmp_path))
+    async def rewards(*specs: dict[str, object], sources: Sequence[SourceSpec] = ()) -> Rewards:
+        setup = RewardsSetup.of([RewardSpec.model_validate(spec) for spec in specs], sources, tmp_path)
+        built.append(Rewards(await build_scorer(setup, ProcessLimits()), Combiner(setup.terms)))
         return built[-1]
 
-    yield scorer
+    yield rewards
     for entry in built:
-        entry.close()
+        await entry.scorer.close()

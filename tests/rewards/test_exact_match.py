@@ -22,11 +22,11 @@ def test_the_last_match_is_compared_with_the_answer(extract: str | None, respons
 
 
 async def test_no_response_makes_a_regular_expression_backtrack_for_ever(build, complete) -> None:
-    scorer = build({"type": "ExactMatch", "extract": "(a+)+b"})
+    scorer = await build({"type": "ExactMatch", "extract": "(a+)+b"})
     assert (await scorer.score(complete("a" * 100_000, "a"))).value == 0.0
     assert (await scorer.score(complete("aab", "aa"))).value == 1.0
 
 
-def test_what_re2_does_not_know_is_refused_with_the_reason(build) -> None:
+async def test_what_re2_does_not_know_is_refused_with_the_reason(build) -> None:
     with pytest.raises(RewardSetupError, match=r"is not an RE2 expression: .* RE2 has no look-around"):
-        build({"type": "ExactMatch", "extract": r"\d(?=x)"})
+        await build({"type": "ExactMatch", "extract": r"\d(?=x)"})

@@ -1,10 +1,12 @@
-import sys
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from qwen35_trainer.data import Prompt
-from qwen35_trainer.rewards.reward import Response, RewardSetupError
+from qwen35_trainer.rewards import isolated
+from qwen35_trainer.rewards.reward import PromptFields, Response, RewardSetupError
+from tests.patience import PATIENCE
 
 CODE = """
 import asyncio
@@ -36,6 +38,12 @@ async def own_timeout(prompt, response, answer, metadata):
 async def leaves(prompt, response, answer, metadata):
     raise SystemExit(1)
 
+async def blocks(prompt, response, answer, metadata):
+    if response == "blocks":
+        import time
+        time.sleep(1000)
+    return 1
+
 async def nothing(prompt, response, answer, metadata):
     pass
 
@@ -49,13 +57,10 @@ number = 3
 
 
 @pytest.fixture(autouse=True)
-def manifest_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def manifest_folder(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(CODE)
     (tmp_path / "neighbour.py").write_text("VALUE = 5\n")
     (tmp_path / "broken.py").write_text("import no_such_module\n")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("mine", "neighbour", "broken"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
 
 
 def function(name: str, **fields: object) -> dict[str, object]:
@@ -63,7 +68,7 @@ def function(name: str, **fields: object) -> dict[str, object]:
 
 
 async def test_plain_and_coroutine_functions_score_side_by_side(build, complete) -> None:
-    scorer = build(function("length"), function("imported"), function("later", weight=2.0), function("judge"))
+    scorer = await build(function("length"), function("imported"), function("later", weight=2.0), function("judge"))
     scored = await scorer.score(complete("four"))
     assert scored.parts == {"length": 4.0, "imported": 5.0, "later": 4.0, "judge": 7.0}
     assert scored.value == 4 + 5 + 2 * 4 + 7
@@ -71,14 +76,43 @@ async def test_plain_and_coroutine_functions_score_side_by_side(build, complete)
 
 async def test_a_function_sees_the_prompt_as_the_data_has_it(build) -> None:
     prompt = Prompt("s/0", "s", ({"role": "user", "content": "hello"},), None, {"level": 3})
-    assert (await build(function("sees")).score(Response(prompt, "r", 1, truncated=False))).value == 1.0
+    scorer = await build(function("sees"))
+    response = Response(PromptFields.of(prompt), "r", 1, truncated=False)
+    assert (await scorer.score(response)).value == 1.0
 
 
 async def test_a_coroutine_that_never_returns_is_cancelled(build, complete) -> None:
-    scorer = build(function("never", timeoutSeconds=0.2))
+    scorer = await build(function("never", timeoutSeconds=0.2))
     scored = await scorer.score(complete("x"))
     assert scored.errors == {"never": "Timeout: no score within timeoutSeconds 0.2; the call was cancelled"}
     assert scored.timeouts == {"never"}
+
+
+async def test_a_coroutine_that_blocks_is_killed_and_another_process_takes_the_next_call(
+    build, complete, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(isolated, "BLOCKED_SECONDS", 0.1)
+    scorer = await build(function("blocks", timeoutSeconds=0.2))
+    scored = await scorer.score(complete("blocks"))
+    reason = "the function blocked its event loop, and its process was ended"
+    assert scored.errors == {"blocks": f"Timeout: no score within timeoutSeconds 0.2; {reason}"}
+    assert (await scorer.score(complete("x"))).value == 1.0
+
+
+async def test_calls_of_a_coroutine_run_at_the_same_time(build, complete, tmp_path: Path) -> None:
+    (tmp_path / "meeting.py").write_text(
+        "import asyncio\n"
+        "waiting = []\n"
+        "async def score(prompt, response, answer, metadata):\n"
+        "    waiting.append(asyncio.Event())\n"
+        "    if len(waiting) == 3:\n"
+        "        [event.set() for event in waiting]\n"
+        "    await waiting[-1].wait()\n"
+        "    return 1\n"
+    )
+    scorer = await build({"type": "Function", "function": "meeting:score", "timeoutSeconds": PATIENCE})
+    scored = await asyncio.gather(*(scorer.score(complete(text)) for text in "abc"))
+    assert [each.value for each in scored] == [1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -90,14 +124,14 @@ async def test_a_coroutine_that_never_returns_is_cancelled(build, complete) -> N
     ],
 )
 async def test_a_coroutine_that_fails_is_an_error_and_no_timeout(build, complete, name: str, error: str) -> None:
-    scorer = build(function(name))
+    scorer = await build(function(name))
     scored = await scorer.score(complete("x"))
     assert (scored.errors, scored.timeouts) == ({name: error}, frozenset())
 
 
-def test_all_functions_that_cannot_be_loaded_are_reported_together(build, tmp_path: Path) -> None:
+async def test_all_functions_that_cannot_be_loaded_are_reported_together(build, tmp_path: Path) -> None:
     with pytest.raises(RewardSetupError) as raised:
-        build(
+        await build(
             function("two"),
             function("lenght"),
             function("number"),

@@ -45,12 +45,12 @@ def test_an_answer_that_is_not_an_expression_is_an_error_of_the_data() -> None:
 
 async def test_an_endless_simplification_is_ended_and_the_next_response_scored(build, complete) -> None:
     # Starting a worker and loading the grader have a deadline of their own: this is for the call alone, which takes milliseconds.
-    scorer = build({"type": "Math", "timeoutSeconds": 2.0})
+    scorer = await build({"type": "Math", "timeoutSeconds": 2.0})
     scored = await scorer.score(complete(r"\boxed{9^{9^{9^{9}}}+x}", "7+y"))
     assert "Timeout" in scored.errors["Math"]
     assert (await scorer.score(complete(r"\boxed{7}", "7"))).parts == {"Math": 1.0}
 
 
 async def test_a_prompt_without_an_answer_is_an_error_that_names_it(build, complete) -> None:
-    scored = await build({"type": "Math"}).score(complete(r"\boxed{7}"))
+    scored = await (await build({"type": "Math"})).score(complete(r"\boxed{7}"))
     assert scored.errors == {"Math": "NoAnswer: prompt s/0 has no answer to compare with"}

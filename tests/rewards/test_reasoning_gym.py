@@ -5,7 +5,7 @@ import pytest
 from qwen35_trainer.data import PromptSet
 from qwen35_trainer.manifest.data import SourceSpec
 from qwen35_trainer.rewards.reasoning_gym import answer_part
-from qwen35_trainer.rewards.reward import Response, RewardSetupError
+from qwen35_trainer.rewards.reward import PromptFields, Response, RewardSetupError
 
 
 def gym(task: str, **config: object) -> SourceSpec:
@@ -14,11 +14,11 @@ def gym(task: str, **config: object) -> SourceSpec:
 
 async def test_each_task_is_scored_by_its_own_scorer(build, tmp_path: Path) -> None:
     sources = [gym("chain_sum", min_terms=2, max_terms=2), gym("countdown"), gym("graph_color")]
-    scorer = build({"type": "Gym"}, sources=sources)
+    scorer = await build({"type": "Gym"}, sources=sources)
     prompts = PromptSet.load(sources, tmp_path)
 
     async def score(row: int, text: str) -> float | None:
-        scored = await scorer.score(Response(prompts[row], text, 1, truncated=False))
+        scored = await scorer.score(Response(PromptFields.of(prompts[row]), text, 1, truncated=False))
         assert not scored.errors
         return scored.value
 
@@ -32,20 +32,21 @@ async def test_each_task_is_scored_by_its_own_scorer(build, tmp_path: Path) -> N
 
 async def test_an_expression_of_the_model_that_never_ends_is_ended(build, tmp_path: Path) -> None:
     sources = [gym("countdown")]
-    scorer = build({"type": "Gym", "timeoutSeconds": 2.0}, sources=sources)
-    prompt = PromptSet.load(sources, tmp_path)[0]
+    scorer = await build({"type": "Gym", "timeoutSeconds": 2.0}, sources=sources)
+    prompt = PromptFields.of(PromptSet.load(sources, tmp_path)[0])
     scored = await scorer.score(Response(prompt, "9**9**9**9", 1, truncated=False))
     assert "Timeout" in scored.errors["Gym"]
 
 
 async def test_a_prompt_from_files_is_an_error_that_names_it(build, complete) -> None:
-    scored = await build({"type": "Gym"}, sources=[gym("chain_sum")]).score(complete("1"))
+    scorer = await build({"type": "Gym"}, sources=[gym("chain_sum")])
+    scored = await scorer.score(complete("1"))
     assert scored.errors == {"Gym": "NoGymPrompt: prompt s/0 comes from no gym source"}
 
 
-def test_without_a_gym_source_there_is_nothing_to_ask(build) -> None:
+async def test_without_a_gym_source_there_is_nothing_to_ask(build) -> None:
     with pytest.raises(RewardSetupError, match="reward Gym: no source is a gym"):
-        build({"type": "Gym"})
+        await build({"type": "Gym"})
 
 
 def test_without_tags_the_whole_response_is_the_answer() -> None:

@@ -15,7 +15,8 @@ import psutil
 import pytest
 import yaml
 
-from qwen35_trainer.progress.records import RunRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import RunRecord
 from tests.forks.start import Process, start
 from tests.patience import PATIENCE
 from tests.profiles import FORKED
@@ -121,7 +122,7 @@ class Running:
         """Wait until it is over, and see that it left no process behind."""
         code = self.process.wait(seconds)
         metrics = self.folder / "metrics.jsonl"
-        records = read_records(metrics) if metrics.is_file() else []
+        records = list(read_records(metrics)) if metrics.is_file() else []
         ended = Ended(code, self.out.read_text(), self.err.read_text(), self.folder, records)
         deadline = time.monotonic() + PATIENCE
         while running := self.processes():

@@ -27,7 +27,9 @@ def sequence(*versions: int) -> Completed:
 
 def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:
     scores = tuple(CombinedScore(reward, {}, {}) for reward in rewards or (1.0,) * len(sequences))
-    return ScoredGroup(number, EncodedPrompt(Prompt("s/0", "s", "question"), (7, 8)), sequences, scores)
+    return ScoredGroup(
+        number, EncodedPrompt(Prompt("s/0", "s", "question"), np.array([7, 8], np.int32)), sequences, scores
+    )
 
 
 def test_samples_of_a_group_stand_together_with_their_prompt_before_each():

@@ -31,7 +31,7 @@ CHANGES = {
     "data.shuffle": False,
     "async.stalenessThreshold": 0.5,  # the second batch is dispatched in two parts
 }
-TRAIN = {"listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2, "saved": 2}
+TRAIN = {"location": 1, "listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2, "saved": 2}
 ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
 """How often a run calls each method. `ready` is called twice: by the driver, and when the replica joins."""
 REPEATED = {
@@ -39,7 +39,13 @@ REPEATED = {
     ("Driver", "follow"): ("TrainWorker", "train", 1),
 }
 """Methods that are polled, so their number of calls depends on time. Tests use the first call, and the first after the call given here."""
-LIMITS = {"listen": START_SECONDS, "join": START_SECONDS, "ready": START_SECONDS, "load": PUBLISH_SECONDS}
+LIMITS = {
+    "location": START_SECONDS,
+    "listen": START_SECONDS,
+    "join": START_SECONDS,
+    "ready": START_SECONDS,
+    "load": PUBLISH_SECONDS,
+}
 """Deadlines in seconds; of all others it is `stallSeconds`."""
 
 
@@ -131,7 +137,7 @@ def test_a_train_worker_that_is_lost_ends_the_run_by_name_and_it_can_continue(
 def test_a_train_worker_that_hangs_ends_the_run_with_its_name(local, write, tmp_path, method, at, after):
     seconds = LIMITS.get(method, PATIENCE)
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("TrainWorker", method, at, after), seconds)
-    who = "train-0" if method == "listen" else "the train pool (train-0)"
+    who = {"listen": "train-0", "location": "the train pool (train-worker-0)"}.get(method, "the train pool (train-0)")
     assert ended.err.startswith(f"{who} did not finish ")
     assert f"within {seconds:g} s" in ended.err
     _failed(ended, "Stalled")

@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord
 from tests.patience import PATIENCE
 
 from .conftest import start_python

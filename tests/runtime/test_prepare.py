@@ -43,7 +43,7 @@ def test_data_that_fill_no_batch_are_refused_with_three_ways_out(prepared, remov
 
 
 def test_no_validation_source_is_not_an_error(prepared):
-    assert prepared()[1].validation == []
+    assert len(prepared()[1].validation) == 0
 
 
 def test_problems_of_reading_are_listed_for_both_parts(prepared, tmp_path):

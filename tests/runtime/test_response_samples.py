@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt, Video
 from qwen35_trainer.progress.sample_file import read_samples
+from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
@@ -34,7 +35,7 @@ def spelled(text: bytes, *versions: int) -> GeneratedTokens:
 
 
 def group(*rewards: float | None, name: str = "s/0", text: bytes = b"ok") -> ScoredGroup:
-    prompt = EncodedPrompt(Prompt(name, "s", "question", "answer"), (1,))
+    prompt = EncodedPrompt(Prompt(name, "s", "question", "answer"), np.ones(1, np.int32))
     sequences = tuple(Completed((0, index), spelled(text), truncated=False) for index in range(len(rewards)))
     return ScoredGroup(0, prompt, sequences, tuple(CombinedScore(reward, {}, {}) for reward in rewards))
 
@@ -109,7 +110,7 @@ def test_pictures_of_a_prompt_are_named():
 
 
 def test_what_the_loop_passes_is_in_the_file_when_the_sampler_is_closed(tmp_path):
-    sampler = Sampler(tmp_path / "samples.jsonl", Bytes())
+    sampler = Sampler(tmp_path / "samples.jsonl", ResponseDecoder.of(Bytes()))
     sampler.evaluated([group(1.0)], update=0, version=0)
     sampler.trained([group(0.0, 1.0)], update=2, version=3)
     sampler.close()
@@ -124,7 +125,7 @@ def test_what_the_loop_passes_is_in_the_file_when_the_sampler_is_closed(tmp_path
 def test_a_file_that_cannot_be_written_is_warned_of_once_and_the_run_continues(tmp_path, caplog):
     (tmp_path / "file").touch()
     with caplog.at_level(logging.WARNING):
-        sampler = Sampler(tmp_path / "file" / "samples.jsonl", Bytes())
+        sampler = Sampler(tmp_path / "file" / "samples.jsonl", ResponseDecoder.of(Bytes()))
         for update in range(200):
             sampler.trained([group(0.0, 1.0)], update=update, version=0)
         sampler.close()
@@ -135,6 +136,6 @@ def test_a_file_that_cannot_be_written_is_warned_of_once_and_the_run_continues(t
 @pytest.mark.parametrize("line", ["{}\n", "no JSON\n"])
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path, caplog, line):
     (tmp_path / "samples.jsonl").write_text(line)
-    Sampler(tmp_path / "samples.jsonl", Bytes()).close()
+    Sampler(tmp_path / "samples.jsonl", ResponseDecoder.of(Bytes())).close()
     assert "samples.jsonl, line 1" in caplog.text
     assert (tmp_path / "samples.jsonl").read_text() == line

@@ -70,7 +70,8 @@ class Run:
         store = self.job.checkpoints
         assert store is not None
         for update in updates:
-            asyncio.run(store.save(CheckpointMeta(update, update, 4 * update, (), 1.0), write))
+            meta = CheckpointMeta(update, update, 4 * update, (), 1.0, journal=self.job.attempt)
+            asyncio.run(store.save(meta, write))
         return self
 
     def end(self) -> "Run":
@@ -460,3 +461,60 @@ def test_two_attempts_that_are_both_alive_write_into_folders_of_their_own(run, s
     assert (shared / "update-000040" / "state").read_text() == "pod-2"
     assert CheckpointStore(shared, 2).latest().progress.update == 40
     assert not list(shared.glob(".update-*"))
+
+
+def _abandoned(run, shared: Path) -> Path:
+    """A run with checkpoints 20 and 40 continues from 20, and is lost before it saves. Returns checkpoint 20."""
+    run("a").start().save(20, 40).end()
+    run("a").start(shared / "update-000020").end()
+    return shared / "update-000020"
+
+
+def test_after_a_crash_before_the_first_save_a_run_continues_the_lineage_that_it_was_told_to(run, shared):
+    twenty = _abandoned(run, shared)
+    assert run("a").find("auto").checkpoint.path == twenty
+    run("a").start("auto").end()  # lost again
+    assert run("a").find("auto").checkpoint.path == twenty
+
+
+def test_a_crash_between_a_save_and_the_deletion_of_abandoned_checkpoints_does_not_return_to_them(
+    run, shared, monkeypatch
+):
+    twenty = _abandoned(run, shared)
+    attempt = run("a").start("auto")
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "_delete_old", lambda *_: None)
+        attempt.save(30).end()
+    assert saved(shared) == ["update-000020", "update-000030", "update-000040"]
+    assert run("a").find("auto").checkpoint.progress.update == 30
+    shutil.rmtree(shared / "update-000030")  # as the advice about a damaged one says
+    assert run("a").find("auto").checkpoint.path == twenty
+
+
+def test_the_first_save_of_the_lineage_ends_the_abandoned_one(run, shared):
+    _abandoned(run, shared)
+    run("a").start("auto").save(30).end()
+    assert saved(shared) == ["update-000020", "update-000030"]
+    run("a").start("auto").save(50).end()
+    assert run("a").find("auto").checkpoint.progress.update == 50
+
+
+def test_a_run_that_began_from_a_copy_elsewhere_continues_from_there_until_it_has_saved(run, shared, tmp_path):
+    run("a").start().save(20, 40).end()
+    copy = shutil.copytree(shared / "update-000020", tmp_path / "kept" / "update-000020")
+    run("a").start(copy).end()
+    assert run("a").find("auto").checkpoint.path == copy
+    shutil.rmtree(copy)
+    shutil.rmtree(shared / "update-000020")
+    with pytest.raises(
+        CheckpointError, match=r"continued from .*/kept/update-000020, which is gone.*--resume, such as"
+    ):
+        run("a").find("auto")
+
+
+def test_the_folder_of_a_release_that_recorded_no_start_continues_from_the_newest(run, shared):
+    _abandoned(run, shared)
+    record = json.loads((shared / "owner.json").read_text())
+    del record["start"]
+    (shared / "owner.json").write_text(json.dumps(record))
+    assert run("a").find("auto").checkpoint.progress.update == 40

@@ -13,7 +13,6 @@ from qwen35_trainer.pipeline.commands import TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.replay import JournalDamaged
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
@@ -192,10 +191,13 @@ def test_without_a_journal_the_checkpoint_is_all_there_is(job):
     assert resumed(job, save(job, SAVED)) == SAVED
 
 
-def test_a_damaged_journal_is_an_error_that_names_the_line(job):
+def test_with_a_damaged_journal_the_run_continues_from_the_checkpoint_and_the_log_names_the_line(job, caplog):
     keep(job, *JOURNAL)
+    checkpoint = save(job, SAVED)
+    assert resumed(job, checkpoint) != SAVED, "the journal adds to the checkpoint while it is whole"
     lines = job.folder.journal.read_bytes().splitlines(keepends=True)
     lines[5] = b"x" + lines[5][1:]
     job.folder.journal.write_bytes(b"".join(lines))
-    with pytest.raises(JournalDamaged, match=r"line 6 of the journal: it cannot be read"):
-        resumed(job, save(job, SAVED))
+    assert resumed(job, checkpoint) == SAVED
+    assert "line 6 of the journal: it cannot be read" in caplog.text
+    assert f"the run continues from the position in checkpoint {checkpoint.path}" in caplog.text

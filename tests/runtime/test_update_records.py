@@ -29,7 +29,9 @@ def sequence(length: int, *, version: int = 0, truncated: bool = False) -> Compl
 
 
 def group(source: str, sequences: Sequence[Completed], *scores: CombinedScore) -> ScoredGroup:
-    return ScoredGroup(0, EncodedPrompt(Prompt(f"{source}/0", source, "question"), (1,)), tuple(sequences), scores)
+    return ScoredGroup(
+        0, EncodedPrompt(Prompt(f"{source}/0", source, "question"), np.ones(1, np.int32)), tuple(sequences), scores
+    )
 
 
 def scored(value: float | None, **parts: float) -> CombinedScore:

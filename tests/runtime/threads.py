@@ -131,10 +131,10 @@ def _call(number: int) -> Call:
 
 
 class Actor:
-    """Runs an object of `kind` until it is lost. It is named as the object names itself."""
+    """Runs an object of `kind` until it is lost. It is named as the object names itself, which may change with a call."""
 
     def __init__(self, threads: Threads, kind: type, build: Callable[[], Any]) -> None:
-        self.kind, self.name = kind.__name__, ""
+        self.kind = kind.__name__
         self.gone = threading.Event()
         self.calls: list[Call] = []
         """Under way."""
@@ -157,6 +157,11 @@ class Actor:
             self._lanes = {group: ThreadPoolExecutor(1) for group in (None, "saving")}
             self._lanes[None].submit(self._context.copy().run, self._construct)
             self._run = self._run_in_turn
+
+    @property
+    def name(self) -> str:
+        built = self._built
+        return built.result().name if built.done() and not built.cancelled() and not built.exception() else ""
 
     def __getattr__(self, method: str) -> Any:
         if method.startswith("_"):
@@ -212,7 +217,6 @@ class Actor:
         try:
             with _starting:
                 built = self._build()
-            self.name = built.name
             self._built.set_result(built)
         except BaseException as error:  # noqa: BLE001  # raised to its callers
             self._built.set_exception(error)
@@ -328,7 +332,7 @@ class Threads:
         """There is nothing to start."""
 
     def get_runtime_context(self) -> Any:
-        return SimpleNamespace(get_node_id=lambda: "00" * 28)
+        return SimpleNamespace(get_node_id=lambda: "00" * 28, get_accelerator_ids=dict)
 
     def nodes(self) -> list[Any]:
         return []

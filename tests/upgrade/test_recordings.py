@@ -20,7 +20,8 @@ from qwen35_trainer.contract import parse_control, parse_progress
 from qwen35_trainer.contract.shared_names import DATA_FOLDER
 from qwen35_trainer.manifest import load_manifest, parse_spec
 from qwen35_trainer.pipeline.journal import recover
-from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, read_records, surviving_updates
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import CheckpointRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import MANIFEST_FILE, CheckpointStore, load
 from qwen35_trainer.runtime.export_command import export
 from qwen35_trainer.runtime.owner import read_owner

@@ -57,12 +57,6 @@ class FailureReason(StrEnum):
         False,
         "The next attempt would choose the same checkpoint.",
     )
-    JOURNAL_DAMAGED = (
-        "JournalDamaged",
-        "The journal does not show which prompts have trained.",
-        False,
-        "The next attempt reads the same journal.",
-    )
     REWARD_SETUP_ERROR = (
         "RewardSetupError",
         "A reward cannot be built: its function cannot be imported, or its configuration does not fit the data.",
@@ -111,6 +105,12 @@ class FailureReason(StrEnum):
         "A checkpoint or the journal could not be written, or the storage could not be read.",
         True,
         "A disk that is full or away is often repaired while the operator waits before the next attempt.",
+    )
+    JOURNAL_DAMAGED = (
+        "JournalDamaged",
+        "The journal was damaged on disk while a run used it.",
+        True,
+        "The next attempt continues from the position in the checkpoint, and begins another journal.",
     )
     OUT_OF_MEMORY = (
         "OutOfMemory",

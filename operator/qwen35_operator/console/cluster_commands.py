@@ -35,6 +35,7 @@ from qwen35_trainer.formatting import counted
 from qwen35_trainer.page import write_page
 from qwen35_trainer.progress.html_report import render_report as page
 from qwen35_trainer.progress.packed_history import HistoryUnreadable, unpack
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.sample_section import sample_section
 
 __all__ = ["ClusterAccess", "NotShown", "report", "status"]
@@ -211,7 +212,7 @@ async def _report(cluster: ClusterAccess, name: str, output: Path, console: Cons
         ) from error
     try:
         responses = sample_section(history.samples, history.summary["maxVersionLag"])
-        text = page(name, history.records, history.manifest, history.summary, responses)
+        text = page(name, RunFold.of(history.records), history.manifest, history.summary, responses)
     except ImportError as error:
         raise NotShown(f"a report needs {error.name}. Install it: pip install 'qwen35[trainer]'") from error
     try:

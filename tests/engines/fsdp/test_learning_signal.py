@@ -4,7 +4,6 @@ import numpy as np
 
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.engines.fsdp.learning_signal import counts
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 
@@ -21,14 +20,14 @@ def three_samples(*trainable: bool) -> TrainBatch:
 
 def test_counts_leave_fully_masked_sequences_out() -> None:
     batch = three_samples(True, False, True, True, True, False)
-    assert counts(batch, Offsets.of(batch), np.arange(3), 5) == GlobalCounts(tokens=4, sequences=2, max_tokens=5)
+    assert counts(batch, np.arange(3), 5) == GlobalCounts(tokens=4, sequences=2, max_tokens=5)
 
 
 def test_the_counts_of_an_update_are_those_of_its_samples() -> None:
     batch = three_samples(True, False, True, True, True, True)
-    assert counts(batch, Offsets.of(batch), np.array([0, 2]), 5) == GlobalCounts(tokens=3, sequences=2, max_tokens=5)
+    assert counts(batch, np.array([0, 2]), 5) == GlobalCounts(tokens=3, sequences=2, max_tokens=5)
 
 
 def test_a_batch_in_which_no_token_trains_has_no_counts() -> None:
     batch = three_samples(False, False, False, False, False, False)
-    assert counts(batch, Offsets.of(batch), np.arange(3), 5) is None
+    assert counts(batch, np.arange(3), 5) is None

@@ -14,9 +14,11 @@ from qwen35_trainer.progress.records import (
     EvaluationRecord,
     ExportRecord,
     FinishRecord,
+    RunRecord,
     SpanRecord,
     UpdateRecord,
 )
+from qwen35_trainer.progress.totals import Totals
 from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
 from qwen35_trainer.runtime.timing import TrainingClock
 
@@ -31,6 +33,13 @@ def update(number: int, **changes: object) -> UpdateRecord:
         "prompts": 4, "samples": 16, "tokens": 400, "loss": 0.0, "gradient_norm": 1.0, "learning_rate": 1e-3,
     }  # fmt: skip
     return UpdateRecord(**(fields | changes))  # type: ignore[arg-type]
+
+
+def totals(*records: RunRecord) -> Totals:
+    added = Totals()
+    for record in records:
+        added.add(record)
+    return added
 
 
 def publication(version: int, end: float) -> SpanRecord:
@@ -116,7 +125,9 @@ def test_a_model_is_reported_where_it_was_written_and_not_when_that_failed():
 
 def test_totals_continue_from_what_the_checkpoint_contains():
     standing = Standing(2).resumed(
-        TrainingClock(100.0, 50.0), [update(1), update(2)], checkpoint_report(Path("/run/update-000002"), 2, time=90.0)
+        TrainingClock(100.0, 50.0),
+        totals(update(1), update(2)),
+        checkpoint_report(Path("/run/update-000002"), 2, time=90.0),
     )
     report = standing.after(update(3)).progress(0.0)
     assert (report.update, report.prompts, report.samples, report.tokens) == (3, 12, 48, 1200)
@@ -194,5 +205,5 @@ def test_the_held_out_reward_is_reported_where_accuracy_does_not_show_it(accurac
     seen = EvaluationRecord(update=2, version=2, time=1.0, samples=4, accuracy=accuracy, reward_mean=reward)
     report = Standing(1).after(seen).progress(0.0)
     assert (report.accuracy, report.heldOutReward) == reported
-    again = Standing(2).resumed(TrainingClock(0.0), [update(2), seen], None).progress(0.0)
+    again = Standing(2).resumed(TrainingClock(0.0), totals(update(2), seen), None).progress(0.0)
     assert (again.accuracy, again.heldOutReward) == reported

@@ -1,7 +1,10 @@
 """Advantages: how much better each token was than expected.
 
-Every train rank computes them for the whole batch and uses the rows of its own samples: group means, and the mean and
-variance that whiten a batch, need all samples together.
+    scores of all samples, tokens of this rank's share (TrainedTokens) ─► estimator ─► advantages of these tokens
+                                                                             └─► sums over shares (Shares)
+
+Group means need the scores of all samples, which every train rank has. Sums of penalties over a sequence, and the mean and
+variance that whiten a batch, are summed over the ranks' shares, so no rank needs the tokens of the others.
 
 name               advantage of a token, R the sample's score                                  statistics over
 GRPO               (R - mean) / (std + 1e-6)                                                   its group
@@ -21,11 +24,11 @@ All estimators deviate from the textbook formulas in the same way:
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from qwen35_trainer.algorithms.masking import sequence_sum, zero_padding
 from qwen35_trainer.algorithms.registry import Registry
 
 STD_EPSILON = 1e-6
@@ -34,7 +37,7 @@ WHITEN_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A whole batch of scored samples. Raises ValueError naming every wrong shape, or every field that is not finite."""
+    """A whole batch of scored samples, as functions of the user get it. Raises ValueError naming every wrong shape, or every field that is not finite."""
 
     rewards: Tensor
     """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
@@ -55,60 +58,137 @@ class AdvantageInputs:
     """(N,) bool, false for samples that could not be scored; None: all were."""
 
     def __post_init__(self) -> None:
-        problems = _wrong_shapes(self) or _not_finite(self)
-        if problems:
-            raise ValueError("advantage inputs: " + "; ".join(problems) + ".")
+        _raise(_wrong_shapes(self))
+        valid = _valid(self)
+        counted = self.mask.bool() & valid[:, None]
+        _raise(_not_finite(self.rewards[valid], self.token_penalty, self.values, counted))
+
+
+class Shares(Protocol):
+    """Reductions over the ranks that each have a share of the batch. Every rank calls them in the same order."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum `values`, on the host, over all shares, entry by entry. Every rank gets the sums."""
+        ...
+
+    def max(self, values: Tensor) -> Tensor:
+        """Return the maximum over all shares, as `sum` does."""
+        ...
+
+
+class OneShare:
+    """The whole batch is one share."""
+
+    def sum(self, values: Tensor) -> Tensor:
+        return values
+
+    def max(self, values: Tensor) -> Tensor:
+        return values
+
+
+@dataclass(frozen=True)
+class TrainedTokens:
+    """The scores of all N samples of a batch, and the R trained tokens of a share of them, sample after sample.
+
+    Raises ValueError naming every field that is not finite.
+    """
+
+    rewards: Tensor
+    """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
+    group: Tensor
+    """(N,) int64, equal for the samples of one prompt."""
+    valid: Tensor
+    """(N,) bool, false for samples that could not be scored."""
+    sample: Tensor
+    """(R,) int64 index of each token's sample. Tokens of a sample are adjacent and in order."""
+    token_penalty: Tensor | None = None
+    """(R,) as in `AdvantageInputs`."""
+    values: Tensor | None = None
+    """(R,) as in `AdvantageInputs`."""
+    gamma: float = 1.0
+    lam: float = 1.0
+
+    def __post_init__(self) -> None:
+        counted = self.valid[self.sample]
+        _raise(_not_finite(self.rewards[self.valid], self.token_penalty, self.values, counted))
 
 
 type AdvantageFunction = Callable[[AdvantageInputs], Tensor]
+type AdvantageEstimator = Callable[[TrainedTokens, Shares], Tensor]
 
-ADVANTAGES: Registry[AdvantageFunction] = Registry("advantage")
+ADVANTAGES: Registry[AdvantageEstimator] = Registry("advantage")
 
 
-def advantage(name: str) -> AdvantageFunction:
-    """Return the function registered as `name`: AdvantageInputs -> (N, T) float32, 0 on padding. Raises ValueError if unknown."""
+def estimator(name: str) -> AdvantageEstimator:
+    """Return the estimator registered as `name`: TrainedTokens, Shares -> (R,) float32. Raises ValueError if unknown."""
     return ADVANTAGES.get(name)
 
 
+def advantage(name: str) -> AdvantageFunction:
+    """Return the estimator `name` for a whole batch: AdvantageInputs -> (N, T) float32, 0 on padding. Raises ValueError if unknown."""
+    estimate = ADVANTAGES.get(name)
+
+    def of_whole_batch(inputs: AdvantageInputs) -> Tensor:
+        mask = inputs.mask.bool()
+        table = torch.zeros(mask.shape)
+        table[mask] = estimate(_trained_tokens(inputs), OneShare())
+        return table
+
+    return of_whole_batch
+
+
+def _trained_tokens(inputs: AdvantageInputs) -> TrainedTokens:
+    mask = inputs.mask.bool()
+    return TrainedTokens(
+        rewards=inputs.rewards,
+        group=inputs.group,
+        valid=_valid(inputs),
+        sample=mask.nonzero()[:, 0],
+        token_penalty=None if inputs.token_penalty is None else inputs.token_penalty[mask],
+        values=None if inputs.values is None else inputs.values[mask],
+        gamma=inputs.gamma,
+        lam=inputs.lam,
+    )
+
+
 @ADVANTAGES.register("GRPO")
-def grpo(inputs: AdvantageInputs) -> Tensor:
-    """Subtract the group's mean from each score, and divide by the group's unbiased std (GRPO, arXiv:2402.03300)."""
-    groups = _compare_in_groups(inputs)
-    return _spread(groups.centred / (groups.std + STD_EPSILON), inputs)
+def grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Compute the standard score within the group, with unbiased std (GRPO, arXiv:2402.03300)."""
+    groups = _compare_in_groups(tokens, shares)
+    return (groups.centred / (groups.std + STD_EPSILON))[tokens.sample]
 
 
 @ADVANTAGES.register("DrGRPO")
-def dr_grpo(inputs: AdvantageInputs) -> Tensor:
-    """Subtract the group's mean from each score (Dr. GRPO, arXiv:2503.20783).
-
-    The result is not divided by std, because that would favour prompts whose samples have nearly equal scores.
-    """
-    return _spread(_compare_in_groups(inputs).centred, inputs)
+def dr_grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Subtract the group's mean, without dividing by std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
+    return _compare_in_groups(tokens, shares).centred[tokens.sample]
 
 
 @ADVANTAGES.register("RLOO")
-def rloo(inputs: AdvantageInputs) -> Tensor:
-    """Subtract the mean of the group's other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
-    groups = _compare_in_groups(inputs)
-    return _spread(groups.centred * groups.size / (groups.size - 1).clamp(min=1), inputs)
+def rloo(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Subtract the mean of the other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    groups = _compare_in_groups(tokens, shares)
+    return (groups.centred * groups.size / (groups.size - 1).clamp(min=1))[tokens.sample]
 
 
 @ADVANTAGES.register("ReinforcePlusPlus")
-def reinforce_plus_plus(inputs: AdvantageInputs) -> Tensor:
+def reinforce_plus_plus(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Compute the discounted return from each token on, whitened over the batch (Hu 2025, arXiv:2501.03262)."""
-    # With no values and λ = 1 the temporal differences telescope into the return.
-    return _whiten(_temporal_differences(inputs, torch.zeros_like(inputs.mask, dtype=torch.float32), lam=1.0), inputs)
+    return _whiten(_discounted_sum(_token_rewards(tokens), tokens.sample, tokens.gamma), tokens, shares)
 
 
 @ADVANTAGES.register("GAE")
-def gae(inputs: AdvantageInputs) -> Tensor:
-    """Compute generalised advantage estimates (arXiv:1506.02438 eq. 16), whitened over the batch.
+def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Compute generalised advantage estimates (arXiv:1506.02438 eq. 16), whitened over the batch: Σ_l (γλ)^l δ_{t+l} over trained
+    tokens, with δ_t = reward_t + γ·value_{t+1} - value_t and value 0 past the end.
 
     Raises ValueError without values.
     """
-    if inputs.values is None:
+    if tokens.values is None:
         raise ValueError("values is None: GAE needs a value per token. Pass values, or use GRPO, DrGRPO, RLOO.")
-    return _whiten(_temporal_differences(inputs, inputs.values, inputs.lam), inputs)
+    values = tokens.values.double()
+    delta = _token_rewards(tokens) + tokens.gamma * _shifted(values, tokens.sample, 1) - values
+    return _whiten(_discounted_sum(delta, tokens.sample, tokens.gamma * tokens.lam), tokens, shares)
 
 
 @dataclass(frozen=True)
@@ -124,9 +204,9 @@ class _Groups:
     size: Tensor
 
 
-def _compare_in_groups(inputs: AdvantageInputs) -> _Groups:
-    scores, valid = _scores(inputs), _valid(inputs)
-    _, index = torch.unique(inputs.group, return_inverse=True)
+def _compare_in_groups(tokens: TrainedTokens, shares: Shares) -> _Groups:
+    scores, valid = _scores(tokens, shares), tokens.valid
+    _, index = torch.unique(tokens.group, return_inverse=True)
 
     def reduce(values: Tensor, how: str) -> Tensor:
         empty = values.new_zeros(len(values))
@@ -141,55 +221,65 @@ def _compare_in_groups(inputs: AdvantageInputs) -> _Groups:
     return _Groups(centred, std, size)
 
 
-def _scores(inputs: AdvantageInputs) -> Tensor:
+def _scores(tokens: TrainedTokens, shares: Shares) -> Tensor:
     """Return (N,) float32: the reward minus the sequence's penalties; 0 for samples that are not valid."""
-    scores = inputs.rewards.float()
-    if inputs.token_penalty is not None:
-        scores = scores - sequence_sum(inputs.token_penalty.float(), inputs.mask)
-    return torch.where(_valid(inputs), scores, 0.0)
+    scores = tokens.rewards.float()
+    if tokens.token_penalty is not None:
+        penalties = torch.zeros(len(scores), dtype=torch.float64)
+        penalties.index_add_(0, tokens.sample, tokens.token_penalty.double())
+        scores = scores - shares.sum(penalties).float()
+    return torch.where(tokens.valid, scores, 0.0)
 
 
-def _temporal_differences(inputs: AdvantageInputs, values: Tensor, lam: float) -> Tensor:
-    """Compute (N, T) Σ_l (γλ)^l δ_{t+l} over trained tokens, δ_t = reward_t + γ·value_{t+1} - value_t, value 0 past the end."""
-    trained, values = inputs.mask.bool(), values.float()
-    rewards = _token_rewards(inputs)
-    following = running = rewards.new_zeros(len(rewards))
-    columns = []
-    for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + inputs.gamma * following - values[:, t]
-        running = torch.where(trained[:, t], delta + inputs.gamma * lam * running, running)
-        following = torch.where(trained[:, t], values[:, t], following)
-        columns.append(running)
-    return torch.stack(columns[::-1], dim=1) if columns else rewards
+def _token_rewards(tokens: TrainedTokens) -> Tensor:
+    """Return (R,) float64: the sample's reward at its last trained token, minus each token's penalty."""
+    sample = tokens.sample
+    last = torch.ones_like(sample, dtype=torch.bool)
+    last[:-1] = sample[:-1] != sample[1:]
+    reward = torch.where(tokens.valid, tokens.rewards.double(), 0.0)
+    rewards = torch.where(last, reward[sample], 0.0)
+    return rewards if tokens.token_penalty is None else rewards - tokens.token_penalty.double()
 
 
-def _token_rewards(inputs: AdvantageInputs) -> Tensor:
-    """Return (N, T) float32: the sample's reward at its last trained token, minus each token's penalty."""
-    trained = inputs.mask.bool()
-    last = trained & (trained.flip(-1).cumsum(dim=-1).flip(-1) == 1)
-    reward = torch.where(_valid(inputs), inputs.rewards.float(), 0.0)
-    rewards = torch.where(last, reward[:, None], 0.0)
-    return rewards if inputs.token_penalty is None else rewards - zero_padding(inputs.token_penalty.float(), trained)
+def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
+    """Return (R,) Σ_l discount^l · values_{t+l} over the tokens of the same sample.
 
-
-def _whiten(advantages: Tensor, inputs: AdvantageInputs) -> Tensor:
-    """Scale advantages to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples.
-
-    All other tokens get 0. If the advantages of all these trained tokens are equal, they get 0 too.
+    Each round doubles the number of tokens that every sum covers (Hillis and Steele 1986), so a sample of T tokens takes log2(T)
+    rounds. No factor is above 1, and a power of the discount never divides, so nothing overflows.
     """
-    counted = inputs.mask.bool() & _valid(inputs)[:, None]
-    sample = advantages[counted]
-    if sample.numel() == 0 or bool(sample.min() == sample.max()):
-        return torch.zeros_like(advantages)
-    return zero_padding((advantages - sample.mean()) * (sample.var() + WHITEN_EPSILON).rsqrt(), counted)
+    sums, factor, distance = values, discount, 1
+    longest = int(torch.unique_consecutive(sample, return_counts=True)[1].max()) if len(sample) else 0
+    while distance < longest:
+        sums = sums + factor * _shifted(sums, sample, distance)
+        factor, distance = factor * factor, 2 * distance
+    return sums
 
 
-def _spread(per_sample: Tensor, inputs: AdvantageInputs) -> Tensor:
-    return zero_padding(per_sample[:, None].expand(inputs.mask.shape), inputs.mask)
+def _shifted(values: Tensor, sample: Tensor, distance: int) -> Tensor:
+    """Return (R,) the value `distance` tokens later, 0 past the end of the sample."""
+    shifted = torch.zeros_like(values)
+    same = sample[distance:] == sample[:-distance]
+    shifted[:-distance] = torch.where(same, values[distance:], 0.0)
+    return shifted
 
 
-def _valid(inputs: AdvantageInputs) -> Tensor:
-    return torch.ones_like(inputs.rewards, dtype=torch.bool) if inputs.valid is None else inputs.valid.bool()
+def _whiten(advantages: Tensor, tokens: TrainedTokens, shares: Shares) -> Tensor:
+    """Scale to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal.
+
+    advantages: (R,) float64. Returns (R,) float32. Sums are float64, so that the division into shares does not show.
+    """
+    counted = tokens.valid[tokens.sample]
+    selected = advantages[counted]
+    bounds = torch.full((2,), -torch.inf, dtype=torch.float64)
+    if selected.numel():
+        bounds = torch.stack([selected.max(), -selected.min()])
+    largest, negated_smallest = shares.max(bounds).tolist()
+    count, total = shares.sum(torch.stack([counted.double().sum(), selected.sum()])).tolist()
+    if count == 0 or largest == -negated_smallest:
+        return torch.zeros_like(advantages, dtype=torch.float32)
+    mean = total / count
+    variance = shares.sum((selected - mean).square().sum()) / (count - 1)
+    return torch.where(counted, (advantages - mean) * (variance + WHITEN_EPSILON).rsqrt(), 0.0).float()
 
 
 def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
@@ -210,16 +300,24 @@ def _wrong_shapes(inputs: AdvantageInputs) -> list[str]:
     ]
 
 
-def _not_finite(inputs: AdvantageInputs) -> list[str]:
-    valid = _valid(inputs)
-    counted = inputs.mask.bool() & valid[:, None]
+def _valid(inputs: AdvantageInputs) -> Tensor:
+    return torch.ones_like(inputs.rewards, dtype=torch.bool) if inputs.valid is None else inputs.valid.bool()
+
+
+def _not_finite(rewards: Tensor, penalty: Tensor | None, values: Tensor | None, counted: Tensor) -> list[str]:
+    """Name every field that is not finite. counted: the tokens of the other two that count."""
     entries = {
-        "rewards": inputs.rewards[valid],
-        "token_penalty": None if inputs.token_penalty is None else inputs.token_penalty[counted],
-        "values": None if inputs.values is None else inputs.values[counted],
+        "rewards": rewards,
+        "token_penalty": None if penalty is None else penalty[counted],
+        "values": None if values is None else values[counted],
     }
     return [
         f"{name} holds {tensor[~tensor.isfinite()][0].item()}, exclude samples without a score by `valid`"
         for name, tensor in entries.items()
         if tensor is not None and not tensor.isfinite().all()
     ]
+
+
+def _raise(problems: list[str]) -> None:
+    if problems:
+        raise ValueError("advantage inputs: " + "; ".join(problems) + ".")

@@ -1,24 +1,50 @@
 """Encodes prompts as token ids, within the length limit."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.template import EncodingError, TemplateEncoder, TokenIds
-from qwen35_trainer.data.truncation import fit, select
+from qwen35_trainer.data.template import EncodingError, TemplateEncoder
+from qwen35_trainer.data.truncation import fit
 from qwen35_trainer.manifest.data import Overlong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EncodedPrompt:
-    """A prompt and its tokens, which the model continues."""
+    """A prompt and its tokens, which the model continues. token_ids: (tokens,)."""
 
     prompt: Prompt
-    token_ids: TokenIds
+    token_ids: NDArray[np.int32]
+
+
+class EncodedPrompts(Sequence[EncodedPrompt]):
+    """Encoded prompts whose tokens are in one array: 4 bytes per token, which processes of one machine can share."""
+
+    def __init__(self, encoded: Iterable[EncodedPrompt]) -> None:
+        entries = list(encoded)
+        self._prompts = [entry.prompt for entry in entries]
+        self._ends = np.cumsum([0, *(len(entry.token_ids) for entry in entries)], dtype=np.int64)
+        self._token_ids = np.concatenate([np.empty(0, np.int32), *(entry.token_ids for entry in entries)])
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> EncodedPrompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[EncodedPrompt]: ...
+    def __getitem__(self, index: int | slice) -> EncodedPrompt | list[EncodedPrompt]:
+        if isinstance(index, slice):
+            return [self[row] for row in range(len(self))[index]]
+        row = range(len(self))[index]
+        return EncodedPrompt(self._prompts[row], self._token_ids[self._ends[row] : self._ends[row + 1]])
 
 
 def encode_prompts(
@@ -43,11 +69,11 @@ def encode_prompts(
             problems.append(f"prompt {prompt.id}: images and videos train in mode SFT only. Remove them.")
             continue
         try:
-            encoded.append(EncodedPrompt(prompt, encoder.prompt(prompt.text, prompt.tools)))
+            encoded.append(EncodedPrompt(prompt, np.array(encoder.prompt(prompt.text, prompt.tools), dtype=np.int32)))
         except EncodingError as reason:
             problems.append(f"prompt {prompt.id}: {reason}")
     return fit(encoded, max_prompt_tokens, "data.maxPromptTokens", overlong, problems, _cut)
 
 
 def _cut(encoded: EncodedPrompt, parts: tuple[range, range]) -> EncodedPrompt:
-    return replace(encoded, token_ids=select(encoded.token_ids, parts))
+    return replace(encoded, token_ids=np.concatenate([encoded.token_ids[part.start : part.stop] for part in parts]))

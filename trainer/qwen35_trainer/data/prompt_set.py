@@ -9,6 +9,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import overload
 
+import numpy as np
+from numpy.typing import NDArray
+
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.gym_prompts import GymPrompts
 from qwen35_trainer.data.prompt import Prompt
@@ -88,15 +91,17 @@ class PromptOrder:
             passes = "any number of" if self.epochs is None else self.epochs
             raise IndexError(f"position {position} is outside {passes} passes over {self.length} prompts")
         epoch, place = divmod(position, self.length)
-        return _permutation(self.length, self.seed, epoch)[place] if self.shuffle else place
+        return int(_permutation(self.length, self.seed, epoch)[place]) if self.shuffle else place
 
 
 # Two epochs are in use together: the one being dispatched and that of the last stragglers.
 @lru_cache(maxsize=2)
-def _permutation(length: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Sort the indices by a hash. Unlike `random.shuffle`, the result is the same in every version of Python."""
+def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Return the indices sorted by a hash, (length,). Unlike `random.shuffle`, the result is the same in every version of Python."""
 
     def key(index: int) -> bytes:
         return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
 
-    return tuple(sorted(range(length), key=key))
+    keys = np.frombuffer(b"".join(map(key, range(length))), dtype=">u8").reshape(length, 2)
+    order: NDArray[np.int64] = np.lexsort((keys[:, 1], keys[:, 0]))
+    return order

@@ -1,12 +1,11 @@
 """Handles sequences that are longer than the limit: `data.overlongPrompts`."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Protocol
 
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.prompt import Prompt
-from qwen35_trainer.data.template import TokenIds
 from qwen35_trainer.manifest.data import Overlong
 
 logger = logging.getLogger(__name__)
@@ -21,7 +20,7 @@ class Encoded(Protocol):
     @property
     def prompt(self) -> Prompt: ...
     @property
-    def token_ids(self) -> TokenIds: ...
+    def token_ids(self) -> Sized: ...
 
 
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:

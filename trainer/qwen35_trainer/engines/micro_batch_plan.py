@@ -25,16 +25,25 @@ def plan(
     Samples are sorted by length, so that a micro-batch needs little padding and ranks get equal work. A rank with fewer
     micro-batches gets empty ones, because FSDP's collectives need the same number of calls on every rank.
     """
-    order = np.argsort(-lengths, kind="stable")
+    shares = divide(lengths, ranks, by_tokens=max_tokens is not None and packed)
     if max_tokens is None:
-        cuts = [_count(share, sequences) for share in _in_turns(order, ranks)]
+        cuts = [_count(share, sequences) for share in shares]
     elif packed:
-        cuts = [_pack(lengths, share, max_tokens) for share in _by_tokens(lengths, order, ranks)]
+        cuts = [_pack(lengths, share, max_tokens) for share in shares]
     else:
-        cuts = [_pad(lengths, share, max_tokens) for share in _in_turns(order, ranks)]
+        cuts = [_pad(lengths, share, max_tokens) for share in shares]
     most = max(len(cut) for cut in cuts)
     empty = np.empty(0, dtype=np.int64)
     return [cut + [empty] * (most - len(cut)) for cut in cuts]
+
+
+def divide(lengths: NDArray[np.int64], ranks: int, *, by_tokens: bool) -> list[NDArray[np.int64]]:
+    """Distribute samples over data-parallel ranks. Returns the share of each: indices of samples, longest first.
+
+    by_tokens: give ranks equal numbers of tokens instead of equal numbers of samples.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    return _by_tokens(lengths, order, ranks) if by_tokens else _in_turns(order, ranks)
 
 
 def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:

@@ -1,12 +1,13 @@
-"""A training batch: N samples packed one after another, every per-token field aligned with the responses.
+"""A training batch, or a rank's share of it: numbers of all N samples, and the tokens of those that are held, one sample after another.
 
-prompts    p p p │ p p │ …        prompt_lengths (N,)
-responses  r r   │ r r r r │ …    response_lengths (N,)     log_probs, versions, trainable: one value per r
+all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
+held samples    prompts    p p p │ p p │ …
+                responses  r r   │ r r r r │ …        log_probs, trainable: one value per r
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,11 @@ from qwen35_trainer.data.picture_arrays import PictureArrays
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """The samples of one batch, for any number of ranks. All ranks get the same object."""
+    """N samples, with the tokens of all of them (a whole batch) or of some (a share of it).
+
+    The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). What is computed from all
+    samples, such as the counts by which losses are divided, needs no tokens, so it is the same on every rank.
+    """
 
     prompts: NDArray[np.int32]
     prompt_lengths: NDArray[np.int64]
@@ -35,13 +40,21 @@ class TrainBatch:
     updates: int = 1
     """Optimizer steps: the samples are trained in this many equal parts, in order."""
     pictures: tuple[PictureArrays | None, ...] | None = None
-    """Images and videos of each sample; None: text only."""
+    """Images and videos of each of the N samples, None for samples that are not held; None: text only."""
+    held: NDArray[np.int64] | None = None
+    """The samples, ascending, whose tokens and pictures these are; None: all."""
+    counts: NDArray[np.int64] | None = None
+    """(N,) the trained tokens of each sample; None in a whole batch, which counts them itself."""
+    whole_mask: NDArray[np.bool_] | None = None
+    """`trainable` of the whole batch in a share of it, for an advantage function of the user; None where none needs it."""
 
     def __post_init__(self) -> None:
-        assert self.prompts.size == self.prompt_lengths.sum(), "prompts do not fit their lengths"
-        assert self.responses.size == self.trainable.size == self.response_lengths.sum(), "responses do not fit"
+        held = self.held_samples
+        assert self.prompts.size == self.prompt_lengths[held].sum(), "prompts do not fit their lengths"
+        assert self.responses.size == self.trainable.size == self.response_lengths[held].sum(), "responses do not fit"
         assert self.samples % self.updates == 0, f"{self.samples} samples do not make {self.updates} equal updates"
         assert self.pictures is None or len(self.pictures) == self.samples, "pictures are not one entry per sample"
+        assert (self.held is None) == (self.counts is None), "a share needs the counts of the whole batch"
 
     @property
     def samples(self) -> int:
@@ -49,6 +62,51 @@ class TrainBatch:
         return len(self.response_lengths)
 
     @property
+    def held_samples(self) -> NDArray[np.int64]:
+        """The samples, ascending, whose tokens these are."""
+        return np.arange(self.samples) if self.held is None else self.held
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of prompt and response together, (N,)."""
         return self.prompt_lengths + self.response_lengths
+
+    @property
+    def parts(self) -> list[NDArray[np.int64]]:
+        """The samples of each update."""
+        return np.split(np.arange(self.samples), self.updates)
+
+    @property
+    def trained(self) -> NDArray[np.int64]:
+        """Trained tokens of each sample, (N,)."""
+        if self.counts is not None:
+            return self.counts
+        return np.add.reduceat(self.trainable, starts_of(self.response_lengths), dtype=np.int64)
+
+    def share(self, samples: NDArray[np.int64], *, whole_masks: bool = False) -> TrainBatch:
+        """Copy the tokens of these samples, ascending. Only for a whole batch. whole_masks: keep `trainable` of all samples."""
+        assert self.held is None, "a share is taken from a whole batch"
+        prompts, responses = starts_of(self.prompt_lengths), starts_of(self.response_lengths)
+
+        def cut[T: np.generic](values: NDArray[T], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[T]:
+            parts = [values[at : at + length] for at, length in zip(starts[samples], lengths[samples], strict=True)]
+            return np.concatenate(parts) if parts else values[:0]
+
+        kept = set(samples.tolist())
+        return replace(
+            self,
+            prompts=cut(self.prompts, prompts, self.prompt_lengths),
+            responses=cut(self.responses, responses, self.response_lengths),
+            trainable=cut(self.trainable, responses, self.response_lengths),
+            log_probs=None if self.log_probs is None else cut(self.log_probs, responses, self.response_lengths),
+            pictures=self.pictures and tuple(each if n in kept else None for n, each in enumerate(self.pictures)),
+            held=samples,
+            counts=self.trained,
+            whole_mask=self.trainable if whole_masks else None,
+        )
+
+
+def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the position of the first token of each sample when samples stand one after another."""
+    starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
+    return starts

@@ -31,7 +31,7 @@ class TrainEngine(Protocol):
     """One rank of the train pool. All ranks get the same calls in the same order."""
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Do `batch.updates` optimizer steps.
+        """Do `batch.updates` optimizer steps. batch: this rank's share (`batch_division`).
 
         Losses are divided by counts over all ranks, so that the steps do not depend on how the ranks divide the batch.
         A step whose gradient is not finite is skipped; its metrics hold the gradient's norm. Raises an exception after

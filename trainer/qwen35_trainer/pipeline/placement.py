@@ -8,9 +8,9 @@
                                 └─── lost ◄────┘
 
 The samples of one prompt go to one replica, which computes the prompt once for all of them: the least loaded one. Those for
-which it has no slot yet wait for its next free slots, and other replicas take new groups meanwhile. No slot stays free for
-that: if no new group may be dispatched, a replica with a free slot takes sequences that wait for another one. A group is
-divided where whole groups would leave replicas without any (`_share`).
+which it has no slot yet wait for its next free slots, up to BOUND_SHARE, and other replicas take new groups meanwhile. No slot
+stays free for that: if no new group may be dispatched, a replica with a free slot takes sequences that wait for another one. A
+group is divided where whole groups would leave replicas without any (`_share`), or would wait for long.
 
 A lost replica's sequences, and those of an evaluation, may go to any replica, the earliest birth first. So may a sequence that
 waits for its group's replica, once a version has been published since its dispatch. Stragglers move in order of their
@@ -36,6 +36,8 @@ EVALUATION_PRIORITY = -1
 """Before every version and every batch: a publication waits for the evaluation, so its sequences go first."""
 RUNNING_SHARE = 0.5
 """An assumption: the share of the window's groups that run. The others are finished, or have trained since the publication."""
+BOUND_SHARE = 0.25
+"""Sequences that may wait for one replica, as a share of its slots: about the share of a response's time that they wait."""
 MAX_OBSERVED_LENGTHS = 1000
 """The mean length follows a change of the lengths within about this many finished sequences."""
 MIN_OUTDATED_STRAGGLERS = 64
@@ -231,6 +233,8 @@ class Placement:
     def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
         """Start the sequences that any replica may take, then those that wait for a replica that has a free slot."""
         while (name := self._waiting.first(before=self._buffer.published)) is not None:
+            if self._bind(name):
+                continue
             if (replica := self._replica_for(name)) is None:
                 return
             self._start(name, replica, starts)
@@ -242,18 +246,25 @@ class Placement:
 
     def _place_new(self, number: int, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
         """Start the sequences of a new group. Those that belong to a replica without a free slot wait for it."""
-        group = self.groups[number]
-        for index in range(len(group.sequences)):
-            home = self.pool.get(group.home)
-            if home is None or group.home_room < 1:
-                home = self._choose_home(group)
-            if home is None:
-                self._enqueue((number, index))
-            elif home.is_open:
-                self._start((number, index), home, starts)
+        for index in range(len(self.groups[number].sequences)):
+            name = (number, index)
+            if self._bind(name):
+                continue
+            if (replica := self._replica_for(name)) is None:
+                self._enqueue(name)
             else:
-                group.home_room -= 1
-                self._waiting.add((number, index), self._buffer.published, home.number)
+                self._start(name, replica, starts)
+
+    def _bind(self, name: SequenceId) -> bool:
+        """Let a sequence wait for its group's replica if that has no free slot and may be waited for. Returns whether it does."""
+        group = self.groups[name[0]]
+        sequence, home = group.sequences[name[1]], self.pool.get(group.home)
+        priority = self._priority(name)
+        if sequence.tokens or priority < self._buffer.published or home is None or home.is_open or group.home_room < 1:
+            return False
+        group.home_room -= 1
+        self._waiting.add(name, priority, home.number)
+        return True
 
     def _start(self, name: SequenceId, replica: ReplicaState, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
         """Assign a sequence to a replica."""
@@ -289,7 +300,8 @@ class Placement:
         """Make the least loaded replica the one to which the next sequences of a group go. None if no slot is free."""
         replica = self.pool.least_loaded()
         if replica is not None:
-            group.home, group.home_room = replica.number, self._share(group)
+            room = replica.slots - len(replica.sequences) + int(BOUND_SHARE * replica.slots)
+            group.home, group.home_room = replica.number, min(self._share(group), room)
         return replica
 
     def _share(self, group: PlacedGroup) -> int:
@@ -344,6 +356,11 @@ class Placement:
         )
 
     def _enqueue(self, name: SequenceId) -> None:
+        """Let a sequence wait for any replica."""
+        self._waiting.add(name, self._priority(name))
+
+    def _priority(self, name: SequenceId) -> int:
+        """Return the birth of a sequence, by which those that wait are ordered."""
         group = self.groups[name[0]]
         born = EVALUATION_PRIORITY if group.is_evaluation else group.sequences[name[1]].born
-        self._waiting.add(name, self._buffer.published if born is None else born)
+        return self._buffer.published if born is None else born

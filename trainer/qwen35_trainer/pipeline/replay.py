@@ -29,8 +29,7 @@ class JournalDamaged(RuntimeError):
         self.line, self.problem = line, problem
         super().__init__(
             f"line {line} of the journal: {problem}. The journal does not tell which prompts have trained. "
-            "Resume from the newest checkpoint itself, without the journal: it has its own position, and the batches "
-            "after it train again."
+            "Continue with --resume auto: the newest checkpoint has its own position, and the batches after it train again."
         )
 
 

@@ -7,12 +7,13 @@ train have the same colours in every chart. Each line has its name at its end, s
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from qwen35_trainer.formatting import number
 from qwen35_trainer.page import Figure
 from qwen35_trainer.progress.held_out import measures
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.records import TIME_PARTS, EvaluationRecord, UpdateRecord
 
 type Value = Callable[[UpdateRecord], float | None]
 
@@ -20,6 +21,11 @@ _MIN_LABEL_GAP: Final = 0.085  # share of the axis: names at line ends must not 
 
 _COLOURS: Final = ("@rollout", "@train", "@publish", "@accuracy", "@bad", "@checkpoint", "@warn", "@none")
 """Colours of curves that belong to no pool."""
+
+_TIME_COLOURS: Final = dict(
+    zip(TIME_PARTS, ("@train", "@none", "@rollout", "@publish", "@checkpoint", "@accuracy", "@warn"), strict=True)
+)
+_MIN_LABELLED_SHARE: Final = 0.06  # a smaller part of the bar has no room for its number
 
 _MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
 
@@ -52,6 +58,7 @@ def charts(
     evaluations: Sequence[EvaluationRecord],
     staleness: Mapping[int, int],
     bound: int | None,
+    train_time: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Chart]:
     """Return the charts for which the run has numbers, in the order of the page. staleness: trained tokens by lag."""
     if not updates and not evaluations:
@@ -82,6 +89,7 @@ def charts(
             ("train", "@train", lambda u: u.train_idle),
             zero=True,
         ),
+        _train_time(train_time),
         _lines(
             updates,
             "Generation",
@@ -254,6 +262,36 @@ def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
     mean = sum(lag * count for lag, count in tokens.items()) / total
     note = f"share of trained tokens by lag; mean {number(mean)} versions"
     return Chart("staleness", "Staleness", note, {"data": data, "layout": layout})
+
+
+def _train_time(shares: Mapping[str, float]) -> Chart | None:
+    """One bar of what the train pool did, or waited for, as shares of the duration of all updates. None without parts."""
+    if not shares:
+        return None
+    order = [part for part in TIME_PARTS if part in shares]
+    data: list[Figure] = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "y": [""],
+            "x": [shares[part]],
+            "name": part,
+            "marker": {"color": colour, "line": {"color": "@card", "width": 1}},
+            "text": [f"{shares[part]:.0%}" if shares[part] >= _MIN_LABELLED_SHARE else ""],
+            "textposition": "inside",
+            "insidetextanchor": "middle",
+            "hovertemplate": f"{part}: {shares[part]:.1%}<extra></extra>",
+        }
+        for part, colour in ((part, _TIME_COLOURS[part]) for part in order)
+    ]
+    layout = _layout((-0.5, 0.5), "", right=16)
+    layout["barmode"] = "stack"
+    layout["xaxis"] |= {"range": [0, max(1.0, sum(shares.values()))], "tickformat": ".0%"}
+    layout["yaxis"] |= {"showticklabels": False, "showgrid": False, "fixedrange": True}
+    key = tuple((_TIME_COLOURS[part], f"{part} {shares[part]:.1%}") for part in order)
+    return Chart(
+        "train-time", "Train pool", "shares of the time of all updates", {"data": data, "layout": layout}, key=key
+    )
 
 
 def _vertical(x: float) -> Figure:

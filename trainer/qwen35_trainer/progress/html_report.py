@@ -1,7 +1,7 @@
 """The report of a run: one HTML file that needs no network."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 from string import Template
@@ -13,18 +13,12 @@ from qwen35_trainer import formatting
 from qwen35_trainer.page import figure_card, render_page, write_page
 from qwen35_trainer.progress.charts import Chart, charts
 from qwen35_trainer.progress.held_out import summary_measures
-from qwen35_trainer.progress.records import (
-    FinishRecord,
-    RunRecord,
-    SpanRecord,
-    latest,
-    surviving_evaluations,
-    surviving_updates,
-)
+from qwen35_trainer.progress.records import FinishRecord
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.sample_file import SAMPLES_FILE_NAME, read_samples
 from qwen35_trainer.progress.sample_section import sample_section
 from qwen35_trainer.progress.summary import Summary
-from qwen35_trainer.progress.timeline import timeline_chart
+from qwen35_trainer.progress.timeline import timeline_charts
 
 _BODY: Final = Path(__file__).with_suffix(".html")
 _STYLE: Final = Path(__file__).with_suffix(".css")
@@ -32,18 +26,18 @@ _STYLE: Final = Path(__file__).with_suffix(".css")
 
 def write_report(
     run_dir: Path,
-    records: Sequence[RunRecord],
+    run: RunFold,
     resolved_manifest_yaml: str,
     summary: Summary,
     output: Path | None = None,
 ) -> Path:
     """Write the report to `output`, by default `run_dir`/report.html, and return its path. The file is replaced atomically.
 
-    Numbers come from the summary, charts from the records, and responses from samples.jsonl. Parts for which the run has
+    Numbers come from the summary, charts from the records that `run` keeps, and responses from samples.jsonl. Parts for which the run has
     no data are left out.
     """
     path = output or run_dir / "report.html"
-    write_page(path, render_report(run_dir.name, records, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
+    write_page(path, render_report(run_dir.name, run, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
     return path
 
 
@@ -55,37 +49,44 @@ def _samples(run_dir: Path, summary: Summary) -> str:
         return f'<section class="samples"><p>Sampled responses cannot be shown: {escape(str(error))}</p></section>'
 
 
-def render_report(
-    name: str, records: Sequence[RunRecord], resolved_manifest_yaml: str, summary: Summary, samples: str = ""
-) -> str:
+def render_report(name: str, run: RunFold, resolved_manifest_yaml: str, summary: Summary, samples: str = "") -> str:
     """Render the page. name: the heading if the manifest has no metadata.name. samples: HTML, placed after the charts."""
     manifest = yaml.safe_load(resolved_manifest_yaml)
     manifest = manifest if isinstance(manifest, dict) else {}
     name = str(_at(manifest, "metadata", "name") or name)
     drawn = charts(
-        surviving_updates(records),
-        surviving_evaluations(records),
+        run.updates.values,
+        run.evaluations.values,
         {int(lag): tokens for lag, tokens in summary["staleness"].items()},
         summary["maxVersionLag"],
+        summary["trainTime"],
     )
-    spans = timeline_chart([record for record in records if isinstance(record, SpanRecord)])
-    drawn += [spans] if spans else []
+    drawn += timeline_charts(run.recent_spans, run.coarse_spans.spans)
     body = Template(_BODY.read_text(encoding="utf-8")).substitute(
         name=escape(name),
         facts=escape(_facts(manifest)),
         outcome=summary["outcome"],
         outcome_words=summary["outcome"] or "Not finished",
         origin=escape(_origin(manifest, summary)),
-        ending=_ending(summary, latest(records, FinishRecord)),
+        ending=_ending(summary, run.finish),
         warning=_warning(summary),
         headline="".join(_tile(*tile) for tile in _headline(summary)),
         charts="".join(map(_card, drawn)) or '<p class="empty">No update was recorded.</p>',
+        left_out=_left_out(run, summary),
         samples=samples,
         numbers="".join(f"<tr><th>{key}</th><td>{_cell(value)}</td></tr>" for key, value in summary.items()),
         manifest=escape(resolved_manifest_yaml),
     )
     figures = {chart.name: chart.figure for chart in drawn}
     return render_page(f"{name} · qwen35", style=_STYLE.read_text(encoding="utf-8"), body=body, figures=figures)
+
+
+def _left_out(run: RunFold, summary: Summary) -> str:
+    """Return a note that the charts of a long run show only some of its updates."""
+    shown, trained = len(run.updates.values), summary["updates"]
+    if shown >= trained:
+        return ""
+    return f'<p class="note">The charts show {shown:,} of the {trained:,} updates.</p>'
 
 
 def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:

@@ -96,6 +96,7 @@ def pack(
 ) -> bytes:
     """Pack the history with as many updates as fit into `limit` bytes, always including the first and the last.
 
+    records: those of the run, or those that a `RunFold` of it keeps, of which updates may be left out; the summary counts all.
     samples: the responses of the latest update and evaluation. `progress.sample_file` bounds their texts, and all of them are
     packed.
     """
@@ -114,7 +115,7 @@ def pack(
         document = {
             "manifest": manifest,
             "summary": summary,
-            "leftOut": len(updates) - len(kept),
+            "leftOut": summary["updates"] - len(kept),
             "samples": [asdict(moment) for moment in samples],
             "records": [_compact(record) for record in sorted(chosen, key=_time)],
         }

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from qwen35_trainer import formatting
 from qwen35_trainer.progress import held_out
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from qwen35_trainer.progress.records import TIME_PARTS, EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.state import RunState
 
 _MAX_LAGS_DRAWN: Final = 16
+_MIN_SHARE_SHOWN: Final = 0.01
 
 
 def panel(run: RunState, spinner: Spinner, elapsed: float, width: int) -> Panel:
@@ -78,7 +79,7 @@ def _rows(run: RunState) -> list[tuple[str, Text]]:
     rows: list[tuple[str, Text]] = []
     update = run.update
     if update and update.reward_mean is not None:
-        spark = formatting.sparkline(run.rewards, 32)
+        spark = formatting.sparkline(run.rewards.means, 32)
         rows.append(("reward", _styled((f"{update.reward_mean:.3f}", "bold"), (spark, "cyan"), _deviation(update))))
         rows += _parts("rewards", update.score_by_reward) + _parts("sources", update.reward_by_source)
     if run.before and run.evaluation:
@@ -114,7 +115,8 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
     rows.append(("loss", _styled(*loss, (f"gradient norm {formatting.number(update.gradient_norm)}", "dim"))))
     if update.rollout_idle is not None and update.train_idle is not None:
         pools = (("rollout", update.rollout_idle), ("train", update.train_idle))
-        rows.append(("idle", _styled(*((f"{pool} {formatting.percent(share):<6}", "") for pool, share in pools))))
+        shares = [(f"{pool} {formatting.percent(share):<6}", "") for pool, share in pools]
+        rows.append(("idle", _styled(*shares, (_idle_parts(update), "dim"))))
     speed = [(f"{formatting.number(update.tokens_per_second)} tokens/s", "")] if update.tokens_per_second else []
     rows.append(("speed", _styled(*speed, (f"{formatting.duration(update.seconds)} per update", "dim"))))
     if run.first_reward_error:
@@ -122,6 +124,15 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
         rows.append(("errors", _styled((f"{formatting.count(update.reward_errors)} of rewards in this update", style))))
         rows.append(("", _styled((" ".join(run.first_reward_error.split()), "dim"))))
     return rows
+
+
+def _idle_parts(update: UpdateRecord) -> str:
+    """Return what the train pool did instead of training, largest part first: "copying 12%, driver 3%"."""
+    if not update.seconds:
+        return ""
+    shares = {part: getattr(update, f"seconds_{part}") / update.seconds for part in TIME_PARTS if part != "training"}
+    shown = sorted((item for item in shares.items() if item[1] >= _MIN_SHARE_SHOWN), key=lambda item: -item[1])
+    return ", ".join(f"{part} {share:.0%}" for part, share in shown)
 
 
 def _styled(*parts: tuple[str, str]) -> Text:

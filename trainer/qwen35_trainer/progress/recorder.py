@@ -1,12 +1,13 @@
 """Appends records to the metrics file, then passes them to the sinks."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
-from qwen35_trainer.progress.records import RunRecord, to_line
+from qwen35_trainer.progress.records import FinishRecord, RunRecord, SpanRecord, line_start, to_line
 from qwen35_trainer.progress.sinks.sink import Sink
+from qwen35_trainer.progress.span_budget import SpanBudget
 
 _BLOCK_BYTES: Final = 1 << 16
 
@@ -14,7 +15,8 @@ _BLOCK_BYTES: Final = 1 << 16
 class Recorder:
     """The metrics file of a run, open for appending, and the sinks that mirror it. For use by one thread.
 
-    A record is in the file before any sink receives it. A process that dies while writing leaves a torn last line. The
+    A record is in the file before any sink receives it. Of a long run, the file has one span for several (`span_budget.py`), and
+    sinks receive each. A process that dies while writing leaves a torn last line. The
     next Recorder of the same file cuts it off, so a resumed run continues in the same file.
 
     Raises OSError naming the file when it cannot be opened or written, for example on a full disk. The file then still
@@ -30,11 +32,41 @@ class Recorder:
             self._file = path.open("a+b", buffering=0)
             self._size = _complete_size(self._file)
             self._file.truncate(self._size)
+            self._spans = SpanBudget(_count(self._file, line_start(SpanRecord)))
         except OSError as error:
             raise self._failure("open", error) from error
 
     def append(self, record: RunRecord) -> None:
         """Write a record to the file, then to every sink."""
+        if isinstance(record, SpanRecord):
+            self._write_all(self._spans.add(record))
+        else:
+            if isinstance(record, FinishRecord):
+                self._write_all(self._spans.flush())
+            self._write(record)
+        for sink in self._sinks:
+            sink.write(record)
+
+    def close(self) -> None:
+        """Write the spans that are held back, and close the file and the sinks."""
+        try:
+            self._write_all(self._spans.flush())
+        finally:
+            self._file.close()
+            for sink in self._sinks:
+                sink.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _write_all(self, records: Iterable[RunRecord]) -> None:
+        for record in records:
+            self._write(record)
+
+    def _write(self, record: RunRecord) -> None:
         line = memoryview(to_line(record).encode() + b"\n")
         written = 0
         try:
@@ -44,19 +76,6 @@ class Recorder:
             self._file.truncate(self._size)
             raise self._failure("write to", error) from error
         self._size += written
-        for sink in self._sinks:
-            sink.write(record)
-
-    def close(self) -> None:
-        self._file.close()
-        for sink in self._sinks:
-            sink.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _failure(self, verb: str, error: OSError) -> OSError:
         reason = error.strerror or str(error)
@@ -78,3 +97,14 @@ def _complete_size(file: BinaryIO) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def _count(file: BinaryIO, line_start: bytes) -> int:
+    """Return the number of lines that begin with `line_start`. Reads the file in blocks."""
+    pattern, kept, count = b"\n" + line_start, b"\n", 0
+    file.seek(0)
+    while block := file.read(_BLOCK_BYTES * 16):
+        text = kept + block
+        count += text.count(pattern)
+        kept = text[1 - len(pattern) :]
+    return count

@@ -14,7 +14,6 @@ All times are seconds since the training first started, across attempts.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -166,6 +165,8 @@ class SpanRecord:
     label: str = ""
     version: int | None = None
     """The version that a publication brought to the replicas."""
+    busy: float | None = None
+    """Seconds of work between `start` and `end`, of a span that stands for several (`span_budget.py`). None: all of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +226,7 @@ _CLASSES: Final[dict[str, type[RunRecord]]] = {
 TIME_PARTS: Final = ("training", "waiting", "assembling", "copying", "saving", "evaluating", "driver")
 """The parts of the time between two updates: `UpdateRecord.seconds_<part>`. Their sum is `UpdateRecord.seconds`."""
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
+_LINE_START: Final = '{"record":"'
 _FORMER_NAMES: Final = {"trainer_idle": "train_idle"}
 """Names of attributes in files of earlier releases, and their present names."""
 _ADAPTERS: Final[dict[type[RunRecord], TypeAdapter[RunRecord]]] = {cls: TypeAdapter(cls) for cls in _NAMES}
@@ -244,11 +246,18 @@ def to_line(record: RunRecord) -> str:
     return f'{{"record":"{_NAMES[type(record)]}",{fields.removeprefix("{")}'
 
 
+def line_start(kind: type[RunRecord]) -> bytes:
+    """Return how the lines of a class of records begin."""
+    return f'{{"record":"{_NAMES[kind]}",'.encode()
+
+
 def from_line(line: str) -> RunRecord:
     """Decode a line of this or an earlier release. Unknown keys are ignored, so that older readers can open newer files.
 
     Raises ValueError that names the wrong field if the line is not a record.
     """
+    if (record := _from_present_line(line)) is not None:
+        return record
     try:
         fields = json.loads(line)
     except json.JSONDecodeError as error:
@@ -265,31 +274,15 @@ def from_line(line: str) -> RunRecord:
         raise ValueError(f"record {name!r}: {problems}") from error
 
 
-def read_records(path: Path) -> list[RunRecord]:
-    """Read all records of a metrics file, in order.
-
-    A last line without a newline is ignored, because it is still being written. Raises FileNotFoundError if the file
-    does not exist, and ValueError naming file and line for a line that is not a record.
-    """
+def _from_present_line(line: str) -> RunRecord | None:
+    """Decode a valid line of this release, four times as fast as any line. None for any other line."""
+    name = line[len(_LINE_START) :].partition('"')[0] if line.startswith(_LINE_START) else ""
+    if name not in _CLASSES or any(former in line for former in _FORMER_NAMES):
+        return None
     try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            f"{path}: no such metrics file. Give the folder of a run that has started, or run it first."
-        ) from None
-    records: list[RunRecord] = []
-    for number, line in enumerate(text.split(b"\n")[:-1], start=1):
-        try:
-            records.append(from_line(line.decode()))
-        except ValueError as error:
-            raise ValueError(f"{path}, line {number}: {error}") from error
-    return records
-
-
-def has_update(path: Path) -> bool:
-    """Whether a metrics file contains an update. Reads up to the first one only."""
-    with path.open("rb") as lines:
-        return any(line.startswith(b'{"record":"update",') for line in lines)
+        return _ADAPTERS[_CLASSES[name]].validate_json(line)
+    except ValidationError:
+        return None
 
 
 def surviving_updates(records: Iterable[RunRecord]) -> list[UpdateRecord]:

@@ -1,7 +1,9 @@
 """The present state of a run, built from its records."""
 
 from dataclasses import dataclass, field
+from itertools import batched
 from pathlib import Path
+from statistics import fmean
 from typing import Final
 
 from qwen35_trainer.progress.records import (
@@ -13,6 +15,31 @@ from qwen35_trainer.progress.records import (
 )
 
 _RECENT_UPDATES: Final = 20
+_HISTORY_POINTS: Final = 256
+
+
+class MeanHistory:
+    """The course of a value over a run of any length, as at most 2 · _HISTORY_POINTS means of adjacent values."""
+
+    def __init__(self) -> None:
+        self._means: list[float] = []
+        self._per_mean = 1
+        self._sum, self._count = 0.0, 0  # of the values that are in no mean yet
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+        if self._count == self._per_mean:
+            self._means.append(self._sum / self._count)
+            self._sum, self._count = 0.0, 0
+        if len(self._means) == 2 * _HISTORY_POINTS:
+            self._means = [fmean(pair) for pair in batched(self._means, 2)]
+            self._per_mean *= 2
+
+    @property
+    def means(self) -> list[float]:
+        """The means in order. The last one is of fewer values, if any."""
+        return [*self._means, self._sum / self._count] if self._count else list(self._means)
 
 
 @dataclass(slots=True)
@@ -25,7 +52,8 @@ class RunState:
     max_version_lag: int | None
     phase: str = "starting"
     update: UpdateRecord | None = None
-    rewards: list[float] = field(default_factory=list)
+    rewards: MeanHistory = field(default_factory=MeanHistory)
+    """Mean reward over the run."""
     seconds: list[float] = field(default_factory=list)
     before: EvaluationRecord | None = None
     evaluation: EvaluationRecord | None = None
@@ -43,7 +71,7 @@ class RunState:
                 self.update, self.updates_total, self.phase = record, record.updates_total, "training"
                 self.seconds = [*self.seconds[1 - _RECENT_UPDATES :], record.seconds]
                 if record.reward_mean is not None:
-                    self.rewards.append(record.reward_mean)
+                    self.rewards.add(record.reward_mean)
             case EvaluationRecord():
                 self.before = self.before or record
                 self.evaluation = record

@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -10,6 +10,7 @@ from qwen35_trainer.formatting import duration
 from qwen35_trainer.page import Figure
 from qwen35_trainer.progress.charts import Chart
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
+from qwen35_trainer.progress.span_budget import joined
 
 _COLOURS: Final[dict[SpanKind, str]] = {
     "load": "@load",
@@ -24,22 +25,44 @@ _ADJACENT: Final = frozenset({"generate", "train"})
 _POOLS: Final = ("rollout", "train", "publish")
 _MAX_SPANS_DRAWN: Final = 3000
 _ROW_HEIGHT_PIXELS: Final = 26
+_BAR_WIDTH: Final = 0.72
+"""Share of a row's height that a bar of a busy lane takes."""
+_MIN_BAR_WIDTH: Final = 0.06
 
 
-def timeline_chart(spans: Sequence[SpanRecord]) -> Chart | None:
-    """Draw a bar per span and a row per lane. Of a long run, only the last _MAX_SPANS_DRAWN spans are drawn."""
-    if not spans:
-        return None
-    drawn = recent(merge(spans), _MAX_SPANS_DRAWN)
-    begin, end = min(span.start for span in drawn), max(span.end for span in drawn)
-    whole = end - min(span.start for span in spans)
-    part = "" if whole == end - begin else f"the last {duration(end - begin)}; "
+def timeline_charts(latest: Collection[SpanRecord], whole: Sequence[SpanRecord]) -> list[Chart]:
+    """Draw the last part of a run span by span and, if that is not all of it, an overview of the whole run.
+
+    latest: the last spans of the run, or all of them. whole: the spans of the whole run, in order of their start, joined where
+    they are many (`coarse_spans.py`).
+    """
+    if not latest:
+        return []
+    drawn = recent(merge(list(latest)), _MAX_SPANS_DRAWN)
+    begin, end = _limits(drawn)
+    note = "drag to zoom, double-click to see all"
+    if not whole or begin <= whole[0].start:
+        return [_timeline("timeline", "Timeline", note, drawn)]
+    overview_note = "spans are joined; a bar is as thick as the share of its time in which the lane was busy"
+    return [
+        _timeline("timeline-whole-run", "Timeline of the whole run", overview_note, whole),
+        _timeline("timeline", "Timeline", f"the last {duration(end - begin)}; {note}", drawn),
+    ]
+
+
+def _limits(spans: Sequence[SpanRecord]) -> tuple[float, float]:
+    return min(span.start for span in spans), max(span.end for span in spans)
+
+
+def _timeline(name: str, title: str, note: str, drawn: Sequence[SpanRecord]) -> Chart:
+    """Draw a bar per span and a row per lane."""
+    begin, end = _limits(drawn)
     lanes = sorted({span.lane for span in drawn}, key=_lane_order)
     unit, seconds = _unit(end - begin)
     data = [_bars(kind, [span for span in drawn if span.kind == kind], seconds) for kind in _COLOURS]
     layout: Figure = {
         "barmode": "overlay",
-        "bargap": 0.28,
+        "bargap": 1 - _BAR_WIDTH,
         "height": 64 + _ROW_HEIGHT_PIXELS * len(lanes),
         "margin": {"l": 84, "r": 16, "t": 6, "b": 40},
         "showlegend": False,
@@ -69,9 +92,9 @@ def timeline_chart(spans: Sequence[SpanRecord]) -> Chart | None:
     }
     kinds = {span.kind for span in drawn}
     return Chart(
-        "timeline",
-        "Timeline",
-        f"{part}drag to zoom, double-click to see all",
+        name,
+        title,
+        note,
         {"data": [trace for trace in data if trace["x"]], "layout": layout},
         "full",
         tuple((colour, kind) for kind, colour in _COLOURS.items() if kind in kinds),
@@ -84,9 +107,7 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
     for span in sorted(spans, key=lambda span: span.start):
         row = rows[span.lane, span.kind]
         if row and span.start < row[-1].end:
-            first = row[-1].label.split(" … ")[0]
-            label = first if first == span.label else f"{first} … {span.label}"
-            row[-1] = replace(row[-1], end=max(row[-1].end, span.end), label=label)
+            row[-1] = joined(row[-1], span)
         else:
             row.append(span)
     return sorted((span for row in rows.values() for span in row), key=lambda span: span.start)
@@ -101,7 +122,7 @@ def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
 
 
 def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure:
-    return {
+    bars: Figure = {
         "type": "bar",
         "orientation": "h",
         "name": kind,
@@ -109,9 +130,22 @@ def _bars(kind: SpanKind, spans: Sequence[SpanRecord], seconds: float) -> Figure
         "base": [round(span.start / seconds, 4) for span in spans],
         "x": [round((span.end - span.start) / seconds, 4) for span in spans],
         "marker": {"color": _COLOURS[kind], "line": {"color": "@card", "width": 0.6 if kind in _ADJACENT else 0}},
-        "customdata": [f"{span.label}, {span.end - span.start:.2f} s" for span in spans],
+        "customdata": [_description(span) for span in spans],
         "hovertemplate": f"{kind} %{{customdata}}<extra>%{{y}}</extra>",
     }
+    if any(span.busy is not None for span in spans):
+        bars["width"] = [round(max(_MIN_BAR_WIDTH, _BAR_WIDTH * _busy_share(span)), 3) for span in spans]
+    return bars
+
+
+def _description(span: SpanRecord) -> str:
+    if span.busy is None:
+        return f"{span.label}, {span.end - span.start:.2f} s"
+    return f"{span.label}, busy {span.busy:.2f} s of {duration(span.end - span.start)}"
+
+
+def _busy_share(span: SpanRecord) -> float:
+    return 1.0 if span.busy is None else span.busy / (span.end - span.start)
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:

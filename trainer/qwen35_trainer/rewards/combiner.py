@@ -1,4 +1,4 @@
-"""Combines the scores of all rewards of a run: their weighted sum, and the effect of one that fails.
+"""The combination of all rewards of a run: their weighted sum, and the effect of a reward that fails.
 
 Score of each reward ─► combine ─► CombinedScore
                      │       │
@@ -80,9 +80,9 @@ class Combiner:
 
 
 def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -> CombinedScore:
-    """Combine the scores of a response to the prompt with this id, in the order of `terms`, into the weighted sum.
+    """Combine the scores of all rewards for one response into the weighted sum. `scores` has the order of `terms`.
 
-    Raises RewardFailed for a failed reward with `onError: Fail`.
+    prompt: id of its prompt. Raises RewardFailed for a failed reward with `onError: Fail`.
     """
     values: dict[str, float] = {}
     errors: dict[str, str] = {}

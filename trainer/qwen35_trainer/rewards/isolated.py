@@ -50,10 +50,11 @@ type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
 
 
 class IsolatedFunction:
-    """Calls, in other processes, the function that `loader(*arguments)` returns there.
+    """Loads a function in worker processes by `loader(*arguments)`, and calls the function there.
 
-    loader: `module:function`, importable. Its arguments and those of calls are pickled, and should be plain data. processes: maximum
-    number of processes of a plain function. cores: maximum number of them while no call is slow. Belongs to one event loop.
+    loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
+    processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is slow. The
+    time-out of a call starts when the call runs. The object belongs to one event loop.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class IsolatedFunction:
         if self._starting or self.asynchronous or now - self._waiters[0][1] < GROW_SECONDS:
             return
         slow = sum(now - began >= GROW_SECONDS for began in self._busy.values())
-        most = min(self._most, self._cores + 2 * slow)
+        most = min(self._most, most_processes(self._cores, slow))
         for _ in range(min(len(self._waiters), most - len(self._busy) - len(self._idle))):
             self._run(self._add_or_warn())
 
@@ -294,6 +295,15 @@ class IsolatedFunction:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def most_processes(cores: int, slow: int) -> int:
+    """Return the number of processes that calls which wait may have. slow: number of slow calls.
+
+    Short calls need a core each. A slow call may only wait for something; then its process leaves its core to another one. Two, so that the
+    number doubles while all are slow.
+    """
+    return cores + 2 * slow
 
 
 async def _end(process: ChildProcess) -> None:

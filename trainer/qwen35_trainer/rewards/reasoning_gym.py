@@ -1,4 +1,4 @@
-"""Gym: scores with the reasoning-gym task that made the prompt."""
+"""Gym: scores a response with the reasoning-gym task that generated the prompt."""
 
 import json
 import pickle
@@ -18,9 +18,10 @@ _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 @dataclass(frozen=True)
 class GymReward:
-    """Returns the task's score, mostly 0 to 1, of the text in the last <answer> … </answer>, or else of the whole response.
+    """Scores a response with the reasoning-gym task of its prompt. Most scores are between 0 and 1.
 
-    Runs isolated, because several tasks evaluate expressions of the model.
+    The task gets the text in the last <answer> … </answer>, or the whole response if there is none. It runs in a worker
+    process, because several tasks evaluate expressions of the model.
     """
 
     name: str
@@ -35,7 +36,10 @@ class GymReward:
 
 
 def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
-    """Return a function that scores (id of the prompt, its content, response). gyms: sources whose tasks are loaded now."""
+    """Return a function that scores (id of the prompt, its content, response) in the worker process.
+
+    gyms: the sources whose tasks are loaded immediately. Other tasks are loaded when they are first used.
+    """
     from qwen35_trainer.data.gym_prompts import create_task
     from qwen35_trainer.manifest.data import GymSpec  # slow to import, only in the process of the function
 
@@ -57,6 +61,9 @@ def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
 
 
 def answer_part(response: str) -> str:
-    """Return the text in the last <answer> … </answer>, which reasoning-gym's prompts require, or else the whole response; stripped."""
+    """Return the text in the last <answer> … </answer>, or the whole response if there is none.
+
+    The prompts of reasoning-gym require these tags. White space around the text is removed.
+    """
     tagged = _ANSWER.findall(response)
     return (tagged[-1] if tagged else response).strip()

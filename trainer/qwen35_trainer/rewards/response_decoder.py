@@ -30,7 +30,7 @@ class ResponseDecoder:
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ResponseDecoder:
         if _only_backend_decodes(tokenizer):
-            return cls(tokenizer.backend_tokenizer.to_str())  # type: ignore[attr-defined]  # of a fast tokenizer
+            return cls(tokenizer.backend_tokenizer.to_str())
         return cls(None, pickle.dumps(tokenizer))
 
     def load(self) -> Decode:

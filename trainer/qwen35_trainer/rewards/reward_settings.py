@@ -72,7 +72,10 @@ def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
 
 
 def _names(rewards: Sequence[RewardSpec]) -> list[str]:
-    """Return the names of the rewards in metrics: the given name, or the type, numbered if several of a type have no name."""
+    """Return the names of the rewards in metrics: the given name, or else the type.
+
+    The type is numbered if several rewards of that type have no name.
+    """
     unnamed = Counter(reward.type for reward in rewards if reward.name is None)
     seen: Counter[str] = Counter()
     names = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, RewardError]:
-    """Return the errors of functions in `spec.rewards` that cannot be called, by index. Loads each in a process of its own.
+    """Load each function in `spec.rewards` in a process of its own, and return the errors by index of the reward.
 
     base: the manifest's folder, from which functions may be imported. Must not be called from an event loop.
     """
@@ -93,7 +93,7 @@ def _isolated(
 def _reward(
     settings: RewardSettings, isolated: IsolatedFunction | None, gyms: Sequence[Mapping[str, object]]
 ) -> Reward:
-    """Return the reward that uses a loaded function."""
+    """Return the reward that the settings describe. isolated: its function, which has been loaded."""
     if settings.type == "ExactMatch":
         return ExactMatch(settings.name, grader(settings.extract))
     assert isolated is not None, "every other type runs a function of its own"

@@ -91,6 +91,12 @@ class Scoring:
     ) -> None:
         await self.close()
 
+    @property
+    def process_ids(self) -> tuple[int, ...]:
+        """Ids of the scoring processes that are running."""
+        started = [place.process for place in self._places if place.process.done() and not place.over]
+        return tuple(task.result().process_id for task in started)
+
     async def open(self, decoder: ResponseDecoder) -> None:
         """Wait until all processes can score. Raises RewardSetupError with every problem of the rewards."""
         self._decoder.set_result(decoder)

@@ -66,7 +66,8 @@ class SequenceRequest:
     """A request to generate one sequence. Sequences of a group that are submitted together may share the prefill of their prompt."""
 
     sequence: SequenceId
-    prompt: tuple[int, ...]
+    prompt: NDArray[np.int32]
+    """(P,)"""
     max_tokens: int
     """Maximum number of response tokens, including `kept`."""
     sampling: Sampling = field(default_factory=Sampling)

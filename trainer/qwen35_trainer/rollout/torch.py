@@ -190,7 +190,7 @@ class TorchEngine:
             group, index = request.sequence
             prefixes.setdefault((group, index if len(request.kept) else -1), []).append(slot)
         firsts = [admitted[held[0] - start] for held in prefixes.values()]
-        prompts = [(*request.prompt, *request.kept.ids.tolist()) for request in firsts]
+        prompts = [np.concatenate((request.prompt, request.kept.ids)).tolist() for request in firsts]
         logits = self._decoder.prefill(prompts, list(prefixes.values()))
         for row, held in enumerate(prefixes.values()):
             self._logits[held] = logits[row]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,32 +54,53 @@ class TokenAge:
 def assemble(
     groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
 ) -> tuple[TrainBatch, TokenAge]:
-    """Pack groups that train at `version`. Raises BoundBroken for a token with a lag above `max_lag` unless `mask_old`."""
+    """Pack groups that train at `version`. Pure, so it may run in a thread.
+
+    Raises BoundBroken for a token with a lag above `max_lag` unless `mask_old`.
+    """
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
-    lengths = np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64)
-    lag = version - np.concatenate([sequence.tokens.versions for sequence in sequences])
-    young = lag <= max_lag
-    if not mask_old and not young.all():
-        raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
-    valid = np.array([reward is not None for reward in rewards])
-    trainable = young & np.repeat(valid, lengths)
-    prompts = [np.array(group.prompt.token_ids, dtype=np.int32) for group in groups for _ in group.sequences]
+    trainable, age = _trainable(sequences, rewards, version=version, max_lag=max_lag, mask_old=mask_old)
+    of_group = [np.asarray(group.prompt.token_ids, dtype=np.int32) for group in groups]
+    prompts = [prompt for prompt, group in zip(of_group, groups, strict=True) for _ in group.sequences]
     batch = TrainBatch(
         prompts=np.concatenate(prompts),
         prompt_lengths=np.array([len(prompt) for prompt in prompts], dtype=np.int64),
         responses=np.concatenate([sequence.tokens.ids for sequence in sequences]),
-        response_lengths=lengths,
+        response_lengths=np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64),
         trainable=trainable,
         log_probs=np.concatenate([sequence.tokens.log_probs for sequence in sequences]),
         rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
-        valid=valid,
+        valid=np.array([reward is not None for reward in rewards]),
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),
         updates=updates,
     )
-    lags, counts = np.unique(lag[trainable], return_counts=True)
-    histogram = dict(zip(lags.tolist(), counts.tolist(), strict=True))
-    return batch, TokenAge(histogram, int((~young).sum()))
+    return batch, age
+
+
+def _trainable(
+    sequences: Sequence[Completed], rewards: Sequence[float | None], *, version: int, max_lag: int, mask_old: bool
+) -> tuple[NDArray[np.bool_], TokenAge]:
+    """Return which tokens of the sequences train, one sequence after another, and their age. Raises BoundBroken as `assemble`.
+
+    It goes sequence by sequence, because arrays of all lags of a batch would take several times the memory of its tokens.
+    """
+    histogram: Counter[int] = Counter()
+    masks, masked = [], 0
+    for sequence, reward in zip(sequences, rewards, strict=True):
+        lag = version - sequence.tokens.versions
+        young = lag <= max_lag
+        old = len(young) - int(np.count_nonzero(young))
+        if old and not mask_old:
+            raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
+        masked += old
+        if reward is None:
+            masks.append(np.zeros(len(young), dtype=np.bool_))
+            continue
+        masks.append(young)
+        lags, counts = np.unique(lag[young] if old else lag, return_counts=True)
+        histogram.update(dict(zip(lags.tolist(), counts.tolist(), strict=True)))
+    return np.concatenate(masks), TokenAge(dict(sorted(histogram.items())), masked)
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:

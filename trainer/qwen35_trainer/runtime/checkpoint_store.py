@@ -112,7 +112,7 @@ class CheckpointStore:
     @property
     def newest(self) -> Path | None:
         """The folder of the newest complete checkpoint, without verifying it."""
-        complete = self._complete()
+        complete = self.complete
         return complete[-1] if complete else None
 
     def _hold(self) -> None:
@@ -145,7 +145,7 @@ class CheckpointStore:
         checkpoints may belong to the other attempt.
         """
         self._hold()
-        complete = self._complete()
+        complete = self.complete
         kept = complete[: complete.index(newest) + 1][-self.keep :]
         for path in complete:
             if path not in kept:
@@ -153,7 +153,9 @@ class CheckpointStore:
         for leftover in self.folder.glob(".update-*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def _complete(self) -> list[Path]:
+    @property
+    def complete(self) -> list[Path]:
+        """The folders of the complete checkpoints, in order of their updates, without verifying them."""
         folders = [path for path in self.folder.glob("update-*") if path.is_dir() and _number(path) is not None]
         return sorted(folders, key=lambda path: _number(path) or 0)
 
@@ -183,6 +185,14 @@ def load(path: Path) -> SavedCheckpoint:
         f"checkpoint {path} cannot be read: {reason}. Delete that folder to resume from the one before it, "
         "or name another with --resume DIR"
     )
+
+
+def attempt_of(path: Path) -> str:
+    """Return the attempt that saved a checkpoint; empty if it cannot be read, or is of a release that did not record it."""
+    try:
+        return str(json.loads((path / META_FILE).read_text())["journal"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def _remove(path: Path) -> None:

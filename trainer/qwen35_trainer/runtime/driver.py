@@ -22,6 +22,7 @@ import ray
 
 from qwen35_trainer.contract import Control
 from qwen35_trainer.data.prompt_set import PromptOrder
+from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.coordinator import Coordinator
@@ -42,6 +43,7 @@ from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.rank_placement import neighbour_groups
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.sampler import Sampler
@@ -189,7 +191,7 @@ class Driver(Process):
     async def _train_and_score(self, recorder: Recorder, clock: TrainingClock, scoring: Scoring) -> RunOutcome:
         self._phase = "starting workers"
         replicas, train_actors = self._start_workers()
-        train = TrainPool(train_actors, self._job.spec.async_.stallSeconds)
+        train = self._train_pool(train_actors)
         self._phase = "loading the model"
         loading = asyncio.ensure_future(train.start(START_SECONDS))  # replicas join later, each when it is ready
         opening = asyncio.ensure_future(self._open(scoring))
@@ -268,8 +270,14 @@ class Driver(Process):
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
         return rollout, [
-            worker.remote(spec, rank, pictures=self._job.pictures, **common) for rank in range(spec.world_size)
+            worker.remote(spec, number, pictures=self._job.pictures, **common) for number in range(spec.world_size)
         ]
+
+    def _train_pool(self, workers: Sequence[Any]) -> TrainPool:
+        spec = self._job.spec
+        division = BatchDivision.of(spec, spec.data_parallel)
+        groups = neighbour_groups(spec.train.parallelism, spec.world_size)
+        return TrainPool(workers, spec.async_.stallSeconds, division, groups)
 
     def _common(self, pool: ActorPoolName, devices: int = 1) -> dict[str, Any]:
         job = self._job

@@ -31,7 +31,7 @@ from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import Manifest, dump_manifest
 from qwen35_trainer.manifest.document import parse_document
 from qwen35_trainer.manifest.fixed import Difference, differences
-from qwen35_trainer.progress.records import has_update
+from qwen35_trainer.progress.metrics_file import has_update
 from qwen35_trainer.progress.sample_file import SAMPLES_FILE_NAME
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """The owner of a folder of checkpoints.
 
-    owner.json: run, attempt, host, output
+    owner.json: run, attempt, host, output, start
 
     an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its attempt is recorded
     a save begins ────► does the record name this attempt? ─► written ─► does it still? ─► renamed, old ones deleted
@@ -36,6 +36,9 @@ class Owner:
     host: str
     output: str
     """The run's folder on the host."""
+    start: str = ""
+    """The checkpoint that the attempt began from, which later checkpoints of others in the folder did not lead to. Its name if it
+    is in the folder, or else its path; empty if the attempt began from the model, or is one of a release without this field."""
 
     def __str__(self) -> str:
         return f"{self.run} ({self.host}:{self.output})"
@@ -63,7 +66,8 @@ def read_owner(folder: Path) -> Owner | None:
     path = folder / OWNER_FILE
     try:
         record = json.loads(path.read_text())
-        return Owner(**{field.name: str(record[field.name]) for field in fields(Owner)})
+        # Earlier releases wrote no start.
+        return Owner(**{field.name: str({"start": "", **record}[field.name]) for field in fields(Owner)})
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError) as error:

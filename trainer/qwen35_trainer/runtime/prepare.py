@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from qwen35_trainer.data.data_errors import DataError
-from qwen35_trainer.data.encode import EncodedPrompt, encode_prompts
+from qwen35_trainer.data.encode import EncodedPrompts, encode_prompts
 from qwen35_trainer.data.picture_reader import load_picture_reader
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptSet
@@ -47,8 +47,10 @@ def prepare(
     def read(sources: Sequence[SourceSpec]) -> Sequence[Prompt]:
         return PromptSet.load(sources, base, answers_required=answers) if sources else ()
 
-    def prompts_of(part: Sequence[Prompt]) -> list[EncodedPrompt]:
-        return [] if supervised or not part else encode_prompts(part, tokenizer, limit, overlong, template.thinking)
+    def prompts_of(part: Sequence[Prompt]) -> EncodedPrompts:
+        if supervised or not part:
+            return EncodedPrompts(())
+        return EncodedPrompts(encode_prompts(part, tokenizer, limit, overlong, template.thinking))
 
     def examples_of(part: Sequence[Prompt]) -> list[SupervisedExample]:
         if not supervised or not part:

@@ -62,16 +62,15 @@ class Process:
     """Base of the actors.
 
     name: the actor's name in logs, metrics and errors. threads: the number of torch's threads; 0 does not import torch.
+    final: whether the name stays. An actor whose name does not stay has a log file only if it writes to it, and calls `rename`.
     """
 
     @starting()
-    def __init__(self, name: str, logs: Path, threads: int = 0) -> None:
+    def __init__(self, name: str, logs: Path, threads: int = 0, *, final: bool = True) -> None:
         return_freed_tensors()
-        self.name = name
         logs.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(logs / f"{name}.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+        self._logs = logs
+        self.rename(name, final=final)
         if threads:
             self.use_threads(threads)
 
@@ -80,6 +79,13 @@ class Process:
         import torch  # not in the driver
 
         torch.set_num_threads(threads)
+
+    def rename(self, name: str, *, final: bool = True) -> None:
+        """Set the actor's name, and write to the log file of that name from now on."""
+        self.name = name
+        handler = logging.FileHandler(self._logs / f"{name}.log", delay=not final)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
 
     def ready(self) -> str:
         """Return the name of the host, or of the pod in a cluster. An answer means that the actor is constructed."""

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.html_report import write_report
-from qwen35_trainer.progress.records import read_records
-from qwen35_trainer.progress.summary import Summary, summarise
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.run_fold import RunFold
+from qwen35_trainer.progress.summary import Summary, summary_of
 from qwen35_trainer.runtime.folder import RunFolder
 
 
@@ -38,9 +39,9 @@ def redraw(root: Path, output: Path | None) -> Drawn:
     spec = load_manifest(folder.manifest).spec
     bound = None if spec.mode == "SFT" else spec.effective_async.maxVersionLag
     try:
-        records = read_records(folder.metrics)
-        summary = summarise(records, max_version_lag=bound, peak_rss_mib=_peak_rss_mib(folder))
-        return Drawn(write_report(root, records, folder.manifest.read_text(), summary, output), summary)
+        run = RunFold.of(read_records(folder.metrics))
+        summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=_peak_rss_mib(folder))
+        return Drawn(write_report(root, run, folder.manifest.read_text(), summary, output), summary)
     except (OSError, ValueError) as error:
         raise NotDrawn(str(error)) from error
     except ImportError as error:

@@ -33,7 +33,7 @@ from qwen35_trainer.weights.published import PublishedWeights
 
 MAX_REPORT_SECONDS = 10.0
 """A worker answers `exchange` at least this often; while sequences are short, every second."""
-ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 30.0
 """How long a worker may take to answer, beyond what it was asked to wait. Its answers do not wait for its engine."""
 UNREACHABLE_SECONDS = 30.0
 """How long calls to a worker that cannot be reached are repeated before the replica counts as lost."""
@@ -127,7 +127,8 @@ class CommandOrder:
         for number, command in enumerate(batch.commands, batch.first):
             if number >= self._next:
                 self._early[number] = command
-        while (command := self._early.pop(self._next, None)) is not None:
+        while self._next in self._early:
+            command = self._early.pop(self._next)
             self._next += 1
             self._apply(command)
 

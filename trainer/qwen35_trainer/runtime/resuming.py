@@ -8,6 +8,9 @@
     of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
     of another run                       refused          refused                        takes the folder over, if DIR is the newest
 
+The newest one is that of the lineage: after --resume DIR, checkpoints of later updates are of an abandoned attempt until the run has
+saved once. `owner.json` names the checkpoint that the last attempt began from (owner.py).
+
 A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
 """
 
@@ -22,13 +25,15 @@ from typing import Any
 
 from qwen35_trainer.manifest import Manifest, TrainingSpec
 from qwen35_trainer.manifest.fixed import differences
-from qwen35_trainer.progress.records import CheckpointRecord, read_records
+from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.records import CheckpointRecord
 from qwen35_trainer.runtime.checkpoint_store import (
     MANIFEST_FILE,
     CheckpointError,
     CheckpointStore,
     SavedCheckpoint,
     StorageFailed,
+    attempt_of,
     load,
 )
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in, unwritable
@@ -65,9 +70,9 @@ def find_start(
         claim = Claim.on(place)
     except OSError as error:
         raise StorageFailed(f"{place} cannot be read: {error.strerror}") from error
-    present = _CheckpointFolder(place, claim.owner, CheckpointStore(place, spec.checkpoint.keep).newest)
+    present = _CheckpointFolder(place, claim.owner, tuple(CheckpointStore(place, spec.checkpoint.keep).complete))
     foreign = present.is_foreign(run_of(manifest, folder, in_cluster=in_cluster), folder)
-    chosen = None if resume is None else present.newest if resume == "auto" else Path(resume).resolve()
+    chosen = None if resume is None else present.newest_of_lineage if resume == "auto" else Path(resume).resolve()
     advice = _Advice(option, in_cluster=in_cluster)
     if foreign and (resume == "auto" or not present.continued_by(chosen)):
         raise FolderRefused(_foreign_folder(present, spec, base, advice))
@@ -90,12 +95,22 @@ def find_start(
     return RunStart(checkpoint, claim)
 
 
+def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
+    """Return how the owner record of `folder` names the checkpoint that an attempt begins from. See `Owner.start`."""
+    if checkpoint is None:
+        return ""
+    within = checkpoint.path.parent.resolve() == folder.resolve()
+    return checkpoint.path.name if within else str(checkpoint.path)
+
+
 def _last_saved(folder: RunFolder) -> str | None:
     """Return the newest checkpoint in the run's records; None when there is none, or the records are lost."""
     if not folder.metrics.is_file():
         return None
-    saved = [record.path for record in read_records(folder.metrics) if isinstance(record, CheckpointRecord)]
-    return saved[-1] if saved else None
+    saved = None
+    for record in read_records(folder.metrics).of(CheckpointRecord):
+        saved = record.path
+    return saved
 
 
 @dataclass(frozen=True)
@@ -104,7 +119,35 @@ class _CheckpointFolder:
 
     folder: Path
     owner: Owner | None
-    newest: Path | None
+    complete: tuple[Path, ...]
+    """The checkpoints, in order of their updates."""
+
+    @property
+    def newest(self) -> Path | None:
+        return self.complete[-1] if self.complete else None
+
+    @property
+    def newest_of_lineage(self) -> Path | None:
+        """The newest checkpoint that the last attempt saved, or else the one that it began from; None if there is none.
+
+        Checkpoints of later updates may remain of an attempt that was abandoned, until the last attempt has saved. If the one
+        that it began from is gone, the newest one before it counts. Raises CheckpointError if there is none either.
+        """
+        owner = self.owner
+        if owner is None or not owner.start:
+            return self.newest
+        if saved := [path for path in self.complete if attempt_of(path) in (owner.attempt, "")]:
+            return saved[-1]
+        if (start := self.folder / owner.start).is_dir():
+            return start
+        if earlier := [path for path in self.complete if path.name < start.name]:
+            return earlier[-1]
+        if self.complete:
+            raise CheckpointError(
+                f"{self.folder} holds only checkpoints that this run did not lead to: it continued from {start}, which is gone. "
+                f"Restore that folder, or name a checkpoint with --resume, such as {self.newest}"
+            )
+        return None
 
     def is_foreign(self, run: str | None, output: RunFolder) -> bool:
         """Return whether the folder belongs to a run other than `run`, which writes to `output`."""

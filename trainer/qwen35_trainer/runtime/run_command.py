@@ -29,10 +29,12 @@ from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import Manifest, ManifestError, dump_manifest
 from qwen35_trainer.progress.html_report import write_report
+from qwen35_trainer.progress.metrics_file import read_records
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.progress.records import FinishRecord, read_records
+from qwen35_trainer.progress.records import FinishRecord
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.run_view import View, make_view
-from qwen35_trainer.progress.summary import Summary, summarise
+from qwen35_trainer.progress.summary import Summary, summary_of
 from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.environment import share_cores
 from qwen35_trainer.runtime.folder import RunFolder
@@ -44,7 +46,7 @@ from qwen35_trainer.runtime.owner import Claim, Owner, run_of
 from qwen35_trainer.runtime.preflight import problems_of
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import trim
-from qwen35_trainer.runtime.resuming import find_start
+from qwen35_trainer.runtime.resuming import find_start, start_name
 from qwen35_trainer.runtime.signals import SECOND_SIGNAL, Signals, limit
 from qwen35_trainer.runtime.support import unsupported
 
@@ -188,7 +190,8 @@ def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
             return
         run = run_of(manifest, folder, in_cluster=job.in_cluster)
         assert run is not None, "the output folder is claimed"
-        owner = Owner(run, job.attempt, gethostname(), str(folder.root))
+        start = start_name(job.resume, claim.folder)
+        owner = Owner(run, job.attempt, gethostname(), str(folder.root), start)
         with claim.held(owner):
             yield replace(job, owner=owner)
 
@@ -204,10 +207,10 @@ def _report(
 ) -> Summary:
     """Write summary.json and report.html. Raises ReportFailed."""
     try:
-        records = read_records(folder.metrics)
-        summary = summarise(records, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
+        run = RunFold.of(read_records(folder.metrics))
+        summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
         write_atomically(folder.summary, json.dumps(summary, indent=2) + "\n")
-        write_report(folder.root, records, dump_manifest(manifest), summary)
+        write_report(folder.root, run, dump_manifest(manifest), summary)
     except (OSError, ValueError) as error:
         ended = f"{finish.outcome}: {finish.message}" if finish.message else finish.outcome
         raise ReportFailed(f"{ended}\nThe report was not written: {error}") from error

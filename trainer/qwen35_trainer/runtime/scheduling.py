@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import origin, recover
+from qwen35_trainer.pipeline.replay import JournalDamaged
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.job import Job
+
+logger = logging.getLogger(__name__)
 
 QUEUE_SHARE = 0.25
 """Sequences that wait in a replica's queue, as a share of its slots, so that a freed slot is filled without a round trip."""
@@ -44,7 +49,8 @@ def start_of(job: Job) -> SchedulingSnapshot:
     If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
     journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
 
-    Raises JournalDamaged.
+    A damaged journal is logged and not used: the state then comes from the checkpoint, too. Prompts whose groups left
+    untrained after the checkpoint have another turn then.
     """
     if job.resume is None:
         return SchedulingSnapshot()
@@ -52,5 +58,8 @@ def start_of(job: Job) -> SchedulingSnapshot:
     journal = file.read_bytes() if file.exists() else b""
     base = origin(journal)
     if base is not None and base.attempt == progress.journal != "" and base.snapshot.batch <= progress.batch:
-        return recover(journal, progress.batch)
+        try:
+            return recover(journal, progress.batch)
+        except JournalDamaged as error:
+            logger.warning("%s: the run continues from the position in checkpoint %s. %s", file, job.resume.path, error)
     return SchedulingSnapshot(progress.batch, progress.position, progress.pending, progress.group)

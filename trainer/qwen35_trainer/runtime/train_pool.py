@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,43 +10,80 @@ from typing import Any
 
 import ray
 
+from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
-from qwen35_trainer.runtime.calls import answer, answers
+from qwen35_trainer.runtime.calls import Stalled, answer, answers
+from qwen35_trainer.runtime.rank_placement import rank_order
 from qwen35_trainer.weights.published import PublishedWeights
 
 
 class TrainPool:
-    """All train workers. Every call goes to all of them with the same arguments and in the same order."""
+    """All train workers. Every call goes to all of them in the same order, with the same arguments but their shares of a batch.
 
-    def __init__(self, workers: Sequence[Any], deadline: float) -> None:
-        self._workers, self._deadline = workers, deadline
+    division: how batches are divided. groups: sizes of the groups of neighbouring ranks that should share a node (`rank_placement`).
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Any],
+        deadline: float,
+        division: BatchDivision = ONE_SHARE,
+        groups: Sequence[int] = (),
+    ) -> None:
+        self._workers, self._deadline = list(workers), deadline
+        self._division, self._groups = division, groups
         self._names = [f"train-{rank}" for rank in range(len(workers))]
 
     async def start(self, seconds: float) -> tuple[float, float]:
-        """Form the process group and build the engines. Raises Stalled and ActorLost.
+        """Give each worker its rank, form the process group and build the engines. Raises Stalled and ActorLost.
 
         Returns the wall-clock seconds at which the ranks began to join, and at which the last engine was built.
         """
         ranks = len(self._workers)
+        self._workers = await self._in_order_of_ranks(seconds)
         host, port = await answer(
             self._workers[0].listen.remote(ranks), of=self._names[0], act="opening the rendezvous", seconds=seconds
         )
         began = time.time()
-        joined = [worker.join.remote(host, port, ranks) for worker in self._workers]
+        joined = [worker.join.remote(rank, ranks, host, port) for rank, worker in enumerate(self._workers)]
         await answers(joined, of="the train pool", act="loading the model", seconds=seconds, names=self._names)
         return began, time.time()
 
+    async def _in_order_of_ranks(self, seconds: float) -> list[Any]:
+        """Return the workers in the order of their ranks, which follows their nodes and devices."""
+        names = [f"train-worker-{number}" for number in range(len(self._workers))]
+        calls = [worker.location.remote() for worker in self._workers]
+        act = "finding its node and device"
+        locations = await answers(calls, of="the train pool", act=act, seconds=seconds, names=names)
+        return [self._workers[number] for number in rank_order(locations, self._groups)]
+
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Train a batch on all ranks. Returns one entry per update."""
-        shared = ray.put(batch)
-        results = await self._all("train", "training a batch", shared, tuple(learning_rates))
-        metrics: list[UpdateMetrics] = results[0]
+        """Train a batch. Each rank gets the tokens of its own share. Returns one entry per update."""
+        metrics: list[UpdateMetrics] = await self._on_shares("train", "training a batch", batch, tuple(learning_rates))
         return metrics
 
     async def negative_log_likelihood(self, batch: TrainBatch) -> float:
-        loss: float = (await self._all("negative_log_likelihood", "evaluating", ray.put(batch)))[0]
+        loss: float = await self._on_shares("negative_log_likelihood", "evaluating", batch)
         return loss
+
+    async def _on_shares(self, method: str, act: str, batch: TrainBatch, *arguments: object) -> Any:  # noqa: ANN401  # an actor's result
+        """Call a method of each rank with its share of `batch`. Returns what rank 0 answers."""
+        try:
+            # In a thread: the tokens of the whole batch are copied twice, into shares and into the object store.
+            shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
+        except TimeoutError as error:
+            raise Stalled(f"{act}: the object store did not take the batch within {self._deadline:g} s") from error
+        of_share = len(self._workers) // len(shares)
+        calls = [
+            getattr(worker, method).remote(shares[rank // of_share], *arguments)
+            for rank, worker in enumerate(self._workers)
+        ]
+        return (await self._answers(calls, act))[0]
+
+    def _put_shares(self, batch: TrainBatch) -> list[ray.ObjectRef[TrainBatch]]:
+        """Copy the shares of a batch to the object store. Neighbouring ranks with the same share read the same object."""
+        return [ray.put(share) for share in self._division.shares_of(batch)]
 
     async def publication(self, version: int) -> PublishedWeights:
         """Copy the weights to the object store as `version`."""
@@ -64,5 +102,7 @@ class TrainPool:
         await self._all("restore", "reading a checkpoint", folder)
 
     async def _all(self, method: str, act: str, *arguments: object) -> list[Any]:
-        calls = [getattr(worker, method).remote(*arguments) for worker in self._workers]
+        return await self._answers([getattr(worker, method).remote(*arguments) for worker in self._workers], act)
+
+    async def _answers(self, calls: Sequence[ray.ObjectRef[Any]], act: str) -> list[Any]:
         return await answers(calls, of="the train pool", act=act, seconds=self._deadline, names=self._names)

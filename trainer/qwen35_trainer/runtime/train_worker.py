@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -17,10 +18,13 @@ from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.runtime.device import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
+from qwen35_trainer.runtime.rank_placement import WorkerLocation
 from qwen35_trainer.weights.published import PublishedWeights
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
+
+logger = logging.getLogger(__name__)
 
 SAVING = "saving"
 """Concurrency group of `TrainWorker.saved`, which waits while the rank trains: a checkpoint is complete when it is written, not when
@@ -28,21 +32,31 @@ the batch that trains at the same time has ended."""
 
 
 class TrainWorker(Process):
-    """Ray actor of one rank. Call `listen` on rank 0, `join` on all ranks, then all other methods on all ranks alike.
+    """Ray actor of one rank. Call `location` on all workers, give each a rank, call `listen` on rank 0 and `join` on all ranks, then
+    all other methods on all ranks alike.
+
+    Until it joins, a worker is `train-worker-N` in logs and errors, N being the number with which it was started. From then on it is
+    `train-R`, R being its rank.
 
     Create the actor with a concurrency group named `SAVING`, so that `saved` waits and returns while a batch
     trains. pictures: whether any batch has pictures.
     """
 
     def __init__(
-        self, spec: TrainingSpec, rank: int, *, vocabulary: int, pictures: bool, base: Path, threads: int, logs: Path
+        self, spec: TrainingSpec, number: int, *, vocabulary: int, pictures: bool, base: Path, threads: int, logs: Path
     ) -> None:
-        super().__init__(f"train-{rank}", logs, threads)
-        self._spec, self._rank = spec, rank
+        super().__init__(f"train-worker-{number}", logs, threads, final=False)
+        self._spec = spec
         self._vocabulary, self._pictures, self._base = vocabulary, pictures, base
         self._timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
+
+    def location(self) -> WorkerLocation:
+        """Return where this worker runs. The ranks follow from the locations of all workers (`rank_placement`)."""
+        context = ray.get_runtime_context()
+        assigned = [index for indices in context.get_accelerator_ids().values() for index in indices]
+        return WorkerLocation(socket.gethostname(), context.get_node_id(), ",".join(assigned))
 
     def listen(self, ranks: int) -> tuple[str, int]:
         """Open the rendezvous of the process group on a free port. Returns its host and port."""
@@ -53,23 +67,26 @@ class TrainWorker(Process):
         return host, self._store.port
 
     @starting()
-    def join(self, host: str, port: int, ranks: int) -> None:
-        """Enter the process group, then build the engine."""
+    def join(self, rank: int, ranks: int, host: str, port: int) -> None:
+        """Enter the process group as `rank` of `ranks`, then build the engine."""
         import torch  # as above
         import torch.distributed as dist
 
         from qwen35_trainer.engines.fsdp.engine import FSDPEngine
         from qwen35_trainer.engines.fsdp.loading import origin
 
+        worker, location = self.name, self.location()
+        self.rename(f"train-{rank}")
+        logger.info(
+            "%s is rank %d of %d, on host %s, device %s", worker, rank, ranks, location.host, location.device or "none"
+        )
         if self._spec.algorithm.own_functions:
             sys.path.insert(0, str(self._base))  # so that modules of users are found in the manifest's folder
         profile = self._spec.accelerator.profile
         own = device(profile)  # before the process group, because the module of the device may register its backend
         store = self._store or dist.TCPStore(host, port, ranks, is_master=False, timeout=self._timeout)
-        dist.init_process_group(
-            BACKENDS[profile], store=store, rank=self._rank, world_size=ranks, timeout=self._timeout
-        )
-        torch.manual_seed(self._spec.seed + self._rank)
+        dist.init_process_group(BACKENDS[profile], store=store, rank=rank, world_size=ranks, timeout=self._timeout)
+        torch.manual_seed(self._spec.seed + rank)
         length = self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
         source = origin(
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base

@@ -1,6 +1,6 @@
 """One rank of FSDP2 training.
 
-    batch (same on all ranks) ─► advantages of the whole batch ─► for each update: micro-batches of this rank
+    batch (this rank's share) ─► advantages of its tokens ─► for each update: micro-batches of this rank
                                                                     forward ─► objective ─► backward ─► reduce-scatter
                                                                   ─► clip ─► optimizer step (skipped if not finite)
 
@@ -30,14 +30,15 @@ from torch.distributed.tensor import DTensor
 
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.objective import needs_proximal, policy_objective, supervised_objective
+from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.engines.fsdp import lora, sharded_checkpoint
 from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without_tower
-from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal, counts, objective, rows
+from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal, counts, objective
 from qwen35_trainer.engines.fsdp.loading import Origin, fill
 from qwen35_trainer.engines.fsdp.micro_batch import MicroBatch, Offsets, Responses, micro_batch, response_scores
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
-from qwen35_trainer.engines.micro_batch_plan import plan
+from qwen35_trainer.engines.fsdp.token_table import TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.failure_reasons import FailureReason
@@ -96,6 +97,7 @@ class FSDPEngine:
         self._spec, self._device, self._pictures = spec, device, pictures
         timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._ranks = Ranks.of(spec.train.parallelism, device, timeout)
+        self._division = BatchDivision.of(spec, self._ranks.data_shares)
         self._objective = objective(spec)
         self._reference: HFModule | None = None
         self._uses_kl = spec.mode != "SFT" and spec.algorithm.kl.placement != "None"
@@ -114,16 +116,18 @@ class FSDPEngine:
         self._skipped_updates = 0
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
+        self._check_share(batch)
         offsets = Offsets.of(batch)
         signal = None if batch.rewards is None else self._signal(batch, offsets)
-        parts = np.split(np.arange(batch.samples), batch.updates)
         return [
-            self._update(batch, offsets, part, signal, rate) for part, rate in zip(parts, learning_rates, strict=True)
+            self._update(batch, offsets, part, signal, rate)
+            for part, rate in zip(batch.parts, learning_rates, strict=True)
         ]
 
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
+        self._check_share(batch)
         table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
-        return -float(table.double().sum()) / max(1, int(batch.trainable.sum()))
+        return -float(self._ranks.sum(table.values.double().sum())) / max(1, int(batch.trained.sum()))
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         settings, precision = self._spec.train.lora, PRECISIONS[self._spec.model.precision]
@@ -189,7 +193,7 @@ class FSDPEngine:
         signal: LearningSignal | None,
         learning_rate: float,
     ) -> UpdateMetrics:
-        divisors = counts(batch, offsets, part, self._spec.data.maxResponseTokens)
+        divisors = counts(batch, part, self._spec.data.maxResponseTokens)
         if divisors is None:
             # Without a token to train the step is skipped: Adam would still move the weights by its momentum.
             return UpdateMetrics(0.0, 0.0, learning_rate, 0, {})
@@ -258,19 +262,17 @@ class FSDPEngine:
             return supervised_objective(log_probs, mask, update.counts)
         assert self._objective is not None
         assert responses.log_probs is not None
-        proximal = rows(signal.proximal, samples, mask)
+        proximal = None if signal.proximal is None else signal.proximal.rows(samples, mask)
         if proximal is None and needs_proximal(self._objective.correction):
             proximal = log_probs.detach()  # one step per batch: the weights at its start are the current ones
-        advantages = rows(signal.advantages, samples, mask)
-        assert advantages is not None
         return policy_objective(
             self._objective,
             log_probs=log_probs,
             entropy=scores.entropy,
             behaviour_log_probs=responses.log_probs,
             proximal_log_probs=proximal,
-            reference_log_probs=rows(signal.reference, samples, mask),
-            advantages=advantages,
+            reference_log_probs=None if signal.reference is None else signal.reference.rows(samples, mask),
+            advantages=signal.advantages.rows(samples, mask),
             mask=mask,
             counts=update.counts,
         )
@@ -286,26 +288,20 @@ class FSDPEngine:
                 reference = self._table(self._model, batch, offsets, temperature)
         if batch.updates > 1 and self._objective.correction != "None":
             proximal = self._table(self._model, batch, offsets, temperature)
-        return LearningSignal.of(batch, offsets, self._spec.algorithm, reference=reference, proximal=proximal)
+        algorithm = self._spec.algorithm
+        return LearningSignal.of(batch, offsets, algorithm, self._ranks, reference=reference, proximal=proximal)
 
     @torch.no_grad()
-    def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> Tensor:
-        """Compute the log-probs of all trained tokens under `model`: (N, T) on the host, 0 for other tokens.
-
-        Each rank computes its share of the samples, and every rank gets the whole table.
-        """
-        table = torch.zeros(batch.samples, int(batch.response_lengths.max()))
-        for samples in self._plan(batch, np.arange(batch.samples)):
-            micro = self._micro_batch(batch, offsets, samples)
-            values = response_scores(model, micro, temperature, with_entropy=False).log_probs
-            if len(samples) and self._ranks.adds_to_sums:
-                table[torch.from_numpy(samples), : values.shape[1]] = values.masked_fill(
-                    ~micro.responses.mask, 0.0
-                ).cpu()
+    def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
+        """Compute log-probs of the trained tokens of this rank's share under `model`, 0 for other tokens. Collective."""
+        table = TokenTable.zeros(batch, offsets)
+        for part in batch.parts:
+            for samples in self._plan(batch, part):
+                micro = self._micro_batch(batch, offsets, samples)
+                values = response_scores(model, micro, temperature, with_entropy=False).log_probs
+                table.fill(samples, values.masked_fill(~micro.responses.mask, 0.0))
         model.reshard()  # a backward pass would have done that for the outermost parameters
-        table = table.to(self._device)
-        dist.all_reduce(table)
-        return table.cpu()
+        return table
 
     def _micro_batch(self, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> MicroBatch:
         packed = self._spec.train.batch.removePadding
@@ -313,15 +309,17 @@ class FSDPEngine:
 
     def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the micro-batches of this rank."""
-        settings, context_ranks = self._spec.train.batch, self._spec.train.parallelism.context
-        shares = plan(
-            batch.lengths[part],
-            self._ranks.data_shares,
-            sequences=settings.microBatchSequences,
-            max_tokens=settings.maxTokensPerDevice * context_ranks if settings.dynamicMicroBatches else None,
-            packed=settings.removePadding,
-        )
-        return [part[samples] for samples in shares[self._ranks.data_share]]
+        return self._division.micro_batches(batch, part)[self._ranks.data_share]
+
+    def _check_share(self, batch: TrainBatch) -> None:
+        """Raise ValueError for a batch that is not this rank's share: its sums over shares would be wrong."""
+        if self._ranks.data_shares == 1:
+            expected = np.arange(batch.samples)
+        else:
+            expected = self._division.samples(batch)[self._ranks.data_share]
+        if not np.array_equal(batch.held_samples, expected):
+            share = f"share {self._ranks.data_share} of {self._ranks.data_shares}"
+            raise ValueError(f"rank {self._ranks.rank} got other samples than those of {share}")
 
 
 def _whole(tensor: Tensor) -> Tensor:

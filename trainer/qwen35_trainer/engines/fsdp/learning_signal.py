@@ -1,4 +1,10 @@
-"""The learning signal of a batch: advantages and log-probs of other policies, computed once for the whole batch."""
+"""The learning signal of a batch: advantages and log-probs of other policies, computed once for all updates of the batch.
+
+    rewards and groups of all samples ─┐
+    tokens of this rank's share ───────┴─► advantages of this share's tokens; sums over shares where an estimator needs them
+
+A function of the user is called with the masks and penalties of the whole batch on every rank, as tables (N, T).
+"""
 
 from __future__ import annotations
 
@@ -9,27 +15,25 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen35_trainer.algorithms.advantages import AdvantageInputs
+from qwen35_trainer.algorithms.advantages import AdvantageInputs, Shares, TrainedTokens, estimator
 from qwen35_trainer.algorithms.aggregation import GlobalCounts
 from qwen35_trainer.algorithms.kl import kl
 from qwen35_trainer.algorithms.objective import Objective
-from qwen35_trainer.algorithms.user import advantage_of, loss_of
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets, Responses
-from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.algorithms.user import advantage_of, is_user_function, loss_of
+from qwen35_trainer.engines.fsdp.micro_batch import Offsets
+from qwen35_trainer.engines.fsdp.token_table import TokenTable
+from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.manifest import AlgorithmSpec, TrainingSpec
 
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """The inputs of the policy loss besides the current log-probs.
+    """The inputs of the policy loss besides the current log-probs, for the samples of this rank's share."""
 
-    Tables (N, T) on the host, where T is the length of the longest response.
-    """
-
-    advantages: Tensor
-    reference: Tensor | None
+    advantages: TokenTable
+    reference: TokenTable | None
     """Log-probs of the reference model of the KL penalty: the initial weights, with LoRA the base model."""
-    proximal: Tensor | None
+    proximal: TokenTable | None
     """Log-probs of the weights at the batch's start."""
 
     @classmethod
@@ -38,39 +42,72 @@ class LearningSignal:
         batch: TrainBatch,
         offsets: Offsets,
         algorithm: AlgorithmSpec,
+        shares: Shares,
         *,
-        reference: Tensor | None,
-        proximal: Tensor | None,
+        reference: TokenTable | None,
+        proximal: TokenTable | None,
     ) -> LearningSignal:
-        assert batch.rewards is not None
-        assert batch.group is not None
-        responses = Responses.of(batch, offsets, np.arange(batch.samples))
+        """Compute the advantages of a share. Collective: every rank calls it with its share of the same batch."""
+        trained = torch.from_numpy(np.flatnonzero(batch.trainable))
         penalty = None
-        if algorithm.kl.placement == "Reward" and reference is not None and responses.log_probs is not None:
-            divergence = kl(algorithm.kl.estimator)(responses.log_probs, reference)
-            penalty = algorithm.kl.coefficient * divergence.masked_fill(~responses.mask, 0.0)
-        inputs = AdvantageInputs(
-            rewards=torch.from_numpy(np.array(batch.rewards)),
-            group=torch.from_numpy(np.array(batch.group)),
-            mask=responses.mask,
-            token_penalty=penalty,
-            gamma=algorithm.gamma,
-            lam=algorithm.lambda_,
-            valid=None if batch.valid is None else torch.from_numpy(np.array(batch.valid)),
-        )
-        return cls(advantage_of(_advantage(algorithm))(inputs), reference, proximal)
+        if algorithm.kl.placement == "Reward" and reference is not None and batch.log_probs is not None:
+            behaviour = torch.from_numpy(np.array(batch.log_probs))[trained]
+            penalty = algorithm.kl.coefficient * kl(algorithm.kl.estimator)(behaviour, reference.values[trained])
+        compute = _users_advantages if is_user_function(_advantage(algorithm)) else _advantages
+        advantages = TokenTable.zeros(batch, offsets)
+        advantages.values[trained] = compute(batch, trained, penalty, algorithm, shares)
+        return cls(advantages, reference, proximal)
 
 
-def rows(table: Tensor | None, samples: NDArray[np.int64], like: Tensor) -> Tensor | None:
-    """Select the rows of `samples` from the table of a batch.
+def _advantages(
+    batch: TrainBatch, trained: Tensor, penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
+) -> Tensor:
+    """Return the advantages of the trained tokens (R,). trained: (R,) their positions in the share. penalty: (R,) or None."""
+    rewards, group, valid = _scores(batch)
+    held = batch.held_samples
+    sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held]))[trained]
+    tokens = TrainedTokens(rewards, group, valid, sample, penalty, gamma=algorithm.gamma, lam=algorithm.lambda_)
+    return estimator(algorithm.advantage)(tokens, shares)
 
-    like: (n, T), a table of the micro-batch. The result has the width and the device of `like`.
-    """
-    if table is None:
-        return None
-    if len(samples) == 0:
-        return torch.zeros_like(like, dtype=torch.float32)
-    return table[torch.from_numpy(samples), : like.shape[1]].to(like.device)
+
+def _users_advantages(
+    batch: TrainBatch, trained: Tensor, penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
+) -> Tensor:
+    """Return what the user's function computes from the whole batch, for the trained tokens of this share (R,)."""
+    rewards, group, valid = _scores(batch)
+    packed_mask = batch.trainable if batch.whole_mask is None else batch.whole_mask
+    starts, lengths = starts_of(batch.response_lengths), batch.response_lengths
+    mask = np.zeros((batch.samples, int(lengths.max())), dtype=np.bool_)
+    for row, start, length in zip(mask, starts, lengths, strict=True):
+        row[:length] = packed_mask[start : start + length]
+    held = batch.held_samples
+    first = np.repeat(starts_of(lengths[held]), lengths[held])
+    rows = torch.from_numpy(np.repeat(held, lengths[held]))[trained]
+    columns = trained - torch.from_numpy(first)[trained]
+    penalties = None
+    if penalty is not None:
+        penalties = torch.zeros(mask.shape)
+        penalties[rows, columns] = penalty
+        penalties = shares.sum(penalties)
+    inputs = AdvantageInputs(
+        rewards=rewards,
+        group=group,
+        mask=torch.from_numpy(mask),
+        token_penalty=penalties,
+        gamma=algorithm.gamma,
+        lam=algorithm.lambda_,
+        valid=valid,
+    )
+    return advantage_of(_advantage(algorithm))(inputs)[rows, columns]
+
+
+def _scores(batch: TrainBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return rewards, groups and validity of all samples, (N,) each."""
+    assert batch.rewards is not None
+    assert batch.group is not None
+    valid = np.ones(batch.samples, dtype=np.bool_) if batch.valid is None else batch.valid
+    rewards, group, copied = (torch.from_numpy(np.array(values)) for values in (batch.rewards, batch.group, valid))
+    return rewards, group, copied
 
 
 def objective(spec: TrainingSpec) -> Objective | None:
@@ -101,12 +138,9 @@ def _advantage(algorithm: AlgorithmSpec) -> str:
     return algorithm.advantageFunction or algorithm.advantage
 
 
-def counts(batch: TrainBatch, offsets: Offsets, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
-    """Count the trained tokens and sequences of one update over all ranks. Returns None if no token trains.
-
-    part: indices of the update's samples. Every rank holds the whole batch, so counting needs no communication.
-    """
-    tokens = np.add.reduceat(batch.trainable.astype(np.int64), offsets.responses)[part]
+def counts(batch: TrainBatch, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
+    """Count the trained tokens and sequences of an update's samples over all ranks; None when no token trains."""
+    tokens = batch.trained[part]
     if tokens.sum() == 0:
         return None
     return GlobalCounts(int(tokens.sum()), int((tokens > 0).sum()), max_tokens)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen35_trainer.engines.train_batch import TrainBatch
+from qwen35_trainer.engines.train_batch import TrainBatch, starts_of
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.head import TokenScores
@@ -26,14 +26,17 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 @dataclass(frozen=True)
 class Offsets:
-    """The position of each sample's first token in a batch's packed arrays."""
+    """The position of each sample's first token in a batch's packed arrays, (N,); their end for samples that are not held."""
 
     prompts: NDArray[np.int64]
     responses: NDArray[np.int64]
 
     @classmethod
     def of(cls, batch: TrainBatch) -> Offsets:
-        prompts, responses = (np.cumsum(n) - n for n in (batch.prompt_lengths, batch.response_lengths))
+        held = batch.held_samples
+        prompts, responses = (np.full(batch.samples, packed.size) for packed in (batch.prompts, batch.responses))
+        prompts[held] = starts_of(batch.prompt_lengths[held])
+        responses[held] = starts_of(batch.response_lengths[held])
         return cls(prompts, responses)
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -49,6 +49,18 @@ class Ranks:
         The ranks of a context group hold the same samples, so only the first of them adds them.
         """
         return self.context_group is None or self.context_group.rank() == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum a tensor on the host over all shares of a batch, entry by entry. Collective. Every rank gets the sums."""
+        total = values.clone() if self.adds_to_sums else torch.zeros_like(values)
+        dist.all_reduce(total)
+        return total
+
+    def max(self, values: Tensor) -> Tensor:
+        """Return the maximum over all shares of a batch, as `sum` does."""
+        largest = values.clone()
+        dist.all_reduce(largest, dist.ReduceOp.MAX)
+        return largest
 
     @classmethod
     def of(cls, parallelism: ParallelismSpec, device: torch.device, timeout: timedelta) -> Ranks:

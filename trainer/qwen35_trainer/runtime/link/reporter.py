@@ -16,8 +16,7 @@ import logging
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from qwen35_trainer.exits import Interrupted
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import Manifest, dump_manifest
 from qwen35_trainer.progress import packed_history
+from qwen35_trainer.progress.metrics_file import MetricsFile, number_of
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     EvaluationRecord,
@@ -35,10 +35,14 @@ from qwen35_trainer.progress.records import (
     FinishRecord,
     RunRecord,
     SpanRecord,
+    UpdateRecord,
     from_line,
+    line_start,
 )
+from qwen35_trainer.progress.repeats import Repeats
+from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.sample_file import Moment, newest_moments, read_samples
-from qwen35_trainer.progress.summary import summarise
+from qwen35_trainer.progress.summary import summary_of
 from qwen35_trainer.runtime.checkpoint_store import SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.link.courier import Courier, Undelivered
@@ -87,7 +91,7 @@ class Reporter:
         """Begin the attempt. checkpoint: the one to resume from. started: wall-clock second at which the attempt began."""
         if self._courier is None:
             return
-        clock, report, earlier = TrainingClock(started), None, list[RunRecord]()
+        clock, report, earlier = TrainingClock(started), None, RunFold()
         if checkpoint is not None:
             meta = checkpoint.progress
             clock = TrainingClock(started, meta.elapsed)
@@ -95,7 +99,7 @@ class Reporter:
             earlier = earlier_records(metrics, meta.update)
         bound = None if manifest.spec.mode == "SFT" else manifest.spec.effective_async.maxVersionLag
         self._history = RunHistory(dump_manifest(manifest), bound, RunFolder(metrics.parent).samples, earlier)
-        self._change(lambda standing: standing.resumed(clock, earlier, report), urgent=report is not None)
+        self._change(lambda standing: standing.resumed(clock, earlier.totals, report), urgent=report is not None)
 
     def training(self, updates: int) -> None:
         """Record that the driver starts to train, and that the run has `updates` updates in all.
@@ -189,31 +193,27 @@ class Reporter:
 
 
 class RunHistory:
-    """Collects the records of one run, for reports after its pods are gone. One thread adds records, another packs them."""
+    """The run so far, for reports after its pods are gone. One thread adds records, another packs them."""
 
-    def __init__(
-        self, manifest: str, max_version_lag: int | None, samples: Path, earlier: Iterable[RunRecord] = ()
-    ) -> None:
-        """manifest: the resolved one, as YAML. max_version_lag: the bound of the lag, None in SFT. samples: the file of sampled
-        responses. earlier: records of previous attempts.
+    def __init__(self, manifest: str, max_version_lag: int | None, samples: Path, earlier: RunFold) -> None:
+        """Begin a history.
+
+        manifest: the resolved one, as YAML. max_version_lag: the bound of the lag, None in SFT. samples: the file of sampled
+        responses. earlier: the records of previous attempts; this object adds to it.
         """
         self._manifest, self._bound, self._samples = manifest, max_version_lag, samples
         self._lock = threading.Lock()
-        self._records: list[RunRecord] = list(earlier)
-        self._spans: deque[SpanRecord] = deque(maxlen=packed_history.MAX_SPANS)
+        self._run = earlier
 
     def add(self, record: RunRecord) -> None:
         with self._lock:
-            if isinstance(record, SpanRecord):
-                self._spans.append(record)
-            else:
-                self._records.append(record)
+            self._run.add(record)
 
     def packed(self) -> bytes:
         """Return the history so far, in the format of `progress.packed_history`."""
         with self._lock:
-            records = [*self._records, *self._spans]
-        summary = summarise(records, max_version_lag=self._bound, peak_rss_mib=None)
+            records = self._run.records
+            summary = summary_of(self._run.totals, max_version_lag=self._bound, peak_rss_mib=None)
         return packed_history.pack(self._manifest, summary, records, samples=self._newest_samples())
 
     def _newest_samples(self) -> list[Moment]:
@@ -242,23 +242,30 @@ def reporting(option: str | None) -> Iterator[Reporter]:
     reporter.conclude()
 
 
-def earlier_records(metrics: Path, until: int) -> list[RunRecord]:
-    """Return the records of previous attempts up to update `until`. Spans are not parsed: each update has about a thousand."""
+def earlier_records(metrics: Path, until: int) -> RunFold:
+    """Fold the records of previous attempts that led to the weights after update `until`.
+
+    Spans are not parsed, because there may be many, and ends are left out. A damaged line is logged and left out.
+    """
+    fold = RunFold()
     if not metrics.is_file():
-        return []
-    with metrics.open("rb") as lines:
-        records = _records(line for line in lines if not line.startswith(_SPAN_PREFIX) and line.endswith(b"\n"))
-        return [
-            record for record in records if not isinstance(record, SpanRecord | FinishRecord) and record.update <= until
-        ]
+        return fold
+    file = MetricsFile(metrics)
+    repeats = Repeats(number if number is not None and number[1] <= until else None for number in file.numbers())
+    for place, line in enumerate(file.lines()):
+        if not line.startswith(_LEFT_OUT) and (record := _parsed(line)) is not None and record.update <= until:
+            fold.add(record, repeated=repeats.repeated(place, number_of(line)))
+    return fold
 
 
-_SPAN_PREFIX = b'{"record":"span",'
+_LEFT_OUT = (line_start(SpanRecord), line_start(FinishRecord))
 
 
-def _records(lines: Iterable[bytes]) -> Iterator[RunRecord]:
-    for line in lines:
-        try:
-            yield from_line(line.decode())
-        except ValueError as error:
-            logger.warning("a record is missing in the totals: %s", error)
+def _parsed(line: bytes) -> UpdateRecord | EvaluationRecord | CheckpointRecord | ExportRecord | None:
+    """Return the record of a line. None, and a warning, for a damaged line."""
+    try:
+        record = from_line(line.decode())
+    except ValueError as error:
+        logger.warning("a record is missing in the totals: %s", error)
+        return None
+    return None if isinstance(record, SpanRecord | FinishRecord) else record

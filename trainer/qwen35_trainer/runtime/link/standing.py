@@ -1,7 +1,7 @@
 """Computes the state of an attempt from its records. Pure: the same records give the same report."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,9 +17,8 @@ from qwen35_trainer.progress.records import (
     RunRecord,
     SpanRecord,
     UpdateRecord,
-    surviving_evaluations,
-    surviving_updates,
 )
+from qwen35_trainer.progress.totals import Totals
 from qwen35_trainer.runtime.timing import TrainingClock
 
 PACE_WINDOW = 20
@@ -73,21 +72,20 @@ class Standing:
     idle: Mapping[str, float] = field(default_factory=dict)
     """Replica → idle share, 0 to 1, of the time between the latest two updates."""
 
-    def resumed(self, clock: TrainingClock, earlier: Iterable[RunRecord], checkpoint: CheckpointReport | None) -> Self:
-        """Return the state at the beginning of an attempt. earlier: the records that led to the checkpoint."""
-        records = list(earlier)
-        trained, evaluations = surviving_updates(records), surviving_evaluations(records)
+    def resumed(self, clock: TrainingClock, earlier: Totals, checkpoint: CheckpointReport | None) -> Self:
+        """Return the state at the beginning of an attempt. earlier: totals of the records that led to the checkpoint."""
+        evaluation = earlier.evaluation
         return replace(
             self,
             clock=clock,
             checkpoint=checkpoint,
             update=0 if checkpoint is None else checkpoint.update,
-            version=trained[-1].version if trained else 0,
-            accuracy=_accuracy(evaluations[-1]) if evaluations else None,
-            held_out_reward=_held_out_reward(evaluations[-1]) if evaluations else None,
-            prompts=sum(record.prompts for record in trained),
-            samples=sum(record.samples for record in trained),
-            tokens=sum(record.tokens for record in trained),
+            version=earlier.update.version if earlier.update else 0,
+            accuracy=_accuracy(evaluation) if evaluation else None,
+            held_out_reward=_held_out_reward(evaluation) if evaluation else None,
+            prompts=earlier.prompts,
+            samples=earlier.samples,
+            tokens=earlier.tokens,
         )
 
     def after(self, record: RunRecord) -> Self:

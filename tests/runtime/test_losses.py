@@ -1,0 +1,132 @@
+"""Replicas of a real run under a real Ray are lost in every way, one after the other: no prompt is lost, and none trains twice.
+
+killed          the process ends                                     found at once
+stopped         SIGSTOP: the process exists and answers nothing      found by the deadline of a call
+out of memory   the kernel refuses it memory, so its engine fails    found by its next report
+disconnected    its TCP connections are cut, and it continues        not a loss: calls to it repeat
+
+`make test` loses one replica in each way. `make soak` loses one every 30 seconds for LOSS_MINUTES.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from qwen35_trainer.progress.records import surviving_updates
+
+from .conftest import Running
+
+PROMPTS_PER_UPDATE = 4
+LOSS_MINUTES = 30.0
+LOST = "its sequences continue on other replicas"
+"""Part of the driver's warning about each lost replica."""
+
+
+def _disconnect(process: psutil.Process) -> None:
+    """Reset the connections through which Ray reaches a process."""
+    for connection in process.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_ESTABLISHED:
+            ends = [f"[{end.ip}]:{end.port}" for end in (connection.laddr, connection.raddr)]
+            subprocess.run(["ss", "-K", "src", ends[0], "dst", ends[1]], check=True, capture_output=True)
+
+
+def _starve(process: psutil.Process) -> None:
+    """Let every further allocation of a process fail that its C library has not made before."""
+    process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
+
+
+WAYS: dict[str, Callable[[psutil.Process], object]] = {
+    "killed": psutil.Process.kill,
+    "out of memory": _starve,
+    "disconnected": _disconnect,
+    "stopped": lambda process: process.send_signal(signal.SIGSTOP),
+}
+
+
+@pytest.fixture
+def pool(command, write, tmp_path) -> Running:
+    if os.geteuid() != 0 or shutil.which("ss") is None:
+        pytest.skip("only root can cut the connections of a process, with ss of iproute2")
+    changes = {
+        "train.updates": 1_000_000,
+        "rollout.nodes": 2,
+        "rollout.minNodes": 1,
+        "checkpoint.everyUpdates": 1_000_000,
+    }
+    file = write(tmp_path, changes | {"evaluation.atStart": False}, prompts=2000)
+    return command.start("run", file, output=tmp_path / "out")
+
+
+def _lost(running: Running) -> int:
+    log = running.folder / "logs" / "driver.log"
+    return log.read_text().count(LOST) if log.exists() else 0
+
+
+def _updates(running: Running) -> int:
+    """The number of the last update that the command printed."""
+    with running.out.open("rb") as out:
+        out.seek(max(0, out.seek(0, os.SEEK_END) - 4096))
+        printed = re.findall(rb"update=(\d+)/", out.read())
+    return int(printed[-1]) if printed else 0
+
+
+def _lose(running: Running, way: str) -> None:
+    """Lose a replica that has joined, and wait until another has its place and updates go on."""
+    lost, updates = _lost(running), _updates(running)
+    workers = running.processes("ray::RolloutWorker")
+    victim = workers[random.randrange(len(workers))]  # seeded by the suite
+    WAYS[way](victim)
+    if way != "disconnected":
+        running.wait_until(lambda: _lost(running) > lost, f"loss of a replica that is {way}")
+        running.wait_until(
+            lambda: len(running.processes("ray::RolloutWorker")) == 2 and not victim.is_running(), "replacement"
+        )
+    running.wait_until(lambda: _updates(running) > updates + 20, "further updates")
+
+
+def _end(running: Running) -> None:
+    """Stop the run, and check that each prompt had exactly one turn."""
+    running.signal(signal.SIGTERM)
+    ended = running.end()
+    assert "Traceback" not in ended.err, ended.err
+    updates = surviving_updates(ended.records)
+    assert [record.update for record in updates] == list(range(1, len(updates) + 1))
+    progress = ended.progress(len(updates))
+    trained = sum(record.prompts for record in updates)
+    assert trained == PROMPTS_PER_UPDATE * len(updates)
+    assert progress["position"] - len(progress["pending"]) == trained
+    assert max(record.lag_max for record in updates) <= 2
+
+
+def test_a_replica_lost_in_each_way_loses_no_prompt(pool):
+    pool.wait_until(lambda: _updates(pool) > 5, "the first updates")
+    for way in WAYS:
+        _lose(pool, way)
+    assert _lost(pool) == len(WAYS) - 1, "a replica that was disconnected is not lost"
+    _end(pool)
+
+
+@pytest.mark.soak
+def test_replicas_lost_for_half_an_hour_lose_no_prompt(pool):
+    pool.wait_until(lambda: _updates(pool) > 5, "the first updates")
+    end = time.monotonic() + 60 * LOSS_MINUTES
+    for way in itertools.cycle(WAYS):
+        started = time.monotonic()
+        if started > end:
+            break
+        _lose(pool, way)
+        time.sleep(max(0.0, 30.0 - (time.monotonic() - started)))
+    assert _lost(pool) >= 30
+    _end(pool)

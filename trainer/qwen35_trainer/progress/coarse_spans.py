@@ -1,0 +1,49 @@
+"""The spans of a whole run in bounded memory: exact while they are few, then joined in windows that grow with the run."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from qwen35_trainer.progress.records import SpanKind, SpanRecord
+from qwen35_trainer.progress.span_budget import joined
+
+_MIN_WINDOW_SECONDS: Final = 2.0**-6
+_MAX_WINDOW_SECONDS: Final = 2.0**26
+"""Two years. A run of that length has one span per lane and kind then."""
+
+
+class CoarseSpans:
+    """Keeps at most 2 · `limit` spans of a run, or one per lane and kind if those are more."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._spans: list[SpanRecord] = []
+        self._next = 2 * limit
+        self._window = 0.0
+
+    def add(self, span: SpanRecord) -> None:
+        self._spans.append(span)
+        if len(self._spans) > self._next:
+            self._coarsen()
+
+    @property
+    def spans(self) -> list[SpanRecord]:
+        """The spans, in order of their start. Spans of one lane and kind are joined if the run has too many."""
+        return in_windows(self._spans, self._window)
+
+    def _coarsen(self) -> None:
+        while len(self._spans) > self._limit and self._window < _MAX_WINDOW_SECONDS:
+            self._window = max(_MIN_WINDOW_SECONDS, 2 * self._window)
+            self._spans = in_windows(self._spans, self._window)
+        self._next = 2 * max(self._limit, len(self._spans))
+
+
+def in_windows(spans: Sequence[SpanRecord], seconds: float) -> list[SpanRecord]:
+    """Join the spans of one lane and kind that start in the same window of `seconds`. 0: join none. Ordered by start."""
+    ordered = sorted(spans, key=lambda span: span.start)
+    if seconds == 0.0:
+        return ordered
+    windows: dict[tuple[str, SpanKind, float], SpanRecord] = {}
+    for span in ordered:
+        key = span.lane, span.kind, span.start // seconds
+        windows[key] = joined(windows[key], span) if key in windows else span
+    return list(windows.values())

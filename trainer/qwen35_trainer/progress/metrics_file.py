@@ -1,0 +1,88 @@
+"""Reads a metrics file record by record, so that a file of any length takes the memory of one line."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateRecord, from_line, line_start
+
+type Number = tuple[type[UpdateRecord] | type[EvaluationRecord], int]
+"""An update, or the evaluation after it, with the number of the update."""
+
+_NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\d+)[,}])?')
+
+
+class MetricsFile:
+    """The complete lines of a metrics file. Can be iterated any number of times, each time with the same records.
+
+    A last line without a newline is still being written and is left out, and so is what is appended later.
+    Raises FileNotFoundError if the file does not exist. Iterating raises ValueError naming file and line for a line that is
+    not a record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._size = path.stat().st_size
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                f"{path}: no such metrics file. Give the folder of a run that has started, or run it first."
+            ) from None
+
+    def __iter__(self) -> Iterator[RunRecord]:
+        for place, line in enumerate(self.lines(), start=1):
+            yield self._record(place, line)
+
+    def of[R: RunRecord](self, kind: type[R]) -> Iterator[R]:
+        """Return the records of one class. Other lines are not parsed."""
+        start = line_start(kind)
+        for place, line in enumerate(self.lines(), start=1):
+            if line.startswith(start) and isinstance(record := self._record(place, line), kind):
+                yield record
+
+    def numbers(self) -> Iterator[Number | None]:
+        """Return for each line the number of its update or evaluation; None for other lines. Parses no other field."""
+        for line in self.lines():
+            yield number_of(line)
+
+    def lines(self) -> Iterator[bytes]:
+        """Return the complete lines, without their newlines."""
+        remaining = self._size
+        with self._path.open("rb") as file:
+            for line in file:
+                remaining -= len(line)
+                if remaining < 0 or not line.endswith(b"\n"):
+                    return
+                yield line[:-1]
+
+    def _record(self, place: int, line: bytes) -> RunRecord:
+        try:
+            return from_line(line.decode())
+        except ValueError as error:
+            raise ValueError(f"{self._path}, line {place}: {error}") from error
+
+
+def read_records(path: Path) -> MetricsFile:
+    """Return the records of a metrics file, in order. They are read when they are iterated. See `MetricsFile`."""
+    return MetricsFile(path)
+
+
+def number_of(line: bytes) -> Number | None:
+    """Return the number of the update or evaluation in a line; None for another record, and for a damaged line."""
+    match = _NUMBERED.match(line)
+    if match is None:
+        return None
+    digits = match[2]
+    if digits is None:  # another order of keys
+        try:
+            digits = str(int(json.loads(line)["update"])).encode()
+        except (ValueError, KeyError, TypeError):
+            return None
+    return (UpdateRecord if match[1] == b"update" else EvaluationRecord), int(digits)
+
+
+def has_update(path: Path) -> bool:
+    """Whether a metrics file contains an update. Reads up to the first one only."""
+    return any(line.startswith(line_start(UpdateRecord)) for line in MetricsFile(path).lines())

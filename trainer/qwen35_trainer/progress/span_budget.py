@@ -1,0 +1,91 @@
+"""Limits how many lines of a metrics file are spans, however long the run is and however many replicas it has.
+
+    span ─► the file has few spans ─► written as it is
+        └─► otherwise ─► joined with the other spans of its lane and kind in this window ─► one line each at the window's end
+
+The first LINES_PER_RESOLUTION spans are exact. Then a window is 1 s long, and its length doubles after every further
+LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). So the file has at most
+(MAX_DOUBLINGS + 2) · LINES_PER_RESOLUTION = 360,000 lines of spans, 60 MB, until its windows have their maximum length:
+
+    lanes   length of a window after a day, a week, a month   lines after a day, a week, a month   maximum reached after
+    4       16 s        64 s        512 s                     110,000  160,000   210,000           20 years
+    66      256 s       1,024 s     8,192 s                   190,000  240,000   290,000           15 months
+    1,002   4,096 s     16,384 s    65,536 s                  270,000  320,000   370,000           1 month
+
+After that each lane adds one line in 18 hours. A crash loses the spans of the window that it falls into, and nothing else.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from qwen35_trainer.progress.records import SpanKind, SpanRecord
+
+LINES_PER_RESOLUTION: Final = 20_000
+"""Lines of spans that are written before windows become twice as long."""
+MAX_DOUBLINGS: Final = 16
+"""Windows are at most 2 ** MAX_DOUBLINGS seconds long."""
+
+
+def window_seconds(lines: int) -> float:
+    """Return the length of a window, in seconds, once a file has `lines` lines of spans. 0: spans are exact."""
+    if lines < LINES_PER_RESOLUTION:
+        return 0.0
+    return float(2 ** min(lines // LINES_PER_RESOLUTION - 1, MAX_DOUBLINGS))
+
+
+class SpanBudget:
+    """Decides which lines are written for the spans of a run. lines: those in the file already, of earlier attempts."""
+
+    def __init__(self, lines: int = 0) -> None:
+        self._lines = lines
+        self._open: dict[tuple[str, SpanKind], SpanRecord] = {}
+        """The span of each lane and kind in the present window: at most one per lane and kind."""
+        self._window_end = 0.0
+
+    def add(self, span: SpanRecord) -> list[SpanRecord]:
+        """Add a span that has just ended. Returns the spans to write now."""
+        seconds = window_seconds(self._lines)
+        if seconds == 0.0:
+            self._lines += 1
+            return [span]
+        due: list[SpanRecord] = []
+        if span.end >= self._window_end:
+            due = self.flush()
+            self._window_end = (span.end // seconds + 1) * seconds
+        key = span.lane, span.kind
+        self._open[key] = joined(self._open[key], span) if key in self._open else span
+        return due
+
+    def flush(self) -> list[SpanRecord]:
+        """End the present window. Returns the spans to write now, in order of their start."""
+        due = sorted(self._open.values(), key=lambda span: span.start)
+        self._open.clear()
+        self._lines += len(due)
+        return [_rounded(span) for span in due]
+
+
+def busy_seconds(span: SpanRecord) -> float:
+    """Return how long the lane was busy during the span."""
+    return span.end - span.start if span.busy is None else span.busy
+
+
+def joined(first: SpanRecord, second: SpanRecord) -> SpanRecord:
+    """Return one span for two of the same lane and kind: from the earlier start to the later end, with the sum of their work."""
+    start, end = min(first.start, second.start), max(first.end, second.end)
+    busy = busy_seconds(first) + busy_seconds(second)
+    begin, last = first.label.split(" … ")[0], second.label.split(" … ")[-1]
+    versions = [span.version for span in (first, second) if span.version is not None]
+    return replace(
+        first,
+        start=start,
+        end=end,
+        label=begin if begin == last else f"{begin} … {last}",
+        version=max(versions, default=None),
+        busy=None if busy >= end - start else busy,
+    )
+
+
+def _rounded(span: SpanRecord) -> SpanRecord:
+    """Return the span with milliseconds: more digits would only lengthen its line."""
+    busy = None if span.busy is None else round(span.busy, 3)
+    return replace(span, start=round(span.start, 3), end=round(span.end, 3), busy=busy)

@@ -1,0 +1,34 @@
+"""A sequence of any length in bounded memory, for charts."""
+
+from typing import Final
+
+
+class Thinned[T]:
+    """Keeps the first, every `stride`-th and the last of the values added. The stride doubles when more than `limit` are kept.
+
+    An update that is kept at one stride is kept at every smaller one, so that charts of a run in progress keep their points.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit: Final = limit
+        self._kept: list[T] = []
+        self._last: T | None = None
+        self.stride = 1
+        self.added = 0
+        """The number of values added."""
+
+    def add(self, value: T) -> None:
+        if self.added % self.stride == 0:
+            self._kept.append(value)
+        self._last = value
+        self.added += 1
+        if len(self._kept) > self._limit:
+            self._kept = self._kept[::2]
+            self.stride *= 2
+
+    @property
+    def values(self) -> list[T]:
+        """The values that are kept, in order."""
+        if self._last is None or (self.added - 1) % self.stride == 0:
+            return list(self._kept)
+        return [*self._kept, self._last]
