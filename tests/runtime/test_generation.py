@@ -103,7 +103,9 @@ class Room:
         self.spec = load_manifest(write(folder, changes)).spec
         self.pool, self.scoring = Pool(), Length()
         self.events: list[on.Event] = []
-        self.prompts = [EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), (row, row)) for row in range(5)]
+        self.prompts = [
+            EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.full(2, row, np.int32)) for row in range(5)
+        ]
         self.recorder = Recorder(folder / "metrics.jsonl", [])
         self.generation: Any = Generation(
             GenerationParts(
@@ -195,9 +197,10 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
     async with room.open():
         room.begin(position=7)  # of the second epoch
     assert [(number, type(command)) for number, command in room.pool.commands] == [(POOL, SubmitSequences)]
-    assert [request for _, request in room.pool.submitted] == [
-        SequenceRequest((0, index), (2, 2), 20, Sampling(0.5), room.pool.submitted[index][1].kept) for index in range(2)
-    ]
+    assert [
+        (request.sequence, request.prompt.tolist(), request.max_tokens, request.sampling)
+        for _, request in room.pool.submitted
+    ] == [((0, index), [2, 2], 20, Sampling(0.5)) for index in range(2)]
     assert room.sent(POOL) == [[]]
 
 
@@ -571,7 +574,7 @@ async def test_an_evaluation_is_scored_when_requested_and_its_groups_do_not_trai
         later = room.generation.evaluation()
     assert FIRST_EVALUATION_GROUP <= first < second < later[0]
     assert {type(event) for event in room.events} == {on.SequenceFinished}
-    assert [request.prompt for _, request in room.pool.submitted] == [(3, 3), (4, 4)]
+    assert [request.prompt.tolist() for _, request in room.pool.submitted] == [[3, 3], [4, 4]]
     assert {request.sampling for _, request in room.pool.submitted} == {Sampling(room.spec.evaluation.temperature)}
     assert [(group.prompt, group.rewards) for group in results] == [
         (room.prompts[3], (1.0,)),

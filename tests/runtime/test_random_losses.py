@@ -150,7 +150,9 @@ class Room:
         self.decided: deque[Any] = deque()
         self.trained: list[int] = []
         self.ended = False
-        prompts = [EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), (row,)) for row in range(8)]
+        prompts = [
+            EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.array([row], np.int32)) for row in range(8)
+        ]
         recorder: Any = SimpleNamespace(append=lambda record: None)
         parts = GenerationParts(
             spec,
@@ -239,7 +241,7 @@ class Room:
             for sequence in group.sequences:
                 assert sequence.tokens.ids.tolist() in self.complete[sequence.sequence]
                 assert order.version - sequence.tokens.versions.min() <= self.window.max_version_lag
-            self.trained.append(group.prompt.token_ids[0])
+            self.trained.append(int(group.prompt.token_ids[0]))
         self.inputs.append(on.BatchTrained(order.batch))
 
 
