@@ -42,6 +42,7 @@ from qwen35_trainer.rewards.reward_settings import RewardsSetup
 from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.rewards.scorer_builder import build_scorer
 from qwen35_trainer.rewards.scoring_messages import DECODER, GROUP, SETUP, GroupRequest, scores_message
+from qwen35_trainer.rewards.turn import Turn
 
 ENTRY: Final = f"{__name__}:serve"
 ALIVE_SECONDS: Final = 5.0
@@ -115,9 +116,10 @@ class ScoringProcess:
         assert self._decode is not None
         responses: list[Response] = []
         async with self._decoding:  # groups that arrive together are finished one after another, not all at the end
+            turn = Turn()
             for _ in range(len(request)):
                 responses.append(request.decode_next(self._decode))
-                await asyncio.sleep(0)  # replies of functions are read between two responses
+                await turn.let_others_run()
         del request  # its tokens
         scores = await self._scorer.score(responses)
         return scores_message([self._with_new_details(of_response) for of_response in scores])
