@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -95,6 +96,7 @@ class ScoringProcess:
             case kind if kind == DECODER:
                 decoder: ResponseDecoder = pickle.loads(request[1:])  # noqa: S301  # from the driver
                 self._decode = decoder.load()
+                _return_free_memory()
                 return b""
             case kind:
                 assert kind == GROUP
@@ -136,3 +138,9 @@ class ScoringProcess:
             return replace(score, details="")
         self._detailed.add(kind)
         return score
+
+
+def _return_free_memory() -> None:
+    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read. Only glibc can."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
