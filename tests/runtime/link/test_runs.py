@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from qwen35_trainer.atomic_files import write_atomically
 from qwen35_trainer.commands import app
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder, parse_progress
-from qwen35_trainer.progress.packed_history import unpack
 from qwen35_trainer.progress.metrics_file import read_records
+from qwen35_trainer.progress.packed_history import unpack
 from qwen35_trainer.progress.records import (
     CheckpointRecord,
     FinishRecord,
