@@ -62,7 +62,7 @@ class Engine:
 
     @property
     def has_urgent_report(self) -> bool:
-        return bool(self._next) or self.failure is not None
+        return bool(self._next.keys() & {"loaded", "taken"}) or self.failure is not None
 
     def report(self, number: int) -> ReplicaReport:
         fields, self._next = self._next, {}

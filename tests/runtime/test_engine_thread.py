@@ -1,19 +1,33 @@
-"""The thread around a real engine with a tiny model: nothing is lost between it and its callers."""
+"""The thread around a real engine with a tiny model, and around one that is played: every token is reported once."""
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, RolloutEngine, SequenceRequest
+from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
-from qwen35_trainer.runtime.rollout_worker import Collected, EngineThread
+from qwen35_trainer.runtime.replica_channel import MAX_REPORT_SECONDS, ReplicaReport
+from qwen35_trainer.runtime.rollout_worker import (
+    GATHER_SHARE,
+    MAX_GATHER_SECONDS,
+    MIN_GATHER_SECONDS,
+    PROGRESS_SECONDS,
+    PROGRESS_SHARE,
+    EngineThread,
+)
 from tests.patience import PATIENCE
 
 NEVER = 99
@@ -22,41 +36,68 @@ MODEL = ModelSpec.model_validate(
     {"name": "tiny", "precision": "FP32"}
     | {"source": {"random": {"hiddenSize": 16, "intermediateSize": 16, "layers": 2, "fullAttentionInterval": 2}}}
 )
+NAME = (0, 0)
+
+
+def joined(reports: Sequence[ReplicaReport], name: SequenceId) -> GeneratedTokens:
+    """The tokens of a sequence in all reports."""
+    return GeneratedTokens.join(report.tokens[name] for report in reports if name in report.tokens)
+
+
+def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
+    return all(
+        one.tolist() == other.tolist() for one, other in zip(vars(left).values(), vars(right).values(), strict=True)
+    )
 
 
 class Driven:
-    """An engine thread, and what it brought so far."""
+    """An engine thread, what it has reported so far, and what its engine has completed."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
-        self.news = threading.Event()
-        self.thread = EngineThread(engine, self.news.set)
-        self.collected: list[Collected] = []
+        self.completed: list[Completed] = []
+        self._step = engine.step
+        engine.step = self.step
+        self.told = threading.Event()
+        self.thread = EngineThread(engine, self.told.set)
+        self.reports: list[ReplicaReport] = []
 
-    def do(self, act: Callable[[RolloutEngine], None]) -> BaseException | None:
-        """Have `act` done, and return what it raised."""
-        answered = threading.Event()
-        errors: list[BaseException | None] = []
+    def step(self) -> StepOutput:
+        output = self._step()
+        self.completed += output.finished
+        return output
 
-        def done(error: BaseException | None) -> None:
-            errors.append(error)
-            answered.set()
+    def on_thread(self, act: Callable[[], object]) -> None:
+        """Have `act` done on the thread, between two steps. Raises what it raises."""
+        done, errors = threading.Event(), list[BaseException]()
 
-        self.thread.call(act, done)
-        assert answered.wait(PATIENCE), "the thread did not answer"
-        return errors[0]
+        def run() -> None:
+            try:
+                act()
+            except BaseException as error:  # noqa: BLE001, raised below
+                errors.append(error)
+            done.set()
+
+        self.thread._inbox.put(run)
+        assert done.wait(PATIENCE), "the thread did not answer"
+        if errors:
+            raise errors[0]
+
+    def report(self) -> ReplicaReport:
+        self.reports.append(self.thread.report(len(self.reports) + 1))
+        return self.reports[-1]
 
     def until(self, enough: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE
         while not enough():
             assert time.monotonic() < deadline, "the engine came to no end"
-            self.news.wait(0.05)
-            self.news.clear()
-            self.collected.append(self.thread.drain())
+            self.told.wait(0.05)
+            self.told.clear()
+            self.report()
 
     @property
-    def finished(self) -> list[Completed]:
-        return [completed for collected in self.collected for completed in collected.finished]
+    def finished(self) -> dict[SequenceId, bool]:
+        return {name: cut for report in self.reports for name, cut in report.finished.items()}
 
 
 @pytest.fixture
@@ -68,115 +109,351 @@ def driven(tmp_path: Path) -> Iterator[Driven]:
 
 
 def requests(group: int, *, samples: int = 2, tokens: int = 6) -> list[SequenceRequest]:
-    return [SequenceRequest((group, index), (3, 4, 5), tokens) for index in range(samples)]
+    return [SequenceRequest((group, index), np.array([3, 4, 5], np.int32), tokens) for index in range(samples)]
 
 
 @pytest.fixture
 def reporting(monkeypatch) -> None:
-    """Unfinished sequences report their tokens at every step."""
+    """Unfinished sequences are asked for their tokens at every step."""
     monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.0)
 
 
-def test_every_sequence_comes_out_once_and_its_start_is_reported(driven):
-    groups = [requests(group) for group in range(9)]
-    for first in (0, 3, 6):
-        several = [request for group in groups[first : first + 3] for request in group]
-        assert driven.do(lambda engine, several=several: engine.submit(several)) is None
-    driven.until(lambda: len(driven.finished) == 18)
+def test_every_sequence_comes_out_once_with_all_its_tokens_and_its_start(driven):
     names = [(group, index) for group in range(9) for index in range(2)]
-    assert sorted(completed.sequence for completed in driven.finished) == names
-    generated = sum(len(completed.tokens) for completed in driven.finished)
-    assert sum(collected.tokens for collected in driven.collected) == generated
-    started = [pair for collected in driven.collected for pair in collected.started.items()]
+    for first in (0, 3, 6):
+        driven.thread.submit([request for group in range(first, first + 3) for request in requests(group)])
+    driven.until(lambda: len(driven.finished) == 18)
+    assert sorted(driven.finished) == names
+    assert sum(len(report.finished) for report in driven.reports) == 18
+    for completed in driven.completed:
+        assert same(joined(driven.reports, completed.sequence), completed.tokens)
+    assert sum(report.generated for report in driven.reports) == 18 * 6
+    started = [pair for report in driven.reports for pair in report.started.items()]
     assert sorted(started) == [(name, 0) for name in names]
 
 
-def test_unfinished_sequences_report_their_tokens_now_and_then(driven, reporting):
-    driven.do(lambda engine: engine.submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)]))
+def test_unfinished_sequences_report_their_new_tokens_and_at_their_end_the_rest(driven, reporting):
+    driven.thread.submit([*requests(0, samples=1, tokens=30), *requests(1, samples=6, tokens=8)])
     driven.until(lambda: len(driven.finished) == 7)
-    for completed in driven.finished:
-        parts = [part for collected in driven.collected for part in collected.progress.get(completed.sequence, ())]
-        reported = GeneratedTokens.join(parts)
-        # All but the one that ended it, which comes with the whole.
-        assert len(reported) == len(completed.tokens) - 1
-        assert reported.ids.tolist() == completed.tokens.ids[:-1].tolist()
-        assert reported.log_probs.tolist() == completed.tokens.log_probs[:-1].tolist()
+    assert any(name in report.tokens and name not in report.finished for report in driven.reports for name in [NAME])
+    for completed in driven.completed:
+        assert same(joined(driven.reports, completed.sequence), completed.tokens)
 
 
-def test_what_a_taken_sequence_has_reported_is_not_reported_again(driven, reporting):
-    """It continues with all its tokens: reported once more when it comes back, they would count twice."""
+def test_the_longer_a_sequence_is_the_more_new_tokens_it_reports_at_a_time(driven, reporting, monkeypatch):
+    monkeypatch.setattr(rollout_worker, "PROGRESS_SHARE", 0.5)
 
-    def step_and_take(engine: RolloutEngine) -> None:
-        engine.submit(requests(0, tokens=30))
-        driven.thread._step()  # in this call, so that the second step does not come before the taking
-        driven.thread.forget(engine.take([(0, 0)]))
+    def run() -> None:
+        driven.thread._submit(requests(0, samples=1, tokens=30))
+        while driven.engine.busy:
+            driven.thread._step()
+            driven.report()
 
-    assert driven.do(step_and_take) is None
+    driven.on_thread(run)
+    lengths = [len(report.tokens[NAME]) for report in driven.reports if NAME in report.tokens]
+    assert lengths[:-1] == [1, 1, 1, 2, 3, 4, 6, 9], "each but the last is at least half of those before it"
+    assert sum(lengths) == 30
+    assert same(joined(driven.reports, NAME), driven.completed[0].tokens)
+
+
+def test_a_taken_sequence_reports_its_last_tokens_once_and_nothing_afterwards(driven, reporting):
+    def step_and_take() -> None:
+        driven.thread._submit(requests(0, tokens=30))
+        driven.thread._step()  # reports one token of each
+        driven.report()
+        driven.thread._step()
+        driven.thread._step()
+        driven.thread._take([(0, 0), (5, 5)])
+
+    driven.on_thread(step_and_take)
+    assert driven.thread.has_urgent_report
+    assert driven.told.is_set()
     driven.until(lambda: len(driven.finished) == 1)
-    assert {name for collected in driven.collected for name in collected.progress} == {(0, 1)}
+    assert [name for report in driven.reports for name in report.taken] == [(0, 0)]
+    assert driven.finished == {(0, 1): True}
+    assert len(joined(driven.reports, (0, 0))) == 3
+    [taken_at] = [index for index, report in enumerate(driven.reports) if report.taken]
+    assert all((0, 0) not in report.tokens for report in driven.reports[taken_at + 1 :])
 
 
-def test_draining_empties_the_outbox(driven):
-    driven.do(lambda engine: engine.submit(requests(0)))
-    driven.until(lambda: len(driven.finished) == 2)
-    assert driven.thread.drain() == Collected()
+def test_a_sequence_that_continues_reports_only_what_it_did_not_come_with(driven, reporting):
+    def take_and_submit() -> None:
+        driven.thread._submit(requests(0, samples=1, tokens=30))
+        for _ in range(7):
+            driven.thread._step()
+        driven.thread._take([NAME])
+        driven.report()
+        kept = joined(driven.reports, NAME)
+        [request] = requests(0, samples=1, tokens=30)
+        driven.thread._submit([SequenceRequest(NAME, request.prompt, 30, kept=kept)])
 
-
-def test_a_call_that_fails_raises_at_its_caller_and_the_engine_continues(driven):
-    error = driven.do(lambda engine: engine.submit(requests(0, tokens=400)))
-    assert isinstance(error, ValueError)
-    assert "prompt 3 + response 400 tokens exceed the engine's 40" in str(error)
-    assert driven.do(lambda engine: engine.submit(requests(1))) is None
+    driven.on_thread(take_and_submit)
     driven.until(lambda: bool(driven.finished))
-    assert driven.thread.failure is None
+    [completed] = driven.completed
+    assert same(joined(driven.reports, NAME), completed.tokens)
+    assert len(completed.tokens) == 30
 
 
-def test_new_weights_come_in_between_two_tokens_of_a_running_sequence(driven):
+def test_a_sequence_that_has_finished_when_it_is_taken_is_reported_as_finished_only(driven):
+    def finish_and_take() -> None:
+        driven.thread._submit(requests(0, samples=1, tokens=1))
+        driven.thread._step()
+        driven.thread._take([NAME])
+
+    driven.on_thread(finish_and_take)
+    report = driven.report()
+    assert (report.finished, report.taken, len(report.tokens[NAME])) == ({NAME: True}, (), 1)
+
+
+def test_of_a_dropped_sequence_nothing_more_is_reported(driven, reporting):
+    def step_and_drop() -> None:
+        driven.thread._submit(requests(0, tokens=30))
+        driven.thread._step()
+        driven.thread._drop([(0, 0), (7, 7)])
+        driven.thread._step()
+
+    driven.on_thread(step_and_drop)
+    driven.until(lambda: bool(driven.finished))
+    assert driven.finished == {(0, 1): True}
+    for report in driven.reports:
+        assert (0, 0) not in {*report.tokens, *report.started, *report.taken}
+    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
+        assert not table, "it remembers sequences that it no longer has"
+
+
+def test_a_report_contains_what_happened_since_the_one_before(driven):
+    driven.thread.submit(requests(0))
+    driven.until(lambda: len(driven.finished) == 2)
+    report = driven.report()
+    assert (dict(report.tokens), report.started, report.finished, report.taken, report.loaded) == ({}, {}, {}, (), None)
+    assert (report.generated, report.intervals, report.busy) == (0, (), False)
+    assert report.steps == driven.reports[-2].steps == 6
+
+
+def test_new_weights_come_in_between_two_tokens_of_a_running_sequence_and_are_reported(driven):
     weights = {name: tensor.clone() for name, tensor in driven.engine._model.state_dict().items()}
 
-    def load_midway(engine: RolloutEngine) -> None:
-        engine.submit(requests(0, samples=1, tokens=30))
+    def load_midway() -> None:
+        driven.thread._submit(requests(0, samples=1, tokens=30))
         for _ in range(5):
-            engine.step()
-        engine.load(weights, 7)
+            driven.thread._step()
+        driven.thread._load(weights, 7)
 
-    assert driven.do(load_midway) is None
+    driven.on_thread(load_midway)
+    assert driven.thread.has_urgent_report
     driven.until(lambda: bool(driven.finished))
     # The sixth token was drawn already from what the old weights computed.
-    assert driven.finished[0].tokens.versions.tolist() == [0] * 6 + [7] * 24
+    assert joined(driven.reports, NAME).versions.tolist() == [0] * 6 + [7] * 24
+    assert [report.loaded for report in driven.reports if report.loaded is not None] == [7]
 
 
-def test_a_taken_sequence_never_comes_out_and_its_tokens_move_with_it(driven):
-    taken: dict[tuple[int, int], GeneratedTokens] = {}
+def test_commands_are_carried_out_in_their_order(driven):
+    """Each before the next step: a sequence that is submitted, taken and dropped between two steps leaves nothing."""
+    weights = {name: tensor.clone() for name, tensor in driven.engine._model.state_dict().items()}
+    hold = threading.Event()
+    driven.thread._inbox.put(lambda: hold.wait(PATIENCE))
+    driven.thread.submit(requests(0))
+    driven.thread.take([(0, 0)])
+    driven.thread.load(weights, 3)
+    driven.thread.drop([(0, 1)])
+    driven.thread.submit(requests(1, samples=1))
+    hold.set()
+    driven.until(lambda: bool(driven.finished))
+    assert driven.finished == {(1, 0): True}
+    assert [name for report in driven.reports for name in report.taken] == [(0, 0)]
+    assert joined(driven.reports, (1, 0)).versions.tolist() == [3] * 6
 
-    def take_midway(engine: RolloutEngine) -> None:
-        engine.submit([*requests(0, samples=2, tokens=30), *requests(1)])
-        engine.step()
-        taken.update(engine.take([(0, 0), (0, 1), (5, 5)]))
 
-    assert driven.do(take_midway) is None
-    driven.until(lambda: not driven.engine.busy)
-    driven.collected.append(driven.thread.drain())
-    assert sorted(completed.sequence for completed in driven.finished) == [(1, 0), (1, 1)]
-    assert {name: len(tokens) for name, tokens in taken.items()} == {(0, 0): 1, (0, 1): 1}
+@pytest.mark.parametrize("when", ["a step", "a request"])
+def test_an_engine_that_fails_ends_and_wakes_up_who_waits_for_a_report(driven, when):
+    if when == "a step":
+        driven.on_thread(lambda: delattr(driven.engine, "_decoder"))
+    driven.told.clear()
+    driven.thread.submit(requests(0, tokens=6 if when == "a step" else 400))
+    assert driven.told.wait(PATIENCE)
+    driven.thread._thread.join(PATIENCE)
+    assert not driven.thread._thread.is_alive()
+    assert isinstance(driven.thread.failure, AttributeError if when == "a step" else ValueError)
+    assert driven.thread.has_urgent_report
 
 
-def test_a_dead_engine_is_reported_and_wakes_the_collector(driven):
-    def break_it(engine: RolloutEngine) -> None:
-        del engine._decoder
-
-    driven.do(break_it)
-    driven.news.clear()
-    driven.do(lambda engine: engine.submit(requests(0)))
-    assert driven.news.wait(PATIENCE)
-    assert isinstance(driven.thread.failure, AttributeError)
+def test_an_error_outside_of_the_engine_ends_it_and_the_first_error_counts(driven):
+    first = RuntimeError("damaged weights")
+    driven.thread.fail(first)
+    driven.thread.fail(RuntimeError("another"))
+    assert driven.told.wait(PATIENCE)
+    driven.thread._thread.join(PATIENCE)
+    assert not driven.thread._thread.is_alive()
+    assert driven.thread.failure is first
 
 
 def test_busy_time_is_the_time_that_sequences_ran(driven):
     before = time.time()
-    driven.do(lambda engine: engine.submit(requests(0, samples=4, tokens=30)))
+    driven.thread.submit(requests(0, samples=4, tokens=30))
     driven.until(lambda: len(driven.finished) == 4)
-    intervals = [interval for collected in driven.collected for interval in collected.busy]
+    intervals = [interval for report in driven.reports for interval in report.intervals]
     assert intervals
     assert all(before <= start <= end <= time.time() for start, end in intervals)
     assert all(first[1] <= second[0] for first, second in pairwise(intervals))
+
+
+# A played engine.
+
+
+class Played:
+    """An engine whose tokens are the numbers of its steps. `hold` stops it within the named method."""
+
+    version = 0
+
+    def __init__(self, hold: str = "") -> None:
+        self.hold, self.held, self.free = hold, threading.Event(), threading.Event()
+        self.running: dict[SequenceId, tuple[int, list[int]]] = {}  # limit, tokens
+        self.told: dict[SequenceId, int] = {}
+        self.steps = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.running)
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        self._stop_in("submit")
+        for request in requests:
+            self.running[request.sequence] = (request.max_tokens, request.kept.ids.tolist())
+            self.told[request.sequence] = len(request.kept)
+
+    def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
+        return {name: numbers(self.running.pop(name)[1]) for name in sequences if name in self.running}
+
+    def progress(self) -> dict[SequenceId, GeneratedTokens]:
+        new = {name: tokens[self.told[name] :] for name, (_, tokens) in self.running.items()}
+        for name, tokens in new.items():
+            self.told[name] += len(tokens)
+        return {name: numbers(tokens) for name, tokens in new.items() if tokens}
+
+    def load(self, weights: Mapping[str, Any], version: int) -> None:
+        self._stop_in("load")
+
+    def step(self) -> StepOutput:
+        self._stop_in("step")
+        self.steps += 1
+        finished = []
+        for name, (limit, tokens) in list(self.running.items()):
+            tokens.append(self.steps)
+            if len(tokens) >= limit:
+                finished.append(Completed(name, numbers(tokens), truncated=True))
+                del self.running[name]
+        return StepOutput(tuple(finished))
+
+    def _stop_in(self, method: str) -> None:
+        if method == self.hold:
+            self.held.set()
+            assert self.free.wait(PATIENCE)
+
+
+def numbers(ids: Sequence[int]) -> GeneratedTokens:
+    return GeneratedTokens(np.array(ids, np.int32), np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
+
+
+@pytest.mark.parametrize("method", ["step", "submit", "load"])
+def test_an_engine_that_hangs_is_busy_and_makes_no_step(method):
+    """By this the driver notices the hang, wherever it is."""
+    engine = Played(method)
+    thread = EngineThread(engine, lambda: None)
+    if method == "load":
+        thread.load({}, 1)
+    else:
+        thread.submit(requests(0))
+    assert engine.held.wait(PATIENCE)
+    for number in (1, 2):
+        report = thread.report(number)
+        assert (report.busy, report.steps) == (True, 0)
+    engine.free.set()
+    thread.close()
+    thread._thread.join(PATIENCE)
+
+
+class Stopped(EngineThread):
+    """An engine thread whose methods a test calls in turn, on a clock of its own."""
+
+    def __init__(self, engine: Any, patch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: self.now))
+        patch.setattr(rollout_worker.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
+        super().__init__(engine, lambda: None)
+
+
+def test_the_longer_sequences_take_the_longer_reports_wait_within_limits(monkeypatch):
+    with monkeypatch.context() as patch:
+        thread = Stopped(Played(), patch)
+    assert (thread.gather_seconds, thread.report_seconds) == (MIN_GATHER_SECONDS, PROGRESS_SECONDS)
+    waits = []
+    for _ in range(200):
+        with monkeypatch.context() as patch:
+            patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: thread.now))
+            thread._submit(requests(0, samples=1, tokens=1))
+            thread.now += 100.0
+            thread._step()
+        waits.append((thread.gather_seconds, thread.report_seconds))
+    assert waits == sorted(waits), "they grow"
+    assert waits[-1] == pytest.approx((100.0 * GATHER_SHARE, 100.0 * PROGRESS_SHARE), rel=0.01)
+    thread._duration = 1e6
+    assert (thread.gather_seconds, thread.report_seconds) == (MAX_GATHER_SECONDS, MAX_REPORT_SECONDS)
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("submit"), st.integers(0, 3)),
+        st.tuples(st.sampled_from(["take", "drop"]), st.integers(0, 3)),
+        st.tuples(st.just("step"), st.sampled_from([0.1, 1.5])),
+        st.tuples(st.just("report"), st.just(0)),
+    ),
+    max_size=40,
+)
+
+
+@given(acts=ACTS, share=st.sampled_from([0.0, 0.5]))
+def test_the_reports_of_a_sequence_contain_each_of_its_tokens_once_and_in_order(acts, share):
+    """Also of one that was taken and continues, however its commands and reports lie between steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout_worker, "PROGRESS_SHARE", share)
+        thread = Stopped(engine := Played(), patch)
+        driver: dict[SequenceId, list[int]] = {}  # what the driver has of each sequence
+        running, expected = set[SequenceId](), dict[SequenceId, list[int]]()
+
+        def receive() -> None:
+            report = thread.report(1)
+            for name, tokens in report.tokens.items():
+                driver[name] = driver[name] + tokens.ids.tolist()
+            for name in (*report.finished, *report.taken):
+                assert driver[name] == expected.pop(name), "all tokens are there when its end is reported"
+
+        for kind, amount in acts:
+            name = (int(amount), 0)
+            match kind:
+                case "submit" if name not in running and name not in expected:
+                    kept = driver.setdefault(name, [])
+                    prompt = np.array([1], np.int32)
+                    thread._submit([SequenceRequest(name, prompt, len(kept) + 5, kept=numbers(kept))])
+                    running.add(name)
+                case "take" if name in running:
+                    expected[name] = list(engine.running[name][1])
+                    thread._take([name])
+                    running.remove(name)
+                case "drop" if name in running:
+                    thread._drop([name])
+                    running.remove(name)
+                    del driver[name]
+                case "step" if running:
+                    thread.now += amount
+                    before = {name: list(tokens) for name, (_, tokens) in engine.running.items()}
+                    thread._step()
+                    for name in before.keys() - engine.running.keys():
+                        expected[name] = [*before[name], engine.steps]
+                        running.remove(name)
+                case "report":
+                    receive()
+        receive()
+        assert expected == {}
+        for name in running:
+            tokens = engine.running[name][1]
+            assert driver[name] == tokens[: len(driver[name])]

@@ -1,9 +1,11 @@
-"""Sequences on their way between replicas, and groups on theirs to the trainer. The pool is a stand-in; all else is real."""
+"""Sequences on their way between replicas, and groups on theirs to the trainer. Pool and scoring are stand-ins; all else is real."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,60 +14,76 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
-from qwen35_trainer.runtime.rollout_pool import RolloutReplica
-from qwen35_trainer.runtime.rollout_worker import Collected
+from qwen35_trainer.runtime.replica_channel import (
+    DropSequences,
+    ReplicaCommand,
+    ReplicaReport,
+    SubmitSequences,
+    TakeSequences,
+)
 from qwen35_trainer.runtime.timing import TrainingClock
+from qwen35_trainer.runtime.token_buffer import TokenBlock
+
+from .replicas import settled
 
 POOL, LANE, OTHER = 1, 2, 3
 NAME = (0, 0)
 
 
 class Pool:
-    """Remembers the orders to the replicas. A move waits until the test answers it."""
+    """Remembers the commands to the replicas. Those to a lost one have no effect."""
 
     def __init__(self) -> None:
-        self.submitted: list[tuple[int, SequenceRequest]] = []
-        self.cancelled: list[tuple[int, SequenceId]] = []
-        self.taking: dict[tuple[int, SequenceId], asyncio.Future[dict[SequenceId, GeneratedTokens] | None]] = {}
+        self.commands: list[tuple[int, ReplicaCommand]] = []
         self.lost: set[int] = set()
 
-    def submit(self, number: int, requests: Sequence[SequenceRequest]) -> None:
-        self.submitted += [(number, request) for request in requests if number not in self.lost]
+    def send(self, number: int, command: ReplicaCommand) -> None:
+        if number not in self.lost:
+            self.commands.append((number, command))
 
-    def cancel(self, number: int, sequences: Sequence[SequenceId]) -> None:
-        self.cancelled += [(number, name) for name in sequences]
+    @property
+    def submitted(self) -> list[tuple[int, SequenceRequest]]:
+        return [
+            (number, request)
+            for number, command in self.commands
+            if isinstance(command, SubmitSequences)
+            for request in command.requests
+        ]
 
-    async def take(self, number: int, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens] | None:
-        if number in self.lost:
-            return None
-        [name] = sequences
-        answer = self.taking[number, name] = asyncio.get_running_loop().create_future()
-        return await answer
+    def orders(self, kind: type[DropSequences | TakeSequences]) -> list[tuple[int, tuple[SequenceId, ...]]]:
+        """The sequences that were dropped or taken, by command."""
+        return [(number, command.sequences) for number, command in self.commands if isinstance(command, kind)]
 
 
-class Lengths:
-    """Scores a response by its length. None of those `ill`, written as "4 4", gets a score."""
+class Length:
+    """Scores a response by its length. Those in `ill` get no score."""
 
     def __init__(self) -> None:
-        self.ill: set[str] = set()
+        self.ill: set[tuple[int, ...]] = set()
+        self.scored: list[tuple[str, list[ResponseTokens], bool]] = []
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
 
     async def score_group(
         self, prompt: Prompt, responses: Sequence[ResponseTokens], *, in_trial: bool
     ) -> tuple[CombinedScore, ...]:
-        await asyncio.sleep(0)
-        return tuple(self._score(response.ids.tolist()) for response in responses)
+        self.scored.append((prompt.id, list(responses), in_trial))
+        await self.may_answer.wait()
+        return tuple(self._score(response) for response in responses)
 
-    def _score(self, ids: list[int]) -> CombinedScore:
-        if " ".join(map(str, ids)) in self.ill:
+    def _score(self, response: ResponseTokens) -> CombinedScore:
+        if tuple(response.ids.tolist()) in self.ill:
             return CombinedScore(None, {}, {"length": "RewardError: no score"})
-        return CombinedScore(float(len(ids)), {"length": float(len(ids))}, {})
+        length = float(len(response.ids))
+        return CombinedScore(length, {"length": length}, {})
 
 
 class Over(Exception):
@@ -77,23 +95,25 @@ def end() -> None:
 
 
 class Room:
-    """Generation between a coordinator, played by the test, and replicas, played by the test too."""
+    """Generation between a coordinator and replicas, both of which are played by the test."""
 
     def __init__(self, folder: Path, write: Callable[..., Path]) -> None:
         changes = {"data.maxResponseTokens": 20, "algorithm.groupSize": 2, "rollout.temperature": 0.5}
         changes |= {"train.batch.microBatchSequences": 8}
         self.spec = load_manifest(write(folder, changes)).spec
-        self.pool, self.reward = Pool(), Lengths()
+        self.pool, self.scoring = Pool(), Length()
         self.events: list[on.Event] = []
-        self.prompts = [EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), (row, row)) for row in range(5)]
+        self.prompts = [
+            EncodedPrompt(Prompt(f"train/{row}", "train", str(row)), np.full(2, row, np.int32)) for row in range(5)
+        ]
         self.recorder = Recorder(folder / "metrics.jsonl", [])
-        self.generation = Generation(
+        self.generation: Any = Generation(
             GenerationParts(
                 self.spec,
                 self.prompts,
                 self.prompts[3:],
                 PromptOrder(5, epochs=None, shuffle=False),
-                self.reward,
+                self.scoring,
                 self.recorder,
                 TrainingClock(0.0),
                 self.events.append,
@@ -112,40 +132,34 @@ class Room:
         except* Over:
             pass
 
-    def begin(self, group: int = 0, *, position: int = 2, worker: int = POOL) -> None:
-        """Dispatch a group, and start both its sequences on `worker`."""
-        self.generation.dispatched(do.GroupDispatched(group, position))
-        self.start(worker, (group, 0), (group, 1))
+    def begin(self, group: int = 0, *, position: int = 2, replica: int = POOL) -> None:
+        """Dispatch a group, and start both its sequences on `replica`."""
+        self.generation.dispatched(notices.GroupDispatched(group, position))
+        self.start(replica, (group, 0), (group, 1))
 
-    def start(self, worker: int, *names: SequenceId, keep: int = 0) -> None:
-        self.generation.start(do.StartSequences(worker, tuple((name, keep) for name in names)))
+    def start(self, replica: int, *names: SequenceId, keep: int = 0) -> None:
+        self.generation.start(do.StartSequences(replica, tuple((name, keep) for name in names)))
 
-    def move(self, name: SequenceId = NAME, source: int = POOL, target: int = LANE) -> None:
-        self.generation.move(do.MoveSequence(name, source, target))
+    def move(self, *names: SequenceId, source: int = POOL, target: int = LANE) -> None:
+        self.generation.move(do.MoveSequences(source, target, names or (NAME,)))
 
-    def collect(self, number: int, news: Collected) -> None:
-        self.generation.collected(RolloutReplica(number, f"rollout-{number}", None), news)
+    def report(self, number: int, tokens: dict[SequenceId, GeneratedTokens] | None = None, **fields: Any) -> None:
+        """A replica reports new tokens, and other things."""
+        block = TokenBlock({name: [part] for name, part in (tokens or {}).items()})
+        self.generation.reported(replica(number), ReplicaReport(1, tokens=block, **fields))
 
-    def report(self, number: int, *names: SequenceId, tokens: GeneratedTokens) -> None:
-        """Unfinished sequences have these new tokens."""
-        self.collect(number, Collected(progress=dict.fromkeys(names, (tokens,))))
+    def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False) -> None:
+        """Sequences end with these tokens, the last of each."""
+        self.report(number, dict.fromkeys(names, tokens), finished=dict.fromkeys(names, truncated))
 
-    def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens) -> None:
-        self.collect(number, Collected(finished=tuple(Completed(name, tokens, truncated=False) for name in names)))
+    def give_back(self, number: int, name: SequenceId, tokens: GeneratedTokens) -> None:
+        """A replica has taken a sequence, whose last tokens are these."""
+        self.report(number, {name: tokens}, taken=(name,))
 
     def lose(self, number: int) -> None:
         """The pool finds the replica lost."""
         self.pool.lost.add(number)
-        for (source, _), answer in self.pool.taking.items():
-            if source == number and not answer.done():
-                answer.set_result(None)
-        self.generation.lost(RolloutReplica(number, f"rollout-{number}", None))
-
-    async def answer(
-        self, taken: dict[SequenceId, GeneratedTokens], number: int = POOL, name: SequenceId = NAME
-    ) -> None:
-        self.pool.taking[number, name].set_result(taken)
-        await settled()
+        self.generation.lost(replica(number))
 
     def of[E](self, kind: type[E]) -> list[E]:
         return [event for event in self.events if isinstance(event, kind)]
@@ -156,20 +170,24 @@ class Room:
             request.kept.ids.tolist() for to, request in self.pool.submitted if (to, request.sequence) == (number, name)
         ]
 
+    async def trained(self, number: int = 0) -> list[list[int]]:
+        """The tokens of a scored group, in the order of its samples."""
+        await settled()
+        [group] = self.generation.take([number])
+        return [sequence.tokens.ids.tolist() for sequence in group.sequences]
+
+
+def replica(number: int) -> Any:
+    return SimpleNamespace(number=number, name=f"rollout-{number}")
+
 
 def tokens(*ids: int, version: int = 0) -> GeneratedTokens:
     count = len(ids)
     return GeneratedTokens(np.array(ids, np.int32), np.full(count, -0.5, np.float32), np.full(count, version, np.int32))
 
 
-async def settled() -> None:
-    """Everything that can happen without time has happened."""
-    for _ in range(50):
-        await asyncio.sleep(0)
-
-
 @pytest.fixture
-def room(tmp_path, write):
+async def room(tmp_path, write):
     made = Room(tmp_path, write)
     with made.recorder:
         yield made
@@ -178,18 +196,19 @@ def room(tmp_path, write):
 async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_manifests_sampling(room):
     async with room.open():
         room.begin(position=7)  # of the second epoch
-    assert room.pool.submitted == [
-        (POOL, SequenceRequest((0, index), (2, 2), 20, Sampling(0.5), room.pool.submitted[index][1].kept))
-        for index in range(2)
-    ]
+    assert [(number, type(command)) for number, command in room.pool.commands] == [(POOL, SubmitSequences)]
+    assert [
+        (request.sequence, request.prompt.tolist(), request.max_tokens, request.sampling)
+        for _, request in room.pool.submitted
+    ] == [((0, index), [2, 2], 20, Sampling(0.5)) for index in range(2)]
     assert room.sent(POOL) == [[]]
 
 
-async def test_what_a_replica_delivers_is_reported_once_and_the_group_is_scored(room):
+async def test_what_a_replica_delivers_is_told_once_and_the_group_is_scored(room):
     async with room.open():
         room.begin()
-        room.collect(POOL, Collected(started={(0, 0): 3, (0, 1): 4}))
-        room.finish(POOL, (0, 1), tokens=tokens(6, 7))
+        room.report(POOL, started={(0, 0): 3, (0, 1): 4})
+        room.finish(POOL, (0, 1), tokens=tokens(6, 7), truncated=True)
         await settled()
         assert room.of(on.GroupScored) == []
         room.finish(POOL, (0, 0), tokens=tokens(5))
@@ -203,49 +222,89 @@ async def test_what_a_replica_delivers_is_reported_once_and_the_group_is_scored(
         on.GroupScored(0, signal=True),
     ]
     # In the order of the samples, not in that of their ends.
-    assert [sequence.sequence for sequence in group.sequences] == [(0, 0), (0, 1)]
+    assert [(each.sequence, each.truncated) for each in group.sequences] == [((0, 0), False), ((0, 1), True)]
     assert (group.group, group.prompt, group.rewards) == (0, room.prompts[2], (1.0, 2.0))
+    [(prompt, responses, in_trial)] = room.scoring.scored
+    assert (prompt, in_trial) == ("train/2", True)
+    assert [(response.ids.tolist(), response.truncated) for response in responses] == [([5], False), ([6, 7], True)]
 
 
-async def test_events_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room):
+async def test_tokens_that_arrive_in_parts_are_joined_with_their_log_probs_and_versions(room):
     async with room.open():
         room.begin()
-        room.collect(OTHER, Collected(started={NAME: 0}))
-        room.report(OTHER, NAME, tokens=tokens(9))
+        room.report(POOL, {NAME: tokens(5, 6), (0, 1): tokens(9)})
+        room.report(POOL, {NAME: tokens(7, version=1)})
+        room.finish(POOL, NAME, tokens=tokens(8, version=2))
+        room.finish(POOL, (0, 1), tokens=tokens())
+        await settled()
+        [group] = room.generation.take([0])
+    first = group.sequences[0].tokens
+    assert (first.ids.tolist(), first.versions.tolist()) == ([5, 6, 7, 8], [0, 0, 1, 2])
+    assert first.log_probs.tolist() == [-0.5] * 4
+    assert room.of(on.SequencesProgressed) == [
+        on.SequencesProgressed({NAME: 2, (0, 1): 1}),
+        on.SequencesProgressed({NAME: 3}),
+    ]
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 4), on.SequenceFinished((0, 1), 1)]
+
+
+async def test_reports_of_a_replica_that_does_not_hold_a_sequence_are_ignored(room):
+    async with room.open():
+        room.begin()
+        room.report(OTHER, {NAME: tokens(9)}, started={NAME: 0}, taken=(NAME,))
         room.finish(OTHER, NAME, tokens=tokens(9, 9))
         room.finish(POOL, (0, 1), tokens=tokens(5))
         room.finish(POOL, (0, 1), tokens=tokens(6))  # it has finished already
+        room.report(POOL, {(7, 7): tokens(1)}, started={(7, 7): 0}, finished={(7, 7): False}, taken=((7, 7),))
         await settled()
     assert room.events == [on.SequenceFinished((0, 1), 1)]
+    assert len(room.pool.commands) == 1
 
 
-async def test_a_sequence_moves_with_its_tokens_and_its_events_come_from_the_target(room):
+# Moves.
+
+
+async def test_a_sequence_moves_with_its_tokens_and_its_reports_come_from_the_target(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5))
+        room.report(POOL, {NAME: tokens(5)})
         room.move()
-        await settled()
-        room.report(POOL, NAME, tokens=tokens(6))  # under way when it was taken
-        await room.answer({NAME: tokens(5, 6, 7)})
+        room.report(POOL, {NAME: tokens(6)})  # under way when it was taken
+        assert room.sent(LANE) == []
+        room.give_back(POOL, NAME, tokens(7))
         assert room.sent(LANE) == [[5, 6, 7]]
-        room.report(POOL, NAME, tokens=tokens(99))
+        room.report(POOL, {NAME: tokens(99)})
         room.finish(POOL, NAME, tokens=tokens(99))
-        room.report(LANE, NAME, tokens=tokens(8, version=1))
-        room.finish(LANE, NAME, tokens=tokens(5, 6, 7, 8, 9))
-    assert room.of(on.SequencesProgressed) == [on.SequencesProgressed({NAME: count}) for count in (1, 2, 4)]
-    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 5)]
+        room.report(LANE, {NAME: tokens(8, version=1)})
+        room.finish(LANE, NAME, tokens=tokens(9))
+        room.finish(POOL, (0, 1), tokens=tokens(1))
+        assert await room.trained() == [[5, 6, 7, 8, 9], [1]]
+    assert room.pool.orders(TakeSequences) == [(POOL, (NAME,))]
+    assert room.of(on.SequencesProgressed) == [on.SequencesProgressed({NAME: count}) for count in (1, 2, 3, 4)]
+    assert room.of(on.SequenceFinished)[0] == on.SequenceFinished(NAME, 5)
+
+
+async def test_sequences_that_move_together_are_taken_by_one_command_and_submitted_by_one(room):
+    async with room.open():
+        room.begin()
+        room.move((0, 0), (0, 1))
+        room.report(POOL, {(0, 0): tokens(5), (0, 1): tokens(6)}, taken=((0, 0), (0, 1)))
+    assert [(number, type(command)) for number, command in room.pool.commands] == [
+        (POOL, SubmitSequences),
+        (POOL, TakeSequences),
+        (LANE, SubmitSequences),
+    ]
+    assert (room.sent(LANE, (0, 0)), room.sent(LANE, (0, 1))) == ([[5]], [[6]])
 
 
 async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it_had_reported(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, (0, 1), tokens=tokens(5, 6))
+        room.report(POOL, {NAME: tokens(5, 6), (0, 1): tokens(5, 6)})
         room.move()
-        await settled()
         room.lose(POOL)
-        await settled()
         assert room.sent(LANE) == [[5, 6]]
-        room.finish(LANE, NAME, tokens=tokens(5, 6, 7))
+        room.finish(LANE, NAME, tokens=tokens(7))
     # The coordinator has it in the lane already.
     assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {(0, 1): 2})]
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
@@ -254,17 +313,79 @@ async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it
 async def test_a_sequence_whose_target_is_lost_on_the_way_goes_where_the_coordinator_says(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5, 6))
+        room.report(POOL, {NAME: tokens(5, 6)})
         room.move()
-        await settled()
         room.lose(LANE)
         assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {NAME: 2})]
         room.start(OTHER, NAME, keep=2)
-        await room.answer({NAME: tokens(5, 6, 7)})
+        room.give_back(POOL, NAME, tokens(7))
         assert room.sent(LANE) == []
         assert room.sent(OTHER) == [[5, 6]]
-        room.finish(OTHER, NAME, tokens=tokens(5, 6, 8))
+        room.finish(OTHER, NAME, tokens=tokens(8))
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+async def test_a_sequence_whose_target_is_lost_may_return_to_its_source_without_the_tokens_under_way(room, keep):
+    """The source has not given it back, so it has two courses of it: only the tokens of the second count."""
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.move()
+        room.lose(LANE)
+        room.start(POOL, NAME, keep=keep)
+        assert len(room.sent(POOL)) == 1, "it waits until the source has given it back"
+        room.report(POOL, {NAME: tokens(77)}, started={NAME: 9})
+        room.give_back(POOL, NAME, tokens(78, 79))
+        assert room.sent(POOL)[1:] == [[5, 6][:keep]]
+        room.report(POOL, {NAME: tokens(8)})
+        room.finish(POOL, NAME, tokens=tokens(9))
+        room.finish(POOL, (0, 1), tokens=tokens(1))
+        assert await room.trained() == [[*[5, 6][:keep], 8, 9], [1]]
+    assert room.of(on.SequenceStarted) == []
+
+
+async def test_a_sequence_that_was_to_return_and_has_finished_meanwhile_starts_again(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.move()
+        room.lose(LANE)
+        room.start(POOL, NAME, keep=2)
+        room.finish(POOL, NAME, tokens=tokens(77))  # before it was taken
+        assert room.of(on.SequenceFinished) == []
+        assert room.sent(POOL)[1:] == [[5, 6]]
+        room.finish(POOL, NAME, tokens=tokens(8))
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
+
+
+async def test_a_sequence_that_was_to_return_moves_away_again_if_it_is_told_to(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.move()
+        room.lose(LANE)
+        room.start(POOL, NAME, keep=2)
+        room.move(target=OTHER)
+        room.give_back(POOL, NAME, tokens(77))
+        assert (len(room.sent(POOL)), room.sent(OTHER)) == (1, [[5, 6]])
+
+
+@pytest.mark.parametrize("moves", [False, True])
+async def test_a_sequence_that_was_to_return_to_a_replica_that_is_lost_keeps_its_tokens(room, moves):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.move()
+        room.lose(LANE)
+        room.start(POOL, NAME, keep=2)
+        if moves:
+            room.move(target=OTHER)
+        room.lose(POOL)
+        assert NAME not in room.of(on.ReplicaLost)[1].kept, "those that it was given with its start are available"
+        if not moves:
+            room.start(OTHER, NAME, keep=2)
+        assert room.sent(OTHER) == [[5, 6]]
 
 
 async def test_a_sequence_ordered_to_a_replica_that_is_lost_already_follows_the_next_order(room):
@@ -274,9 +395,8 @@ async def test_a_sequence_ordered_to_a_replica_that_is_lost_already_follows_the_
         room.lose(LANE)
         assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {})]
         room.move()
-        await settled()
         room.start(OTHER, NAME)
-        await room.answer({NAME: tokens(5, 6)})
+        room.give_back(POOL, NAME, tokens(5, 6))
         assert (room.sent(LANE), room.sent(OTHER)) == ([], [[]])
         room.finish(OTHER, NAME, tokens=tokens(7))
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
@@ -286,59 +406,78 @@ async def test_a_sequence_that_finishes_before_it_is_taken_stays_finished(room):
     async with room.open():
         room.begin()
         room.move()
-        await settled()
         room.finish(POOL, NAME, tokens=tokens(5))
-        await room.answer({})
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
     assert room.sent(LANE) == []
 
 
-async def test_a_sequence_whose_end_is_reported_after_the_answer_stays_finished_too(room):
+async def test_a_sequence_that_has_finished_when_its_move_is_ordered_stays_finished(room):
+    """The journal was being written between the coordinator's decision and its order."""
     async with room.open():
         room.begin()
-        room.move()
-        await settled()
-        await room.answer({})
         room.finish(POOL, NAME, tokens=tokens(5))
-    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
+        room.move()
+        room.lose(POOL)
+        room.lose(LANE)
+    assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {(0, 1): 0}), on.ReplicaLost(LANE, {})]
     assert room.sent(LANE) == []
 
 
 async def test_a_sequence_whose_end_is_lost_with_its_source_continues_at_the_target(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5, 6))
+        room.report(POOL, {NAME: tokens(5, 6)})
         room.move()
-        await settled()
-        await room.answer({})  # it has finished, and that is never reported
-        room.lose(POOL)
-        await settled()
+        room.lose(POOL)  # it had finished, and that was never reported
         assert room.sent(LANE) == [[5, 6]]
-        room.finish(LANE, NAME, tokens=tokens(5, 6, 7))
+        room.finish(LANE, NAME, tokens=tokens(7))
     assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {(0, 1): 0})]
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
+
+
+async def test_source_and_target_may_be_lost_together(room):
+    """In both orders."""
+    for group, order in enumerate([(POOL, LANE), (LANE, POOL)]):
+        name = (group, 0)
+        async with room.open():
+            room.pool.lost.clear()
+            room.events.clear()
+            room.begin(group)
+            room.report(POOL, {name: tokens(5, 6)})
+            room.move(name)
+            for number in order:
+                room.lose(number)
+            kept = {lost.replica: lost.kept for lost in room.of(on.ReplicaLost)}
+            assert kept[LANE] == {name: 2}
+            assert name not in kept[POOL]
+            room.start(OTHER, name, keep=2)
+            assert room.sent(OTHER, name) == [[5, 6]]
+            room.generation.forget(group)
 
 
 async def test_a_group_that_leaves_while_its_sequence_moves_takes_it_along(room):
     async with room.open():
         room.begin()
         room.move()
-        await settled()
         room.generation.cancel(do.CancelSequences(LANE, (NAME,)))
         room.generation.cancel(do.CancelSequences(POOL, ((0, 1),)))
         room.generation.forget(0)
-        await room.answer({NAME: tokens(5)})
+        room.give_back(POOL, NAME, tokens(5))
         room.finish(POOL, (0, 1), tokens=tokens(5))
-    assert room.pool.cancelled == [(LANE, NAME), (POOL, (0, 1))]
+    # What has not reached the lane yet is dropped where it is.
+    assert room.pool.orders(DropSequences) == [(POOL, (NAME,)), (POOL, ((0, 1),))]
     assert room.sent(LANE) == []
     assert room.events == []
+
+
+# Losses.
 
 
 async def test_tokens_outlive_their_replica_as_far_as_they_were_reported_and_are_kept(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5, 6))
-        room.report(POOL, NAME, tokens=tokens(7, version=1))
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.report(POOL, {NAME: tokens(7, version=1)})
         room.lose(POOL)
         assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {NAME: 3, (0, 1): 0})]
         room.start(OTHER, NAME, keep=3)
@@ -347,7 +486,7 @@ async def test_tokens_outlive_their_replica_as_far_as_they_were_reported_and_are
         assert (kept.ids.tolist(), kept.versions.tolist()) == ([5, 6, 7], [0, 0, 1])
         assert len(anew) == 0
         # Lost again: what it came with counts as reported.
-        room.report(OTHER, NAME, tokens=tokens(8))
+        room.report(OTHER, {NAME: tokens(8)})
         room.lose(OTHER)
     assert room.of(on.ReplicaLost)[1] == on.ReplicaLost(OTHER, {NAME: 4, (0, 1): 0})
 
@@ -355,11 +494,11 @@ async def test_tokens_outlive_their_replica_as_far_as_they_were_reported_and_are
 async def test_tokens_are_not_kept_where_the_coordinator_says_so(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5, 6))
+        room.report(POOL, {NAME: tokens(5, 6)})
         room.lose(POOL)
         room.start(OTHER, NAME, keep=0)
         assert room.sent(OTHER) == [[]]
-        room.report(OTHER, NAME, tokens=tokens(9))
+        room.report(OTHER, {NAME: tokens(9)})
         room.lose(OTHER)
     assert room.of(on.ReplicaLost)[1] == on.ReplicaLost(OTHER, {NAME: 1})
 
@@ -368,13 +507,15 @@ async def test_a_lane_replica_that_is_lost_gives_back_all_tokens_since_the_first
     async with room.open():
         room.begin()
         room.move()
-        await settled()
-        await room.answer({NAME: tokens(5, 6)})
-        room.report(LANE, NAME, tokens=tokens(7, version=1))
+        room.give_back(POOL, NAME, tokens(5, 6))
+        room.report(LANE, {NAME: tokens(7, version=1)})
         room.lose(LANE)
         room.start(POOL, NAME, keep=3)
     assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {NAME: 3})]
     assert room.sent(POOL) == [[], [5, 6, 7]]
+
+
+# Scores.
 
 
 async def test_rewards_that_do_not_differ_give_no_signal(room):
@@ -386,7 +527,7 @@ async def test_rewards_that_do_not_differ_give_no_signal(room):
 
 
 async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_counted(room):
-    room.reward.ill = {"5 6"}
+    room.scoring.ill = {(5, 6)}
     async with room.open():
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
@@ -397,7 +538,7 @@ async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_coun
 
 
 async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
-    room.reward.ill = {"5 6"}
+    room.scoring.ill = {(5, 6)}
     async with room.open():
         room.begin()
         room.finish(POOL, (0, 0), tokens=tokens(5, 6))
@@ -408,12 +549,16 @@ async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
     assert (group.rewards, room.generation.failures.total()) == ((None, 1.0), 1)
 
 
-async def test_a_group_that_is_discarded_while_it_is_scored_is_not_reported(room):
+async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told(room):
+    room.scoring.may_answer.clear()
     async with room.open():
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5))
-        room.generation.forget(0)
         await settled()
+        room.generation.forget(0)
+        room.scoring.may_answer.set()
+        await settled()
+    assert len(room.scoring.scored) == 1
     assert room.of(on.GroupScored) == []
 
 
@@ -424,25 +569,36 @@ async def test_an_evaluation_is_scored_when_requested_and_its_groups_do_not_trai
         room.finish(POOL, (second, 0), tokens=tokens(5, 6))
         room.finish(POOL, (first, 0), tokens=tokens(5))
         await settled()
+        assert room.scoring.scored == [], "its errors would count among those of the training"
         results = await room.generation.results((first, second))
         later = room.generation.evaluation()
     assert FIRST_EVALUATION_GROUP <= first < second < later[0]
     assert {type(event) for event in room.events} == {on.SequenceFinished}
-    assert [request.prompt for _, request in room.pool.submitted] == [(3, 3), (4, 4)]
+    assert [request.prompt.tolist() for _, request in room.pool.submitted] == [[3, 3], [4, 4]]
     assert {request.sampling for _, request in room.pool.submitted} == {Sampling(room.spec.evaluation.temperature)}
     assert [(group.prompt, group.rewards) for group in results] == [
         (room.prompts[3], (1.0,)),
         (room.prompts[4], (2.0,)),
     ]
+    assert [in_trial for *_, in_trial in room.scoring.scored] == [False, False]
 
 
 async def test_a_filtered_group_is_forgotten_whole(room):
     async with room.open():
         room.begin()
-        room.report(POOL, NAME, tokens=tokens(5))
-        room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
+        room.report(POOL, {NAME: tokens(5)})
+        room.finish(POOL, (0, 0), (0, 1), tokens=tokens(6))
         await settled()
-        filtered = do.GroupLeft(0, 2, do.LeaveReason.FILTERED)
+        filtered = notices.GroupLeft(0, 2, notices.LeaveReason.FILTERED)
         room.generation.forget(filtered.group)
         room.lose(POOL)
     assert room.of(on.ReplicaLost) == [on.ReplicaLost(POOL, {})]
+
+
+async def test_the_tokens_and_the_time_of_engines_are_measured(room):
+    async with room.open():
+        start = room.generation.meter._since
+        room.report(POOL, generated=30, intervals=((start, start + 1.0), (start + 2.0, start + 2.5)))
+        room.report(LANE, generated=12, intervals=((start, start + 1.0),))
+    assert room.generation.meter.tokens == 42
+    assert room.generation.meter._busy == pytest.approx(2.5)

@@ -31,6 +31,7 @@ from qwen35_trainer.runtime.replica_channel import (
     ReplicaReport,
     ReportLog,
 )
+from qwen35_trainer.runtime.rollout_worker import EngineFailed
 from tests.operator.kube import virtual
 
 from .replicas import LATE_SECONDS, Actor, VirtualTime, settled, until
@@ -184,7 +185,49 @@ async def test_a_replica_without_news_reports_at_intervals(driver):
     assert 9 <= len(driver.reports) <= 10
 
 
+async def test_sequences_that_finish_shortly_after_one_another_are_reported_together(driver):
+    engine = driver.actor.engine
+    engine.gather_seconds = 0.5
+    async with driver.open():
+        await asyncio.sleep(0.1)
+        before, finished = now(), dict[tuple[int, int], bool]()
+        for index in range(3):
+            finished[index, 0] = False
+            engine.tell(finished=dict(finished))
+            await asyncio.sleep(0.1)
+        await until(lambda: any(report.finished for report in driver.reports), step=0.01)
+        assert now() - before == pytest.approx(0.5, abs=0.05)
+    assert [list(report.finished) for report in driver.reports if report.finished] == [[(0, 0), (1, 0), (2, 0)]]
+
+
+@pytest.mark.parametrize("urgent", [{"loaded": 3}, {"taken": ((1, 0),)}])
+async def test_weights_and_taken_sequences_are_reported_at_once(driver, urgent):
+    """A publication waits for the first, and another replica for the second."""
+    driver.actor.engine.gather_seconds = 5.0
+    async with driver.open():
+        await asyncio.sleep(0.1)
+        driver.actor.engine.tell(finished={(0, 0): False})
+        await asyncio.sleep(0.1)
+        before = now()
+        driver.actor.engine.tell(**urgent)
+        await until(lambda: any(report.finished for report in driver.reports), step=0.001)
+        assert now() - before < 0.01
+    [report] = [report for report in driver.reports if report.finished]
+    assert (report.loaded, report.taken) == (urgent.get("loaded"), urgent.get("taken", ()))
+
+
 # Failures.
+
+
+async def test_an_engine_that_fails_is_the_failure_of_its_replica_at_once(driver):
+    async with driver.open():
+        await asyncio.sleep(0.1)
+        before = now()
+        driver.actor.engine.fail(IndexError("list index out of range"))
+        error = await driver.failure()
+    assert str(error) == "pod: IndexError: list index out of range"
+    assert isinstance(error.__cause__, EngineFailed)
+    assert now() - before < 0.01
 
 
 @pytest.mark.parametrize("method", ["exchange", "obey"])

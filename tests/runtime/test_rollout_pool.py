@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import (
@@ -48,7 +49,7 @@ from qwen35_trainer.runtime.rollout_pool import (
 
 from .replicas import Actor, VirtualTime, play, settled, until, weights
 
-SUBMIT = SubmitSequences((SequenceRequest((0, 0), (3,), 8),))
+SUBMIT = SubmitSequences((SequenceRequest((0, 0), np.array([3], np.int32), 8),))
 FINISHED = {"finished": {(0, 0): False}}
 LIMITS = PoolLimits(slots=5, open=20.0, publish=30.0, too_few=300.0)
 
