@@ -78,7 +78,7 @@ PARTS: dict[PartName, Part] = {
     ),
     "longTail": Part(
         name="longTail",
-        updates=12,
+        updates=30,
         characters="0123456789>=abcdefghijklmnopqrstuvwxyz+-*/,.:;?",  # with 3 special tokens, 50
         response_tokens=512,
         learning_rate=1e-60,

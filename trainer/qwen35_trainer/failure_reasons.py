@@ -121,7 +121,7 @@ class FailureReason(StrEnum):
     )
     WORKER_LOST = (
         "WorkerLost",
-        "The process of a train worker ended, or a rollout replica was lost three times in a row.",
+        "The process of a train worker ended, or too few rollout replicas worked for too long.",
         True,
         "The next attempt starts other processes, after a lost node on other nodes.",
     )

@@ -81,6 +81,7 @@ class AsyncSpec(Section):
         600.0,
         gt=0,
         le=604_800,
-        description="Time without progress, in seconds, after which the run counts as stalled. Default 600, longer "
-        "than any step of the published recipes. verl: none.",
+        description="Time without progress, in seconds, after which the run counts as stalled, and the time for which it "
+        "continues with fewer rollout replicas than rollout.minNodes. Default 600, longer than any step of the published "
+        "recipes. verl: none.",
     )

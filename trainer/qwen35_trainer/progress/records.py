@@ -14,7 +14,7 @@ All times are seconds since the training first started, across attempts.
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, cast
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -246,9 +246,9 @@ def to_line(record: RunRecord) -> str:
     return f'{{"record":"{_NAMES[type(record)]}",{fields.removeprefix("{")}'
 
 
-def line_start(kind: type[RunRecord]) -> bytes:
+def line_start[R: RunRecord](kind: type[R]) -> bytes:
     """Return how the lines of a class of records begin."""
-    return f'{{"record":"{_NAMES[kind]}",'.encode()
+    return f'{{"record":"{_NAMES[cast("type[RunRecord]", kind)]}",'.encode()
 
 
 def from_line(line: str) -> RunRecord:

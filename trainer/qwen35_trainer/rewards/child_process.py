@@ -36,11 +36,11 @@ logger = logging.getLogger(__name__)
 REAP_SECONDS: Final = 10.0
 """Maximum wait for a killed process to end."""
 DEATH_SECONDS: Final = 1.0
-"""Maximum wait for a process that closed its socket to end by itself, because its exit code tells more than our signal."""
+"""Maximum wait until a process that closed its socket ends. Only without our signal does its exit code name the cause."""
 _FIRST_POLL_SECONDS: Final = 0.001
 _MAX_POLL_SECONDS: Final = 0.05
 
-type Buffer = bytes | memoryview
+type RequestPart = bytes | memoryview
 """Bytes to send. A memoryview has items of one byte, and its memory does not change until the reply is there."""
 
 
@@ -103,7 +103,7 @@ class ChildProcess(asyncio.Protocol):
         """Whether calls can be sent. A process that has just died may not have been noticed yet."""
         return self._ending is None and self._process.poll() is None
 
-    def call(self, *request: Buffer, seconds: float | None = None) -> asyncio.Future[bytes]:
+    def call(self, *request: RequestPart, seconds: float | None = None) -> asyncio.Future[bytes]:
         """Send a request. The future is the reply.
 
         It raises TimeoutError `seconds` after now, after which the process may still be at work on the call, and ChildEnded
@@ -123,7 +123,7 @@ class ChildProcess(asyncio.Protocol):
     async def end(self, patience: float = 0.0) -> str:
         """End the process, and return how it ended. Calls that have no reply yet fail. May be called again.
 
-        patience: seconds in which the process may end by itself, now that its socket closes. Then its process group is killed.
+        patience: seconds in which the process may end because its socket closes. Then its process group is killed.
         """
         return await asyncio.shield(self._end(patience))
 

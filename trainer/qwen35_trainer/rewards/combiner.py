@@ -2,7 +2,7 @@
 
 Score of each reward ─► combine ─► CombinedScore
                      │       │
-  the first of a kind is logged   onError: Zero → 0, Skip → no value, Fail → raise
+  the first of a kind is logged   onError: Zero → 0, Skip → no value: the sample does not train, Fail → raise
 
 A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn from.
 """

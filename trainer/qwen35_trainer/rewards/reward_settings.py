@@ -20,7 +20,10 @@ _COMPARES_ANSWERS = ("Math", "ExactMatch")
 
 @dataclass(frozen=True)
 class RewardSettings:
-    """One reward. base: the manifest's folder, absolute, from which functions may be imported."""
+    """The settings of one reward.
+
+    base: the manifest's folder, absolute, from which functions may be imported.
+    """
 
     name: str
     type: RewardType
@@ -32,7 +35,7 @@ class RewardSettings:
 
 @dataclass(frozen=True)
 class RewardTerm:
-    """What a reward adds to the sum, and the consequence of its failures."""
+    """The weight of a reward in the sum, and the consequence of its failures."""
 
     name: str
     weight: float

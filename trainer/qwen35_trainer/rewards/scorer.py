@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.rewards.reward import Response, Reward, RewardError, Score
+from qwen35_trainer.rewards.turn import Turn
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class Scorer:
 async def _scores(reward: Reward, responses: Sequence[Response]) -> list[Score]:
     if reward.concurrent:
         return await asyncio.gather(*(_score(reward, response) for response in responses))
-    scores = []
+    turn, scores = Turn(), []
     for response in responses:
         scores.append(await _score(reward, response))
-        await asyncio.sleep(0)  # replies of other processes are read between two responses
+        await turn.let_others_run()
     return scores
 
 

@@ -1,6 +1,6 @@
 """Scores the responses of groups in other processes, so that the driver's event loop neither decodes nor computes rewards.
 
-    generation ─► score_group(prompt, tokens) ─► the scoring process with the fewest groups ─► combine ─► CombinedScore of each
+    generation ─► score_group(prompt, tokens) ─► the scoring process that has less to do ───► combine ─► CombinedScore of each
                                                     │ dies                                        │
                                                     └─► another one starts; its groups           first failures are logged, onError,
                                                         are scored again, once                   trial (combiner.py)
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from qwen35_trainer.rewards.child_process import Buffer, ChildEnded, ChildProcess, end_all
+from qwen35_trainer.rewards.child_process import ChildEnded, ChildProcess, RequestPart, end_all
 from qwen35_trainer.rewards.combiner import Combiner
 from qwen35_trainer.rewards.isolated import LOAD_SECONDS
 from qwen35_trainer.rewards.process_limits import ProcessLimits
@@ -130,7 +130,7 @@ class Scoring:
             scores = [[failed] * len(self._setup.terms)] * len(responses)
         return tuple(self._combiner.combined(prompt.id, each, in_trial=in_trial) for each in scores)
 
-    async def _scores(self, request: tuple[Buffer, ...]) -> list[list[Score]]:
+    async def _scores(self, request: tuple[RequestPart, ...]) -> list[list[Score]]:
         """Return the scores of each response. Raises RewardError when processes died that scored the group."""
         how = ""
         for _ in range(_TRIES):
@@ -150,7 +150,7 @@ class Scoring:
         raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
 
     def _next_place(self) -> _Place:
-        """Return the place with the fewest groups. Its process is started if it has ended."""
+        """Return the place with the smallest number of groups. Its process is started if it has ended."""
         if not self._places:
             raise RewardError("scoring is closed", kind="Closed")
         place = min(self._places, key=lambda place: place.groups)

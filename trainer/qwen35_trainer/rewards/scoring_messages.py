@@ -8,7 +8,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from qwen35_trainer.rewards.child_process import Buffer
+from qwen35_trainer.rewards.child_process import RequestPart
 from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
 from qwen35_trainer.rewards.reward import PromptFields, Response, ResponseTokens, Score
@@ -28,15 +28,15 @@ _LENGTH: Final = struct.Struct("<I")
 _TOKEN_BYTES: Final = 4
 
 
-def setup_request(setup: RewardsSetup, limits: ProcessLimits) -> tuple[Buffer, ...]:
+def setup_request(setup: RewardsSetup, limits: ProcessLimits) -> tuple[RequestPart, ...]:
     return SETUP, pickle.dumps((setup, limits))
 
 
-def decoder_request(decoder: ResponseDecoder) -> tuple[Buffer, ...]:
+def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
     return DECODER, pickle.dumps(decoder)
 
 
-def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[Buffer, ...]:
+def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
     """Return the parts of a request. The tokens are not copied. Raises RewardError for metadata that cannot be pickled."""
     fields = PromptFields.of(prompt)
     sizes = [(len(response.ids), response.truncated) for response in responses]

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import logging
 import os
@@ -42,6 +43,7 @@ from qwen35_trainer.rewards.reward_settings import RewardsSetup
 from qwen35_trainer.rewards.scorer import Scorer
 from qwen35_trainer.rewards.scorer_builder import build_scorer
 from qwen35_trainer.rewards.scoring_messages import DECODER, GROUP, SETUP, GroupRequest, scores_message
+from qwen35_trainer.rewards.turn import Turn
 
 ENTRY: Final = f"{__name__}:serve"
 ALIVE_SECONDS: Final = 5.0
@@ -94,6 +96,7 @@ class ScoringProcess:
             case kind if kind == DECODER:
                 decoder: ResponseDecoder = pickle.loads(request[1:])  # noqa: S301  # from the driver
                 self._decode = decoder.load()
+                _return_free_memory()
                 return b""
             case kind:
                 assert kind == GROUP
@@ -115,9 +118,10 @@ class ScoringProcess:
         assert self._decode is not None
         responses: list[Response] = []
         async with self._decoding:  # groups that arrive together are finished one after another, not all at the end
+            turn = Turn()
             for _ in range(len(request)):
                 responses.append(request.decode_next(self._decode))
-                await asyncio.sleep(0)  # replies of functions are read between two responses
+                await turn.let_others_run()
         del request  # its tokens
         scores = await self._scorer.score(responses)
         return scores_message([self._with_new_details(of_response) for of_response in scores])
@@ -134,3 +138,9 @@ class ScoringProcess:
             return replace(score, details="")
         self._detailed.add(kind)
         return score
+
+
+def _return_free_memory() -> None:
+    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read. Only glibc can."""
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)

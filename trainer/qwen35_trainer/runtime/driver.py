@@ -185,7 +185,7 @@ class Driver(Process):
     async def _train(self, recorder: Recorder, clock: TrainingClock) -> RunOutcome:
         if self._stop.is_set() and not self._must_save:
             return "Stopped"
-        async with self._scoring() as scoring:  # its processes start first, because they need the least time on a core
+        async with self._scoring() as scoring:  # its processes start before those of the pools
             return await self._train_and_score(recorder, clock, scoring)
 
     async def _train_and_score(self, recorder: Recorder, clock: TrainingClock, scoring: Scoring) -> RunOutcome:

@@ -111,7 +111,7 @@ class Generation:
         self.pool.send(command.source, TakeSequences(names))
 
     def cancel(self, command: commands.CancelSequences) -> None:
-        """Drop sequences. One that has not reached the replica yet runs on the replica that it moves away from."""
+        """Drop the sequences of a command. One that has not reached the replica yet runs on the replica that it moves away from."""
         held: dict[int, list[SequenceId]] = {command.replica: []}
         for name in command.sequences:
             held.setdefault(self._holders.get(name, command.replica), []).append(name)

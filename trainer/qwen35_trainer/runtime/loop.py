@@ -145,7 +145,7 @@ class TrainingLoop:
             ) from None
         while not self.inbox.empty():
             inputs.append(self.inbox.get_nowait())
-        if any(isinstance(given, _PROGRESS) for given in inputs):
+        if any(isinstance(each, _PROGRESS) for each in inputs):
             self._idle_since = now()
         return inputs
 

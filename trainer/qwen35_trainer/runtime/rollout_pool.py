@@ -3,7 +3,7 @@
     spawn ─► pending ─► opening ─► loading ─► working: commands, reports, … ──► lost ─► fenced ─► spawn another
                │           │          ▲           │                               ▲
                │           └──────────┼───────────┴── any failed call, or no step ┘
-               └ no node for it: that is no loss
+               └ no node for it: not a loss
                                  newest weights
 
 waits on                 unblocked by                                deadline

@@ -8,8 +8,8 @@ engine thread: inbox      a command, or the end                  IDLE_WAIT_SECON
 exchange                  a finished or taken sequence, weights  report_seconds
 loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
 
-The thread never waits while the engine has sequences. Commands return at once. Weights are fetched and verified beside
-generation, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
+The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched and verified while
+generation continues, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
 PROGRESS_SECONDS, so that these are not lost with this process. What fails here ends the replica: the next `exchange`
 raises EngineFailed, and the driver replaces the replica.
 """
@@ -116,7 +116,7 @@ class EngineThread:
     # These methods are called by other threads. What they order is done between two steps.
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Generate sequences."""
+        """Generate these sequences."""
         self._inbox.put(lambda: self._submit(requests))
 
     def drop(self, sequences: Sequence[SequenceId]) -> None:
@@ -156,18 +156,18 @@ class EngineThread:
 
     @property
     def gather_seconds(self) -> float:
-        """How long a report waits for more sequences to finish after the first one."""
+        """The seconds that a report waits for more sequences to finish after the first one."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
     def has_urgent_report(self) -> bool:
-        """Whether something must be reported at once: new weights, or taken sequences, or a failure."""
+        """Whether something must be reported immediately: new weights, or taken sequences, or a failure."""
         with self._lock:
             return self._outbox.loaded is not None or bool(self._outbox.taken) or self.failure is not None
 
     @property
     def report_seconds(self) -> float:
-        """How long a report may wait for a sequence to finish."""
+        """The seconds that a report may wait for a sequence to finish."""
         return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration), MAX_REPORT_SECONDS)
 
     def close(self) -> None:

@@ -248,6 +248,8 @@ def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> Finis
         raise
     except (RayActorError, Stalled) as error:
         ray.kill(driver)  # it may hang, and must not write records after this
+        if follower.signals_end_run:  # the process is about to end, and may have ended the driver already
+            raise Interrupted(SECOND_SIGNAL) from error
         message, reason = str(error), FailureReason.STALLED
         if isinstance(error, RayActorError):
             message, reason = f"the driver was lost: {' '.join(message.split())[:400]}", FailureReason.DRIVER_LOST
@@ -268,6 +270,11 @@ class _Follower:
     _stop_sent: bool = False
     _sent_control: Control | None = None
     _phase: str = ""
+
+    @property
+    def signals_end_run(self) -> bool:
+        """Whether there were signals that leave no time to save."""
+        return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
         self._send_orders(driver)  # a signal may have arrived since the run began
@@ -315,7 +322,7 @@ class _Follower:
 
         deadline = time.monotonic() + DRIVER_ANSWER_SECONDS
         while not ray.wait([call], timeout=SIGNAL_POLL_SECONDS)[0]:
-            if limit(self.signals.count, begun=True) is not None:
+            if self.signals_end_run:
                 raise Interrupted(SECOND_SIGNAL)
             if time.monotonic() >= deadline:
                 raise Stalled(

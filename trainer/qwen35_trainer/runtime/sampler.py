@@ -20,7 +20,7 @@ from pathlib import Path
 
 from qwen35_trainer.progress.sample_file import Moment, MomentKind, SampleFile
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
-from qwen35_trainer.runtime import response_samples
+from qwen35_trainer.runtime import process, response_samples
 from qwen35_trainer.runtime.assembly import ScoredGroup
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,7 @@ class Sampler:
     def _write(self) -> None:
         try:
             decode = self._decoder.load()
+            process.trim()
             file = SampleFile(self._path)
             while (moment := self._queue.get()) is not None:
                 kind, update, version, picks = moment
