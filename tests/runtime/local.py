@@ -38,7 +38,7 @@ from qwen35_trainer.runtime.signals import Signals
 from tests.patience import PATIENCE
 
 from .conftest import ENVIRONMENT, Ended, Running
-from .threads import Fault, Look, Threads, current_actor
+from .threads import STEP_SECONDS, Fault, Look, Threads, current_actor
 
 
 class _Signals(Signals):
@@ -105,8 +105,13 @@ class LocalRunning(Running):
         actor.lose()
 
     def let_pass(self, seconds: float) -> None:
-        """Once nothing is under way but calls that wait or hang, this number of seconds passes for the driver."""
-        self.wait_until(lambda: self.threads.let_pass(seconds), "rest")
+        """Whenever nothing is under way but calls that wait or hang, some seconds pass, until these have or the run has ended."""
+        deadline, left = time.monotonic() + PATIENCE, seconds
+        while left > 0.0 and self.process.poll() is None:
+            step = min(left, STEP_SECONDS)
+            left -= step if self.threads.let_pass(step) else 0.0
+            assert time.monotonic() < deadline, "something is under way all the time"
+            time.sleep(0.005)
 
     def processes(self, title: str = "") -> list[psutil.Process]:
         return []

@@ -1,6 +1,6 @@
 """Rollout replicas for tests on a virtual clock: the worker's real end of the channel, and an engine that the test plays.
 
-    RolloutPool ─► Actor: a call is lost, late, slow, or hangs ─► Worker: CommandOrder, ReportLog ─► Engine: the test
+    RolloutPool ─► Actor: a call is lost, late, slow, or hangs ─► Worker: CommandOrder, ReportLog ─► Engine: the test, or Writer
 
 All calls are answered at once unless a test says otherwise, so that only waits for time remain.
 """
@@ -11,14 +11,16 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
 from qwen35_trainer.runtime.replica_channel import CommandOrder, LoadWeights, ReplicaCommand, ReplicaReport, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
+from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
 from qwen35_trainer.weights.weight_manifest import WeightManifest
 from tests.operator.kube import virtual
@@ -80,14 +82,65 @@ class Engine:
         self.asked_back += sequences
 
 
+class Writer(Engine):
+    """An engine that writes every response in `seconds`, and reports it. Subclasses change that."""
+
+    seconds, tokens = 2.0, 3
+
+    def __init__(self, on_report: Callable[[], object]) -> None:
+        super().__init__(on_report)
+        self.version = -1
+        self._running: dict[SequenceId, tuple[SequenceRequest, asyncio.TimerHandle]] = {}
+
+    def duration(self, request: SequenceRequest) -> float:
+        """Return the seconds that a response takes."""
+        return self.seconds
+
+    def tell(self, **fields: Any) -> None:
+        self.version = max(self.version, fields.get("loaded", -1))
+        super().tell(**fields)
+
+    def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
+        super().submit(requests)
+        loop = asyncio.get_running_loop()
+        for request in requests:
+            timer = loop.call_later(self.duration(request), self._finish, request)
+            self._running[request.sequence] = (request, timer)
+
+    def drop(self, sequences: tuple[SequenceId, ...]) -> None:
+        super().drop(sequences)
+        for name in sequences:
+            self._end(name)
+
+    def report(self, number: int) -> ReplicaReport:
+        self._next["tokens"] = TokenBlock(self._next.pop("tokens", {}))
+        return super().report(number)
+
+    def _finish(self, request: SequenceRequest) -> None:
+        name, tokens, finished = request.sequence, self._next.get("tokens", {}), self._next.get("finished", {})
+        self._end(name)
+        ids = np.full(self.tokens, sum(name) % 7, np.int32)
+        new = GeneratedTokens(ids, np.full(self.tokens, -0.5, np.float32), np.full(self.tokens, self.version, np.int32))
+        self.tell(
+            tokens=tokens | {name: [new]},
+            finished=finished | {name: False},
+            started=self._next.get("started", {}) | {name: self.version},
+        )
+
+    def _end(self, name: SequenceId) -> None:
+        if name in self._running:
+            self._running.pop(name)[1].cancel()
+        self.busy = bool(self._running)
+
+
 class Worker(RolloutWorker):
     """A rollout worker without a process of its own. Its process, engine and weights come when the test lets them."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, engine: type[Engine]) -> None:
         self.name, self._host = host, host
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
-        self._engine: Any = Engine(self._changed.set)
+        self._engine: Any = engine(self._changed.set)
         self.applied: list[ReplicaCommand] = []
         self.scheduled, self.opening, self.loading = asyncio.Event(), asyncio.Event(), asyncio.Event()
         for event in (self.scheduled, self.opening, self.loading):
@@ -117,17 +170,17 @@ class Worker(RolloutWorker):
             self._engine.tell(loaded=version)
 
 
-class Actor:
-    """The handle of a worker: `actor.method.remote(…)`. Tests decide what becomes of calls.
+class Handle:
+    """The handle of an actor, which is `worker`: `handle.method.remote(…)`. Tests decide what becomes of calls.
 
     faults[method] are those of the next calls, one for each:
     request: ActorUnavailableError, and it is never carried out; late: the same, and it is carried out after LATE_SECONDS;
-    reply: ActorUnavailableError after it was carried out; slow: carried out after LATE_SECONDS; "": as usual.
+    reply: ActorUnavailableError after it was carried out; slow: carried out after LATE_SECONDS; hang: never answered;
+    lose: its process ends before it is carried out; "": as usual.
     """
 
-    def __init__(self, host: str = "pod") -> None:
-        self.worker = Worker(host)
-        self.engine: Engine = self.worker._engine
+    def __init__(self, worker: Any) -> None:
+        self.worker = worker
         self.died = asyncio.Event()
         self.killed = False
         self.death: Exception = RayActorError(error_msg="its process ended")
@@ -157,13 +210,15 @@ class Actor:
     async def _answer(self, method: str, arguments: tuple[object, ...]) -> object:
         fault = self.faults[method].popleft() if self.faults[method] else ""
         act: Callable[[], Coroutine[Any, Any, object]] = lambda: getattr(self.worker, method)(*arguments)  # noqa: E731
+        if fault == "lose":
+            self.die()
         if self.died.is_set():
             raise self.death
         if self.unreachable or fault in ("request", "late"):
             if fault == "late":
                 self._late.add(asyncio.ensure_future(self._later(act)))
             raise ActorUnavailableError("the connection was lost", None)
-        work = asyncio.ensure_future(self._later(act) if fault == "slow" else self._act(method, act))
+        work = asyncio.ensure_future(self._later(act) if fault == "slow" else self._act(method, fault, act))
         died = asyncio.ensure_future(self.died.wait())
         try:
             await asyncio.wait({work, died}, return_when=asyncio.FIRST_COMPLETED)
@@ -179,8 +234,8 @@ class Actor:
             raise RayTaskError(method, "Traceback …", error, ip="127.0.0.1").as_instanceof_cause()
         return work.result()
 
-    async def _act(self, method: str, act: Callable[[], Coroutine[Any, Any, object]]) -> object:
-        if method in self.hangs:
+    async def _act(self, method: str, fault: str, act: Callable[[], Coroutine[Any, Any, object]]) -> object:
+        if method in self.hangs or fault == "hang":
             await asyncio.Event().wait()
         return await act()
 
@@ -189,7 +244,17 @@ class Actor:
         return await act()
 
 
-def kill(actor: Actor) -> None:
+class Actor(Handle):
+    """The handle of a rollout worker."""
+
+    worker: Worker
+
+    def __init__(self, host: str = "pod", engine: type[Engine] = Engine) -> None:
+        super().__init__(Worker(host, engine))
+        self.engine: Engine = self.worker._engine
+
+
+def kill(actor: Handle) -> None:
     """As `ray.kill`."""
     actor.killed = True
     actor.die()

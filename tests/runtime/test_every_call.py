@@ -1,7 +1,8 @@
 """Each call that the driver, and the command, make to another process: what happens when that process dies of it, or hangs.
 
-A rollout replica that is lost is replaced, and the run continues; so is one that does not take a publication. A train worker or
-driver that is lost, or hangs, ends the run by name, and the run can continue: every prompt is still trained exactly once.
+A rollout replica that is lost or hangs is replaced, and the run continues. A train worker or driver that is lost, or hangs, ends the
+run by name, and the run can continue: every prompt is still trained exactly once. All calls of replicas, on a virtual clock and
+with more numbers: test_loop.py.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, surv
 from qwen35_trainer.runtime import run_command
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.driver import START_SECONDS
+from qwen35_trainer.runtime.replica_channel import ANSWER_SECONDS, MAX_REPORT_SECONDS
 from qwen35_trainer.runtime.signals import SECOND_SIGNAL
 from tests.patience import PATIENCE
 
@@ -23,29 +25,23 @@ from .conftest import Ended
 from .threads import Fault
 
 UPDATES, PER_UPDATE = 2, 4
-PUBLISH_SECONDS = 100.0
 CHANGES = {
     "train.updates": UPDATES,
     "checkpoint": {"everyUpdates": 1},
-    "publication": {"timeoutSeconds": PUBLISH_SECONDS},
     "data.shuffle": False,
     "async.stalenessThreshold": 0.5,  # the second batch is dispatched in two parts
 }
 TRAIN = {"location": 1, "listen": 1, "join": 1, "publication": 3, "train": 2, "save": 2, "saved": 2}
-ROLLOUT = {"ready": 2, "load": 3, "submit": 2}
-"""How often a run calls each method. `ready` is called twice: by the driver, and when the replica joins."""
-REPEATED = {
-    ("RolloutWorker", "collect"): ("TrainWorker", "train", 1),
+"""How often a run calls each method of the train worker."""
+ROLLOUT = {"address": 1, "open": 1}
+"""How often it calls those of a replica."""
+REPEATED: dict[tuple[str, str], tuple[str, str, int] | None] = {
+    ("RolloutWorker", "exchange"): ("TrainWorker", "train", 1),
+    ("RolloutWorker", "obey"): None,  # later commands may travel with `exchange`
     ("Driver", "follow"): ("TrainWorker", "train", 1),
 }
-"""Methods that are polled, so their number of calls depends on time. Tests use the first call, and the first after the call given here."""
-LIMITS = {
-    "location": START_SECONDS,
-    "listen": START_SECONDS,
-    "join": START_SECONDS,
-    "ready": START_SECONDS,
-    "load": PUBLISH_SECONDS,
-}
+"""Methods whose number of calls depends on time. Tests use the first call, and the first after the call given here."""
+LIMITS = dict.fromkeys(("location", "listen", "join"), START_SECONDS)
 """Deadlines in seconds; of all others it is `stallSeconds`."""
 
 
@@ -56,7 +52,10 @@ type Call = tuple[str, int, tuple[str, str, int] | None]
 def _each(kind: str, once: dict[str, int]) -> list[Call]:
     calls: list[Call] = [(method, at, None) for method, count in once.items() for at in range(1, count + 1)]
     return calls + [
-        (method, 1, after) for (of, method), later in REPEATED.items() if of == kind for after in (None, later)
+        (method, 1, after)
+        for (of, method), later in REPEATED.items()
+        if of == kind
+        for after in dict.fromkeys((None, later))
     ]
 
 
@@ -186,40 +185,32 @@ def test_a_second_signal_ends_a_run_whose_driver_hangs_and_it_can_continue(local
     _goes_on(local, file)
 
 
-def test_a_replica_that_is_lost_before_the_model_has_loaded_ends_the_run_by_name(local, write, tmp_path):
-    ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", "ready"))
-    assert ended.err.startswith("the rollout pool was lost during loading the model")
-    _failed(ended, "WorkerLost")
-
-
-@pytest.mark.parametrize(("method", "at", "after"), _each("RolloutWorker", ROLLOUT)[1:])
+@pytest.mark.parametrize(("method", "at", "after"), _each("RolloutWorker", ROLLOUT))
 def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, after):
     ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", method, at, after))
     assert "its sequences continue on other replicas" in (ended.folder / "logs" / "driver.log").read_text()
     _complete(ended)
 
 
-@pytest.mark.parametrize("at", range(1, ROLLOUT["load"] + 1))
-def test_a_replica_that_never_loads_a_publication_is_replaced(local, write, tmp_path, at):
-    fault = Fault.hang("RolloutWorker", "load", at)
-    ended = _hanging(local, write(tmp_path, CHANGES), fault, PUBLISH_SECONDS)
+@pytest.mark.parametrize(
+    ("method", "seconds"),
+    [
+        ("open", START_SECONDS),
+        ("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS),
+        ("obey", ANSWER_SECONDS),
+    ],
+)
+def test_a_replica_that_hangs_is_replaced(local, write, tmp_path, method, seconds):
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), seconds)
     log = (ended.folder / "logs" / "driver.log").read_text()
-    assert f"rollout-0 did not finish loading version {at - 1} within {PUBLISH_SECONDS:g} s" in log
+    assert "rollout-0 was lost: rollout-0 did not finish " in log
+    assert f"within {seconds:g} s" in log
     _complete(ended)
 
 
-def test_a_replica_whose_model_never_loads_ends_the_run_with_its_name(local, write, tmp_path):
-    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "ready"), START_SECONDS)
-    assert ended.err.startswith("the rollout pool (rollout-0) did not finish loading the model")
-    _failed(ended, "Stalled")
-
-
-@pytest.mark.parametrize(
-    ("method", "at"),
-    [("ready", 2), ("submit", 1), ("submit", 2), ("collect", 1)],  # a later `collect` may have nothing left to return
-)
-def test_the_only_replica_that_hangs_ends_the_run_as_nothing_is_generated(local, write, tmp_path, method, at):
-    file = write(tmp_path, CHANGES | {"checkpoint": {"everyUpdates": 1000}})  # nothing else is under way
-    ended = _hanging(local, file, Fault.hang("RolloutWorker", method, at), PATIENCE)
-    assert ended.err.startswith("no group finished within spec.async.stallSeconds")
-    _failed(ended, "Stalled")
+def test_a_replica_whose_process_never_starts_ends_the_run_if_no_other_works(local, write, tmp_path):
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "address"), PATIENCE)
+    assert ended.err.startswith(
+        f"0 of 1 replicas worked for {PATIENCE:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 is pending"
+    )
+    _failed(ended, "WorkerLost")

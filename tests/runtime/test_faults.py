@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -233,18 +234,21 @@ def test_one_of_two_replicas_that_is_lost_is_replaced_and_every_prompt_trains_on
 
 def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_published(local, write, tmp_path):
     """Nobody is there to load version 1, whose weights take long to copy. The new replica has joined with version 0 by then."""
-    lost = Fault.lose("RolloutWorker", "collect", after=("TrainWorker", "train", 1))
-    copies, collected = itertools.count(), threading.Event()
+    lost = Fault.lose("RolloutWorker", "exchange", after=("TrainWorker", "train", 1))
+    copies, loaded, joined = itertools.count(), threading.Event(), threading.Event()
 
-    def look(kind: str, method: str, value: object) -> None:
-        if (kind, method) == ("RolloutWorker", "collect") and lost.fired.is_set():
-            collected.set()  # by the new one, which has joined
+    def look(kind: str, method: str, value: Any) -> None:
+        if (kind, method) == ("RolloutWorker", "exchange") and lost.fired.is_set():  # of the new one
+            if loaded.is_set():
+                joined.set()
+            if any(report.loaded == 0 for report in value):
+                loaded.set()
         if (kind, method) == ("TrainWorker", "publication") and next(copies) == 1:
-            assert collected.wait(PATIENCE)
+            assert joined.wait(PATIENCE)
 
     file = write(tmp_path, {"train.updates": 16})
     ended = local.start("run", file, output=tmp_path / "out", faults=(lost,), look=look).end()
-    assert collected.is_set()
+    assert joined.is_set()
     _trained_once_each(ended)
 
 
@@ -273,9 +277,10 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.1)
     metrics, published, reported = tmp_path / "out" / "metrics.jsonl", threading.Event(), threading.Event()
 
-    def look(kind: str, method: str, value: object) -> None:
-        if (kind, method) == ("RolloutWorker", "collect") and published.is_set() and value.progress:
-            reported.set()
+    def look(kind: str, method: str, value: Any) -> None:
+        if (kind, method) == ("RolloutWorker", "exchange") and published.is_set():
+            if any(report.tokens and not report.finished for report in value):
+                reported.set()
 
     file = write(tmp_path, ENDLESS | changes, reward=NOTED)
     running = local.start("run", file, output=tmp_path / "out", look=look)

@@ -38,8 +38,10 @@ from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 from qwen35_trainer.runtime.rollout_worker import EngineThread
 from tests.patience import PATIENCE
 
-WAITS = {("Driver", "run"), ("Driver", "follow"), ("RolloutWorker", "collect")}
+WAITS = {("Driver", "run"), ("Driver", "follow"), ("RolloutWorker", "exchange")}
 """Calls that are under way all the time."""
+STEP_SECONDS = 30.0
+"""Seconds that pass at a time. They are fewer than any deadline of a call that is under way all the time."""
 
 _actor: contextvars.ContextVar[Actor | None] = contextvars.ContextVar("actor", default=None)
 _starting = threading.Lock()
@@ -102,10 +104,13 @@ class Call:
         self.future: Future[Any] = Future()
         self.waits = actor is not None and (actor.kind, method) in WAITS
         """It is under way all the time, or hangs."""
+        self.hangs = False
         self._number = next(self._numbers)
         self._all[self._number] = self  # found again after a reference to it was pickled
 
     def __await__(self) -> Any:
+        if self.method == "put":
+            self.argument()  # raises if it is lost with the process that put it there
         return asyncio.wrap_future(self.future).__await__()
 
     def __reduce__(self) -> Any:
@@ -194,10 +199,19 @@ class Actor:
         if dist.is_initialized():
             dist.destroy_process_group()
 
+    def skip(self, seconds: float) -> None:
+        """Let seconds pass on its event loop."""
+
+        def act() -> None:
+            self.loop.ahead += seconds
+
+        with contextlib.suppress(RuntimeError):  # closed: it is lost
+            self.loop.call_soon_threadsafe(act)
+
     def _call(self, method: str, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Call:
         call = Call(self, method)
         hangs = self._threads.fault(self, method)
-        call.waits |= hangs
+        call.waits, call.hangs = call.waits or hangs, hangs
         with self._lock:
             if self.gone.is_set():
                 call.settle(error=RayActorError(error_msg="its process ended"))
@@ -258,9 +272,11 @@ class Actor:
             if hangs:
                 await asyncio.Event().wait()
             try:
-                value = act()
-                if inspect.isawaitable(value):
-                    value = await value
+                # `open` builds an engine, and has nothing to wait for
+                with _starting if call.method == "open" else contextlib.nullcontext():
+                    value = act()
+                    if inspect.isawaitable(value):
+                        value = await value
             except Exception as error:  # noqa: BLE001  # as Ray does
                 self._answered(call, error=error)
             else:
@@ -371,20 +387,39 @@ class Threads:
             actor.end()
 
     def let_pass(self, seconds: float) -> bool:
-        """Let this number of seconds passes for the driver, provided that it waits: for time alone, or for calls that wait or hang."""
-        (driver,) = [actor for actor in self.actors if actor.kind == "Driver"]
-        loop = driver.loop
-        assert loop is not None
+        """Let up to STEP_SECONDS pass for the driver and the replicas, provided that the driver waits: for time alone, or for calls
+        that wait or hang. Returns whether they have passed; True if the run has ended.
+
+        The calls of replicas that are under way all the time have been answered then: their deadlines begin anew.
+        """
+        assert seconds <= STEP_SECONDS
+        drivers = [actor for actor in self.actors if actor.kind == "Driver" and not actor.gone.is_set()]
+        if not drivers:
+            return True
+        [driver] = drivers
+        under_way = [call for actor in self.actors if actor.kind == "RolloutWorker" for call in list(actor.calls)]
 
         async def skip() -> bool:
+            assert driver.loop is not None
             for _ in range(50):  # turns of the loop, in which the driver acts on what it has received
                 await asyncio.sleep(0)
-                if loop.threads or not all(call.waits for actor in self.actors for call in list(actor.calls)):
+                if driver.loop.threads or not all(call.waits for actor in self.actors for call in list(actor.calls)):
                     return False
-            loop.ahead += seconds
+            driver.loop.ahead += seconds
             return True
 
-        return asyncio.run_coroutine_threadsafe(skip(), loop).result(PATIENCE)
+        skipped = asyncio.run_coroutine_threadsafe(skip(), driver.loop)
+        while not skipped.done() and not driver.gone.is_set():
+            concurrent.futures.wait([skipped], 0.1)
+        if driver.gone.is_set():
+            return True
+        if not skipped.result():
+            return False
+        for actor in self.actors:
+            if actor.kind == "RolloutWorker":
+                actor.skip(seconds)
+        concurrent.futures.wait([call.future for call in under_way if not call.hangs], PATIENCE)
+        return True
 
     def fault(self, actor: Actor, method: str) -> bool:
         """Called at each call. Whether it is to hang."""
