@@ -32,10 +32,11 @@ from qwen35_trainer.manifest import AlgorithmSpec
 from qwen35_trainer.rewards.scorer import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
+from qwen35_trainer.runtime.process import return_freed_tensors, trim
 
 GROUP, PROMPT = 16, 500
 """Samples of a prompt, and its tokens."""
-ALGORITHMS = {
+ALGORITHMS: dict[str, dict[str, object]] = {
     "GRPO, KL in the loss": {"advantage": "GRPO", "kl": {"placement": "Loss"}},
     "ReinforcePlusPlus, KL in the reward": {
         "advantage": "ReinforcePlusPlus",
@@ -51,6 +52,7 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=8192)
     parser.add_argument("--shares", type=int, nargs="+", default=[1, 8])
     options = parser.parse_args()
+    return_freed_tensors()
     groups = _groups(options.samples, options.longest)
     started = time.perf_counter()
     batch, _ = assemble(groups, version=4, max_lag=4, mask_old=False, updates=1)
@@ -68,7 +70,7 @@ def _of_shares(batch: TrainBatch, shares: int) -> dict[str, object]:
     seconds = time.perf_counter() - started
     signals = {}
     for name, fields in ALGORITHMS.items():
-        algorithm = AlgorithmSpec.model_validate({"groupSize": GROUP} | fields)
+        algorithm = AlgorithmSpec.model_validate({"groupSize": GROUP, **fields})
         signals[name] = _peak(lambda algorithm=algorithm: _signal(share, algorithm))  # type: ignore[misc]
     return {"ranks": shares, "divideSeconds": seconds, "shareMiB": tokens / 2**20, "signal": signals}
 
@@ -82,6 +84,7 @@ def _signal(share: TrainBatch, algorithm: AlgorithmSpec) -> LearningSignal:
 
 def _peak(act: Callable[[], object]) -> dict[str, float]:
     """Return how far the memory of this process grew during `act`, and the seconds that it took."""
+    trim()
     Path("/proc/self/clear_refs").write_text("5")  # Linux starts to record the maximum again
     before, started = psutil.Process().memory_info().rss, time.perf_counter()
     act()

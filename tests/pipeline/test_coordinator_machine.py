@@ -37,7 +37,7 @@ class Histories(RuleBasedStateMachine):
         samples=st.integers(1, 3),
         batches=st.integers(0, 12),
         policy=st.sampled_from(MissedDeadlinePolicy),
-        mode=st.sampled_from(["partial", "whole", "turns"]),
+        mode=st.sampled_from(["partial", "partial", "whole", "turns"]),
         filtering=st.booleans(),
         lane_after=st.none() | st.integers(1, 4),
         adaptive=st.booleans(),
@@ -106,6 +106,18 @@ class Histories(RuleBasedStateMachine):
                 if (number := self.replica(replica)) is not None:
                     self.world.lose(number, keep)
 
+    @rule(tokens=st.integers(1, 3), tells=st.booleans())
+    def lose_one_after_the_other(self, tokens, tells):
+        """The second one is lost before it reports anything about what it took over from the first."""
+        for keep in (3, None):
+            if (number := self.replica(0)) is not None:
+                if keep:
+                    self.world.generate(number, tokens)
+                if keep and tells:
+                    self.world.tell(number)
+                self.world.lose(number, keep)
+            self.world.join(3)
+
     @precondition(lambda self: len(self.world.replicas) < 5)
     @rule(
         slots=st.integers(1, 4),
@@ -156,7 +168,7 @@ class Histories(RuleBasedStateMachine):
         self.world.send(TakeCheckpoint())
 
     @precondition(lambda self: not self.world.ended and len(self.world.evaluations) < 6)
-    @rule(ahead=st.integers(-1, 2), groups=st.integers(0, 2), samples=st.integers(1, 2))
+    @rule(ahead=st.sampled_from([0, 0, 0, 1, 1, 2, -1]), groups=st.integers(0, 2), samples=st.integers(1, 2))
     def evaluate(self, ahead, groups, samples):
         self.world.evaluate(self.world.coordinator.version + ahead, groups, samples)
 
@@ -190,10 +202,22 @@ class Histories(RuleBasedStateMachine):
                 elif step == "lose" and world.replicas:
                     world.lose(self.replica(which), which)
 
+    @precondition(lambda self: self.stops and self.world.joined > 3)
+    @rule()
+    def stop(self):
+        self.world.stop()
+        assert self.world.ended, "a stop waits for the batch that trains and for checkpoints only"
+
     # All of it together, so that histories get as far as deadlines.
 
-    @rule(newest=st.booleans(), spared=st.integers(0, 3), saved=st.booleans())
-    def a_batch(self, newest, spared, saved):
+    @rule(
+        newest=st.booleans(),
+        spared=st.integers(0, 3),
+        saved=st.booleans(),
+        copied=st.booleans(),
+        loaded=st.integers(0, 3),
+    )
+    def a_batch(self, newest, spared, saved, copied, loaded):
         """Finish and score all but some, train, load; a checkpoint may take longer than that."""
         for _ in range(3):
             running = self.world.running[::-1] if newest else self.world.running
@@ -206,15 +230,17 @@ class Histories(RuleBasedStateMachine):
         if saved and self.world.saving is not None:
             self.world.save()
         if self.world.training is not None:
-            self.world.train()
-        for number in list(self.world.replicas):
+            self.world.train(copies=copied)
+        if copied and self.world.copying is not None:
+            self.world.copy()
+        for number in list(self.world.replicas)[: loaded or None]:
             self.world.load(number)
 
     # What must hold.
 
     @invariant()
     def it_holds(self):
-        if not hasattr(self, "world"):
+        if not hasattr(self, "world") or self.world.ended:
             return
         world, coordinator = self.world, self.world.coordinator
         assert coordinator.buffer.counted <= self.settings.window.limit
@@ -235,8 +261,7 @@ class Histories(RuleBasedStateMachine):
             return
         world, window = self.world, self.settings.window
         if self.stops:
-            world.stop()
-            assert world.ended, "a stop waits for the batch that trains and for checkpoints only"
+            self.stop()
             assert world.next_batch == self.begun or world.saved[-1].batch == world.next_batch
             assert all(each.outcome for each in world.evaluations), "every evaluation has an end"
             return

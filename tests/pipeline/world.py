@@ -79,7 +79,7 @@ class World:
         self.exits: Counter[LeaveReason] = Counter()
         self.evaluations: list[Evaluation] = []
         self.masked = 0
-        self.ended = False
+        self.is_stopping = self.ended = False
         self._collected: list[Event | Request] | None = None
 
     def send(self, *inputs: Event | Request) -> None:
@@ -132,6 +132,7 @@ class World:
             case do.CopyWeights(version):
                 assert self.training is None, "weights are copied before the next batch changes them"
                 assert (self.copying, self.copied) == (None, None)
+                assert not self.is_stopping, "a stop publishes nothing more"
                 self.copying = version
             case do.PublishWeights(version):
                 assert (self.copied, self.travelling) == (version, None)
@@ -295,7 +296,8 @@ class World:
         return self.evaluations[(group - EVALUATION) // 100]
 
     def stop(self) -> None:
-        """To the end, although nothing happens any more but that a batch trains and checkpoints are written."""
+        """Stop although nothing happens any more but that a batch trains and checkpoints are written."""
+        self.is_stopping = True
         self.send(StopTraining())
         while not self.ended and (self.training is not None or self.saving is not None):
             if self.training is not None:

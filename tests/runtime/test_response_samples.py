@@ -1,4 +1,5 @@
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.response_samples import held_out, pieces, prompt_text, sample, trained
 from qwen35_trainer.runtime.sampler import Sampler
+from tests.patience import PATIENCE
 
 
 def utf8(tokens: Sequence[int]) -> str:
@@ -139,3 +141,21 @@ def test_a_file_of_something_else_is_left_as_it_is(tmp_path, caplog, line):
     Sampler(tmp_path / "samples.jsonl", ResponseDecoder.of(Bytes())).close()
     assert "samples.jsonl, line 1" in caplog.text
     assert (tmp_path / "samples.jsonl").read_text() == line
+
+
+def test_closing_does_not_wait_for_the_room_of_a_file_that_could_not_be_opened(tmp_path):
+    """The queue is full before the thread fails."""
+    (tmp_path / "file").touch()
+    started = threading.Event()
+
+    class Slow(ResponseDecoder):
+        def load(self):
+            started.wait(PATIENCE)
+            raise OSError("the tokenizer cannot be read")
+
+    sampler = Sampler(tmp_path / "samples.jsonl", Slow(None))
+    for update in range(100):
+        sampler.trained([group(0.0, 1.0)], update=update, version=0)
+    started.set()
+    sampler.close()
+    assert sampler._queue.empty()

@@ -187,7 +187,8 @@ def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
     if tokens.values is None:
         raise ValueError("values is None: GAE needs a value per token. Pass values, or use GRPO, DrGRPO, RLOO.")
     values = tokens.values.double()
-    delta = _token_rewards(tokens) + tokens.gamma * _shifted(values, tokens.sample, 1) - values
+    delta = _token_rewards(tokens) - values
+    delta[:-1] += tokens.gamma * _following(values, tokens.sample, 1)
     return _whiten(_discounted_sum(delta, tokens.sample, tokens.gamma * tokens.lam), tokens, shares)
 
 
@@ -247,20 +248,17 @@ def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
     Each round doubles the number of tokens that every sum covers (Hillis and Steele 1986), so a sample of T tokens takes log2(T)
     rounds. No factor is above 1, and a power of the discount never divides, so nothing overflows.
     """
-    sums, factor, distance = values, discount, 1
+    sums, factor, distance = values.clone(), discount, 1
     longest = int(torch.unique_consecutive(sample, return_counts=True)[1].max()) if len(sample) else 0
     while distance < longest:
-        sums = sums + factor * _shifted(sums, sample, distance)
+        sums[:-distance] += _following(sums, sample, distance).mul_(factor)
         factor, distance = factor * factor, 2 * distance
     return sums
 
 
-def _shifted(values: Tensor, sample: Tensor, distance: int) -> Tensor:
-    """Return (R,) the value `distance` tokens later, 0 past the end of the sample."""
-    shifted = torch.zeros_like(values)
-    same = sample[distance:] == sample[:-distance]
-    shifted[:-distance] = torch.where(same, values[distance:], 0.0)
-    return shifted
+def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
+    """Return (R - distance,) the value `distance` tokens later, 0 past the end of the sample."""
+    return torch.where(sample[distance:] == sample[:-distance], values[distance:], 0.0)
 
 
 def _whiten(advantages: Tensor, tokens: TrainedTokens, shares: Shares) -> Tensor:

@@ -107,13 +107,18 @@ class Coordinator:
     def handle(self, *inputs: on.Event | asked.Request) -> list[Action]:
         """Process the events and requests of one moment. Returns the actions to carry out now, in this order.
 
-        All of them are applied, in their order, before versions, batches and sequences advance once.
+        All of them are applied, in their order, before versions, batches and sequences advance once. After the end of the
+        run all inputs are ignored.
         """
         actions: list[Action] = []
+        if self._ended:
+            return actions
         for each in inputs:
             self._handlers[type(each)](each, actions)
         self._publication.advance(actions)
         self._next_batch(actions)
+        if self._ended:
+            return actions
         self._placement.move_stragglers(actions)
         if not (self._publication.is_draining or self._is_training_turn):
             self._placement.place(actions, self._dispatch)
@@ -276,7 +281,7 @@ class Coordinator:
 
     def _next_batch(self, actions: list[Action]) -> None:
         """Decide what an idle trainer does: save, end, or train the next batch."""
-        if self._training or self._ended:
+        if self._training:
             return
         complete = self._stopping or self._trained >= self.settings.batches
         save = self._checkpoint_requested or (complete and self._saved < self._trained)
@@ -319,9 +324,9 @@ class Coordinator:
         self._checkpoint_requested |= self._training or self._saving != self._trained
 
     def _evaluate(self, request: asked.EvaluateVersion, actions: list[Action]) -> None:
-        if self._stopping and not self._ended:
+        if self._stopping:
             actions.append(EvaluationSkipped(request.version))
-        elif not self._ended:
+        else:
             self._evaluations.request(request)
 
     def _stop(self, request: asked.StopTraining, actions: list[Action]) -> None:

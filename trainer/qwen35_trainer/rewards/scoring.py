@@ -170,6 +170,7 @@ class Scoring:
                 await loading
             finally:
                 loading.cancel()
+                await asyncio.gather(loading, return_exceptions=True)
         except BaseException:
             await process.end(CLOSE_SECONDS + _REST_SECONDS)
             raise

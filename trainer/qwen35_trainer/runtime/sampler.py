@@ -70,9 +70,9 @@ class Sampler:
 
     def _write(self) -> None:
         try:
+            file = SampleFile(self._path)
             decode = self._decoder.load()
             process.trim()
-            file = SampleFile(self._path)
             while (moment := self._queue.get()) is not None:
                 kind, update, version, picks = moment
                 try:
@@ -82,6 +82,8 @@ class Sampler:
                     self._warn(f"{type(error).__name__}: {error}")
         except (OSError, ValueError) as error:
             self._warn(str(error))
+            while self._queue.get() is not None:  # `close` must not wait for room
+                pass
 
     def _warn(self, reason: str) -> None:
         if not self._warned:

@@ -48,10 +48,10 @@ class LearningSignal:
         proximal: TokenTable | None,
     ) -> LearningSignal:
         """Compute the advantages of a share. Collective: every rank calls it with its share of the same batch."""
-        trained = torch.from_numpy(np.flatnonzero(batch.trainable))
+        trained = np.flatnonzero(batch.trainable)
         penalty = None
         if algorithm.kl.placement == "Reward" and reference is not None and batch.log_probs is not None:
-            behaviour = torch.from_numpy(np.array(batch.log_probs))[trained]
+            behaviour = torch.from_numpy(batch.log_probs[trained])
             penalty = algorithm.kl.coefficient * kl(algorithm.kl.estimator)(behaviour, reference.values[trained])
         compute = _users_advantages if is_user_function(_advantage(algorithm)) else _advantages
         advantages = TokenTable.zeros(batch, offsets)
@@ -60,18 +60,18 @@ class LearningSignal:
 
 
 def _advantages(
-    batch: TrainBatch, trained: Tensor, penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
+    batch: TrainBatch, trained: NDArray[np.int64], penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
 ) -> Tensor:
     """Return the advantages of the trained tokens (R,). trained: (R,) their positions in the share. penalty: (R,) or None."""
     rewards, group, valid = _scores(batch)
     held = batch.held_samples
-    sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held]))[trained]
+    sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held])[trained])
     tokens = TrainedTokens(rewards, group, valid, sample, penalty, gamma=algorithm.gamma, lam=algorithm.lambda_)
     return estimator(algorithm.advantage)(tokens, shares)
 
 
 def _users_advantages(
-    batch: TrainBatch, trained: Tensor, penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
+    batch: TrainBatch, trained: NDArray[np.int64], penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
 ) -> Tensor:
     """Return what the user's function computes from the whole batch, for the trained tokens of this share (R,)."""
     rewards, group, valid = _scores(batch)
@@ -82,8 +82,8 @@ def _users_advantages(
         row[:length] = packed_mask[start : start + length]
     held = batch.held_samples
     first = np.repeat(starts_of(lengths[held]), lengths[held])
-    rows = torch.from_numpy(np.repeat(held, lengths[held]))[trained]
-    columns = trained - torch.from_numpy(first)[trained]
+    rows = torch.from_numpy(np.repeat(held, lengths[held])[trained])
+    columns = torch.from_numpy(trained - first[trained])
     penalties = None
     if penalty is not None:
         penalties = torch.zeros(mask.shape)
