@@ -20,6 +20,7 @@ import inspect
 import itertools
 import logging
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter
@@ -435,7 +436,10 @@ class Threads:
         for actor in self.actors:
             if actor.kind == "RolloutWorker":
                 actor.skip(seconds)
-        concurrent.futures.wait([call.future for call in under_way if not call.hangs], PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not all(call.hangs or call.future.done() for call in under_way):  # `wait` ignores cancelled futures
+            assert time.monotonic() < deadline, "a replica does not answer"
+            time.sleep(0.002)
         return True
 
     def fault(self, actor: Actor, method: str) -> bool:
