@@ -398,8 +398,8 @@ class Threads:
         actor.lose("it was killed")
 
     def shutdown(self) -> None:
-        """End all actors, who depend on the driver last."""
-        for actor in reversed(self.actors):
+        """End all actors. The driver is lost first: it would write down that it has lost the others."""
+        for actor in self.actors:
             actor.lose()
         for actor in reversed(self.actors):
             actor.end()
