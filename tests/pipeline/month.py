@@ -113,10 +113,11 @@ class Month:
                     self.start(name, number, keep)
             case do.MoveSequences(source, target, names):
                 for name in names:
-                    self.start(name, target, self.tick - self.replicas[source].held.pop(name))
+                    self.move(name, source, target)
             case do.CancelSequences(number, names):
                 for name in names:
-                    self.replicas[number].held.pop(name, None)
+                    if number in self.replicas:  # else its loss is about to be told
+                        self.replicas[number].held.pop(name, None)
             case do.TrainGroups(batch, _, groups):
                 for group in groups:
                     self.leaves(group)
@@ -136,7 +137,10 @@ class Month:
 
     def start(self, name: SequenceId, number: int, keep: int) -> None:
         assert keep == self.available.pop(name, keep), "all tokens that there are, no more"
-        replica = self.replicas[number]
+        replica = self.replicas.get(number)
+        if replica is None:  # it is lost, and the coordinator learns that later
+            self.available[name] = keep
+            return
         replica.held[name] = self.tick - keep
         assert len(replica.held) <= replica.slots
         if name not in self.lengths:
@@ -145,6 +149,13 @@ class Month:
             self.unfinished.setdefault(name[0], 2)
         self.holders[name] = number
         self.after(max(1, self.lengths[name] - keep), on.SequenceFinished(name, self.lengths[name]))
+
+    def move(self, name: SequenceId, source: int, target: int) -> None:
+        """From a source that is lost, the sequence continues with the tokens that are available."""
+        if source in self.replicas:
+            self.start(name, target, self.tick - self.replicas[source].held.pop(name))
+        else:
+            self.start(name, target, self.available[name])
 
     def leaves(self, group: int) -> None:
         self.turns[self.positions.pop(group)] += 1
