@@ -117,11 +117,7 @@ class Coordinator:
             self._handlers[type(each)](each, actions)
         self._publication.advance(actions)
         self._next_batch(actions)
-        if self._ended:
-            return actions
-        self._placement.move_stragglers(actions)
-        if not (self._publication.is_draining or self._is_training_turn):
-            self._placement.place(actions, self._dispatch)
+        self._assign_slots(actions)
         return actions
 
     @property
@@ -170,6 +166,14 @@ class Coordinator:
             return
         replica = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.replica_lost(replica.version)
+
+    def _assign_slots(self, actions: list[Action]) -> None:
+        """Move stragglers to the lane, and start what waits and what may be dispatched."""
+        if self._ended:
+            return
+        self._placement.move_stragglers(actions)
+        if not (self._publication.is_draining or self._is_training_turn):
+            self._placement.place(actions, self._dispatch)
 
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
