@@ -23,7 +23,7 @@ from collections import defaultdict, deque
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
@@ -122,7 +122,7 @@ class Driven:
         self.slowest = max(self.slowest, took)
         for action in actions:
             match action:
-                case told.GroupDispatched():
+                case notices.GroupDispatched():
                     self._left[action.group] = 4
                 case do.StartSequences():
                     self._running += [name for name, _ in action.sequences]
