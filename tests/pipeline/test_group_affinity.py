@@ -90,6 +90,16 @@ def test_what_waits_for_a_lost_or_leaving_replica_goes_to_any_other():
         played.play()
 
 
+def test_what_waits_for_the_last_replica_goes_to_the_lane_when_that_is_lost():
+    played = world(4, groups=2, lane_after=5)
+    played.finish((0, 0))
+    assert played.coordinator.waiting > 0
+    with played.together():
+        played.join(20, lane=True)
+        played.lose(0, keep=0)
+    assert played.coordinator.waiting == 0
+
+
 def test_a_sequence_that_waits_for_its_replica_goes_first_to_any_when_a_version_is_published():
     played = world(16, 8, groups=1, lag=3, group_size=8)
     played.finish((0, 0))
