@@ -44,6 +44,15 @@ class CallServer(asyncio.Protocol):
         """End as if the other side had closed the connection."""
         self.connection_lost(None)
 
+    def pause(self) -> None:
+        """Receive no requests until `resume`. The other side keeps them."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def show_alive(self) -> None:
         """Send the message that belongs to no call."""
         assert self._transport is not None
@@ -52,7 +61,9 @@ class CallServer(asyncio.Protocol):
     async def _reply(self, number: int, request: bytes) -> None:
         assert self._transport is not None
         try:
-            reply = await self._answer(request)
+            answering = self._answer(request)
+            del request  # it may be large, and whoever answers may need it for a short time only
+            reply = await answering
         except Exception:
             self._transport.abort()  # the caller must not wait for a reply that will not come
             raise

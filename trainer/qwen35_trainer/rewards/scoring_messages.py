@@ -55,6 +55,8 @@ class GroupRequest:
         (length,) = _LENGTH.unpack_from(content, len(GROUP))
         prompt, answer, fields, self._sizes = pickle.loads(content[start : start + length])  # noqa: S301  # from the driver
         self._prompt = PromptFields(prompt, answer, fields)
+        self.size = len(content)
+        """Bytes of the request."""
         self._tokens = memoryview(content)[start + length :].cast("i")
         self._next = self._read = 0
 
