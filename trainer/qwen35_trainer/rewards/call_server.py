@@ -62,7 +62,7 @@ class CallServer(asyncio.Protocol):
         assert self._transport is not None
         try:
             answering = self._answer(request)
-            del request  # it may be large, and whoever answers may need it for a short time only
+            del request  # it may be large, and may be needed for a short time only
             reply = await answering
         except Exception:
             self._transport.abort()  # the caller must not wait for a reply that will not come
