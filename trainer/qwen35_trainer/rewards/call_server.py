@@ -15,7 +15,8 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl(2)
 class CallServer(asyncio.Protocol):
     """Answers any number of calls at the same time.
 
-    answer: returns the reply to a request; an exception ends the connection. ended: is done when the other side has closed the connection.
+    answer: returns the reply to a request; an exception ends the connection. ended: is done when the other side has
+    closed the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:

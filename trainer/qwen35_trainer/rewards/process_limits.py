@@ -6,9 +6,9 @@ cores   scoring processes   processes of a plain function, together
 64      8                   64
 128     8                   64
 
-A scoring process decodes about 100 responses of 32,000 tokens in a second. A function that computes needs a process per core; one that
-waits for something else needs one per call, so it gets more than there are cores, and they are started only while
-calls wait (isolated.py).
+A scoring process decodes about 100 responses of 32,000 tokens in a second. A function that computes needs a process
+per core; one that waits for something else needs one per call, so it gets more than there are cores, and they are
+started only while calls wait (isolated.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ class ProcessLimits:
 
     @classmethod
     def of(cls, cores: int) -> ProcessLimits:
-        """Return the limits on a machine or in a pod with that many cores. Half of them may compute rewards that are fast."""
+        """Return the limits on a machine or in a pod with that many cores.
+
+        Half of them may compute rewards that are fast.
+        """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)
         functions = -(-min(_MAX_FUNCTION_PROCESSES, wanted) // scoring)

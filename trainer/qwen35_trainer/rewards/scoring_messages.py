@@ -37,7 +37,10 @@ def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
 
 
 def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
-    """Return the parts of a request. The tokens are not copied. Raises RewardError for metadata that cannot be pickled."""
+    """Return the parts of a request.
+
+    The tokens are not copied. Raises RewardError for metadata that cannot be pickled.
+    """
     fields = PromptFields.of(prompt)
     sizes = [(len(response.ids), response.truncated) for response in responses]
     header = pickle.dumps((fields.id, fields.answer, fields.content, sizes), protocol=5)
@@ -53,7 +56,8 @@ class GroupRequest:
     def __init__(self, content: bytes) -> None:
         start = len(GROUP) + _LENGTH.size
         (length,) = _LENGTH.unpack_from(content, len(GROUP))
-        prompt, answer, fields, self._sizes = pickle.loads(content[start : start + length])  # noqa: S301  # from the driver
+        header = pickle.loads(content[start : start + length])  # noqa: S301  # from the driver
+        prompt, answer, fields, self._sizes = header
         self._prompt = PromptFields(prompt, answer, fields)
         self.size = len(content)
         """Bytes of the request."""

@@ -1,23 +1,24 @@
 """A scoring process: decodes the responses of groups, and scores them with all rewards.
 
-    driver (scoring.py)                  this process                                       processes of functions (isolated.py)
-    ───────────────────                  ────────────                                       ────────────────────────────────────
-    rewards, limits ───────────────────► build the scorer ────────────────────────────────► load
-                    ◄── problems ───────
-    decoder ───────────────────────────► load it
-                    ◄── loaded ─────────
-    prompt, tokens of a group ─────────► decode, one group after another ─► ExactMatch
-                                                    └──────────────────────────────────────► Math, Gym, functions of the user
-                    ◄── scores of all ──
-                    ◄── alive ────────── every ALIVE_SECONDS
+    driver (scoring.py)         this process                            processes of functions (isolated.py)
+    ───────────────────         ────────────                            ────────────────────────────────────
+    rewards, limits ──────────► build the scorer ─────────────────────► load
+                    ◄ problems
+    decoder ──────────────────► load it
+                    ◄ loaded
+    prompt, tokens of a group ► decode, one group after another
+                                 ├─► ExactMatch
+                                 └────────────────────────────────────► Math, Gym, functions of the user
+                    ◄ scores of all
+                    ◄ alive, every ALIVE_SECONDS
 
-waits on             unblocked by                                         deadline
-next request         the driver, or its death (the socket closes)         none: the process is idle then
-decode               the group before it                                  none: it computes. The driver kills a process that is silent
-score                the rewards                                          isolated.py
+waits on        unblocked by                                   deadline
+next request    the driver, or its death (the socket closes)   none: the process is idle then
+decode          the group before it                            none: it computes. The driver kills a silent process
+score           the rewards                                    isolated.py
 
-It runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When the driver ends, even by
-SIGKILL, this process ends the functions' processes with everything that they have started.
+It runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When
+the driver ends, even by SIGKILL, this process ends the functions' processes with everything that they have started.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ async def _serve(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     _, server = await loop.create_unix_connection(lambda: CallServer(process.answer), sock=connection)
     process.server = server
-    # The driver's death closes the socket. The signal is for the case that a child of the driver has inherited its other end.
+    # The driver's death closes the socket. The signal is for the case that a child of it has inherited the other end.
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     signal_when_parent_ends(signal.SIGTERM)
     while True:
@@ -141,7 +142,10 @@ class ScoringProcess:
         return responses
 
     def _received(self, size: int) -> None:
-        """Receive no more requests while those that are not decoded yet are too large together. size: bytes, negative after decoding."""
+        """Receive no more requests while those that are not decoded yet are too large together.
+
+        size: bytes, negative after decoding.
+        """
         self._undecoded += size
         assert self.server is not None
         if self._undecoded > MAX_UNDECODED_BYTES:
@@ -164,6 +168,9 @@ class ScoringProcess:
 
 
 def _return_free_memory() -> None:
-    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read. Only glibc can."""
+    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read.
+
+    Only glibc can.
+    """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)
