@@ -29,7 +29,9 @@ _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """scoring: number of scoring processes. functions: maximum number of processes of each plain function, in each scoring
+    """The numbers of processes of one machine.
+
+    scoring: number of scoring processes. functions: maximum number of processes of each plain function, in each scoring
     process. cores: maximum number of those while no call is slow.
     """
 
@@ -50,7 +52,7 @@ class ProcessLimits:
 
 
 def usable_cores(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
-    """Return the number of cores that this process may use: those of the machine, of its affinity and of its pod's limit."""
+    """Return the number of cores that this process may use: the machine's, within its affinity and its pod's limit."""
     # Only Linux reports the affinity, and has the file: "quota period" in microseconds, or "max period".
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:

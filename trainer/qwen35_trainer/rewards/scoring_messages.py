@@ -77,7 +77,7 @@ class GroupRequest:
 
 
 def scores_message(scores: Sequence[Sequence[Score]]) -> bytes:
-    """Encode the scores of each response: a number for a score, [error, whether it timed out, details] for a failure."""
+    """Encode the scores of each response: a number for a score, [error, timed out, details] for a failure."""
     return json.dumps([[_plain(score) for score in of_response] for of_response in scores]).encode()
 
 
