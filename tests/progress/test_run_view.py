@@ -147,10 +147,13 @@ def test_time_left_is_that_of_the_latest_updates() -> None:
     assert state.seconds_left() == pytest.approx(30.0)
 
 
-def test_the_idle_row_names_what_the_trainer_did_instead_largest_part_first() -> None:
+def test_the_idle_row_names_the_two_largest_parts_of_the_time_without_training() -> None:
     parts = {"seconds_waiting": 0.01, "seconds_copying": 0.5, "seconds_driver": 0.2, "seconds_assembling": 0.1}
     text = "\n".join(panel_lines([make_update(1, seconds=2.0, seconds_training=1.19, **parts)]))
-    assert "train 20%      copying 25%, driver 10%, assembling 5%" in text, "less than 1 % is left out"
+    assert "train 20%      copying 25%, driver 10% " in text, "more do not fit"
+    assert "assembling" not in text
+    little = make_update(1, seconds_waiting=0.001, seconds_driver=0.0)
+    assert "waiting" not in "\n".join(panel_lines([little])), "less than 1 %"
     text = "\n".join(panel_lines([make_update(2, seconds=0.0)]))
     assert "waiting" not in text, "a later update of a batch has no time of its own"
 
