@@ -194,11 +194,7 @@ def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, 
 
 @pytest.mark.parametrize(
     ("method", "seconds"),
-    [
-        ("open", START_SECONDS),
-        ("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS),
-        ("obey", ANSWER_SECONDS),
-    ],
+    [("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS), ("obey", ANSWER_SECONDS)],
 )
 def test_a_replica_that_hangs_is_replaced(local, write, tmp_path, method, seconds):
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), seconds)
@@ -208,9 +204,10 @@ def test_a_replica_that_hangs_is_replaced(local, write, tmp_path, method, second
     _complete(ended)
 
 
-def test_a_replica_whose_process_never_starts_ends_the_run_if_no_other_works(local, write, tmp_path):
-    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "address"), PATIENCE)
+@pytest.mark.parametrize(("method", "state"), [("address", "is pending"), ("open", "loads the model on ")])
+def test_a_replica_that_never_starts_ends_the_run_if_no_other_works(local, write, tmp_path, method, state):
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), PATIENCE)
     assert ended.err.startswith(
-        f"0 of 1 replicas worked for {PATIENCE:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 is pending"
+        f"0 of 1 replicas worked for {PATIENCE:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 {state}"
     )
     _failed(ended, "WorkerLost")

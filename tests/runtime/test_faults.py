@@ -278,9 +278,9 @@ def test_tokens_outlive_the_replica_that_generated_them(local, write, tmp_path, 
     metrics, published, reported = tmp_path / "out" / "metrics.jsonl", threading.Event(), threading.Event()
 
     def look(kind: str, method: str, value: Any) -> None:
-        if (kind, method) == ("RolloutWorker", "exchange") and published.is_set():
-            if any(report.tokens and not report.finished for report in value):
-                reported.set()
+        is_report = (kind, method) == ("RolloutWorker", "exchange") and published.is_set()
+        if is_report and any(report.tokens and not report.finished for report in value):
+            reported.set()
 
     file = write(tmp_path, ENDLESS | changes, reward=NOTED)
     running = local.start("run", file, output=tmp_path / "out", look=look)

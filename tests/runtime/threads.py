@@ -20,10 +20,11 @@ import inspect
 import itertools
 import logging
 import threading
+import time
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ import torch.distributed as dist
 from ray import cloudpickle
 from ray.exceptions import OwnerDiedError, RayActorError, RayTaskError
 
+from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.runtime.rollout_worker import EngineThread
 from tests.patience import PATIENCE
 
@@ -299,21 +301,35 @@ class Actor:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Its clock can be put forward, and it knows what it does in threads."""
+    """Its clock can be put forward, and it knows what it waits for in threads and in the processes of rewards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ahead = 0.0
-        self.threads: set[asyncio.Future[Any]] = set()
+        self.elsewhere: set[asyncio.Future[Any]] = set()
 
     def run_in_executor(self, *arguments: Any) -> asyncio.Future[Any]:
-        work = super().run_in_executor(*arguments)
-        self.threads.add(work)
-        work.add_done_callback(self.threads.discard)
+        return self.wait(super().run_in_executor(*arguments))
+
+    def wait(self, work: asyncio.Future[Any]) -> asyncio.Future[Any]:
+        """Remember that `work` is done elsewhere."""
+        self.elsewhere.add(work)
+        work.add_done_callback(self.elsewhere.discard)
         return work
 
     def time(self) -> float:
         return super().time() + self.ahead
+
+
+def _elsewhere(method: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A method that waits for processes, as the loop of its caller knows."""
+
+    async def known(*arguments: Any, **named: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        work = asyncio.ensure_future(method(*arguments, **named))
+        return await (loop.wait(work) if isinstance(loop, _Loop) else work)
+
+    return known
 
 
 @dataclass(frozen=True)
@@ -343,6 +359,8 @@ class Threads:
         """Play Ray until `patch` is undone."""
         for name in ("init", "shutdown", "remote", "put", "get", "wait", "kill", "nodes", "get_runtime_context"):
             patch.setattr(ray, name, getattr(self, name))
+        for method in ("open", "score_group"):
+            patch.setattr(Scoring, method, _elsewhere(getattr(Scoring, method)))
 
     def init(self, **_: object) -> None:
         """There is nothing to start."""
@@ -380,8 +398,8 @@ class Threads:
         actor.lose("it was killed")
 
     def shutdown(self) -> None:
-        """End all actors, who depend on the driver last."""
-        for actor in reversed(self.actors):
+        """End all actors. The driver is lost first: it would write down that it has lost the others."""
+        for actor in self.actors:
             actor.lose()
         for actor in reversed(self.actors):
             actor.end()
@@ -403,7 +421,7 @@ class Threads:
             assert driver.loop is not None
             for _ in range(50):  # turns of the loop, in which the driver acts on what it has received
                 await asyncio.sleep(0)
-                if driver.loop.threads or not all(call.waits for actor in self.actors for call in list(actor.calls)):
+                if driver.loop.elsewhere or not all(call.waits for actor in self.actors for call in list(actor.calls)):
                     return False
             driver.loop.ahead += seconds
             return True
@@ -418,7 +436,10 @@ class Threads:
         for actor in self.actors:
             if actor.kind == "RolloutWorker":
                 actor.skip(seconds)
-        concurrent.futures.wait([call.future for call in under_way if not call.hangs], PATIENCE)
+        deadline = time.monotonic() + PATIENCE
+        while not all(call.hangs or call.future.done() for call in under_way):  # `wait` ignores cancelled futures
+            assert time.monotonic() < deadline, "a replica does not answer"
+            time.sleep(0.002)
         return True
 
     def fault(self, actor: Actor, method: str) -> bool:
