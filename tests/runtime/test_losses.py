@@ -1,6 +1,6 @@
 """Replicas of a real run under a real Ray are lost in every way, one after the other: no prompt is lost, and none trains twice.
 
-killed          the process ends                                     found at once
+killed          the process ends                                     found immediately
 stopped         SIGSTOP: the process exists and answers nothing      found by the deadline of a call
 out of memory   the kernel refuses it memory, so its engine fails    found by its next report
 disconnected    its TCP connections are cut, and it continues        not a loss: calls to it repeat
@@ -43,7 +43,7 @@ def _disconnect(process: psutil.Process) -> None:
 
 
 def _starve(process: psutil.Process) -> None:
-    """Let every further allocation fail for which the C library asks the kernel: it does for each tensor of 1 MiB or more."""
+    """Let every further allocation fail that needs memory of the kernel: the C library takes it for each tensor of 1 MiB or more."""
     process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
 
 
@@ -85,17 +85,20 @@ def _updates(running: Running) -> int:
     return int(printed[-1]) if printed else 0
 
 
+def _replaced(running: Running, victim: psutil.Process) -> bool:
+    time.sleep(0.5)  # looking at all processes of the machine takes as long as a step of the run
+    return len(running.processes("ray::RolloutWorker")) == 2 and not victim.is_running()
+
+
 def _lose(running: Running, way: str) -> None:
-    """Lose a replica that has joined, and wait until another has its place and updates go on."""
+    """Lose a replica that has joined, and wait until another has its place and updates continue."""
     lost, updates = _lost(running), _updates(running)
     workers = running.processes("ray::RolloutWorker")
     victim = workers[random.randrange(len(workers))]  # seeded by the suite
     WAYS[way](victim)
     if way != "disconnected":
         running.wait_until(lambda: _lost(running) > lost, f"loss of a replica that is {way}")
-        running.wait_until(
-            lambda: len(running.processes("ray::RolloutWorker")) == 2 and not victim.is_running(), "replacement"
-        )
+        running.wait_until(lambda: _replaced(running, victim), "replacement")
     running.wait_until(lambda: _updates(running) > updates + 3, "further updates")
 
 

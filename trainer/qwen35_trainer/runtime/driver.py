@@ -90,7 +90,7 @@ class Broadcast:
     def after(self, seen: int) -> tuple[RunRecord, ...]:
         """Return the records after the first `seen`, and drop the first `seen`, which the follower has.
 
-        Raises ValueError when a second follower asks for records that were dropped.
+        Raises ValueError when a second follower needs records that were dropped.
         """
         if seen < self._dropped:
             raise ValueError(f"record {seen} was dropped: one process follows a run")
