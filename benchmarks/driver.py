@@ -56,7 +56,7 @@ from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
-from qwen35_trainer.runtime.replica_channel import ReplicaReport
+from qwen35_trainer.runtime.replica_channel import EngineReport
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.sampler import Sampler
@@ -195,7 +195,7 @@ class CountingGeneration(Generation):
 
     counts: Counts
 
-    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+    def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self.counts.finished += len(report.finished)
         self.counts.tokens += sum(part.shape[1] for _, part in report.tokens.packed())
         super().reported(replica, report)
@@ -319,7 +319,7 @@ def memory(replicas: int, slots: int, tokens: int, folder: Path) -> dict[str, An
             for replica, held in names.items():
                 block = TokenBlock({name: [part] for name in held})
                 source = SimpleNamespace(number=replica, name=f"rollout-{replica}")
-                generation.reported(cast(RolloutReplica, source), ReplicaReport(number, tokens=block))
+                generation.reported(cast(RolloutReplica, source), EngineReport(number, tokens=block))
         grown = psutil.Process().memory_info().rss - before
     return {"sequences": replicas * slots, "tokens": tokens, "residentGigabytes": round(grown / 1e9, 2)}
 

@@ -21,8 +21,9 @@ import sys
 import time
 from collections import defaultdict, deque
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
@@ -121,12 +122,14 @@ class Driven:
         self.slowest = max(self.slowest, took)
         for action in actions:
             match action:
-                case do.GroupDispatched():
+                case notices.GroupDispatched():
                     self._left[action.group] = 4
                 case do.StartSequences():
                     self._running += [name for name, _ in action.sequences]
                 case do.TrainGroups():
                     self._soon.append(on.BatchTrained(action.batch))
+                case do.CopyWeights():
+                    self._soon.append(on.WeightsCopied(action.version))
                 case do.PublishWeights():
                     self._soon += [on.VersionLoaded(number, action.version) for number in range(self._replicas)]
 

@@ -27,6 +27,7 @@ REPOSITORY = Path(__file__).parents[1]
 TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
 SIGNALS = "runtime/test_signals.py"
+MONTH = "pipeline/test_month.py"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,12 @@ def kinds() -> tuple[Kind, ...]:
     folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
     rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS))
     return (
-        Kind("random examples", ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")),
+        Kind(
+            "random examples",
+            ("pipeline", "simulate", "operator", "manifest", "data", "algorithms"),
+            (f"--ignore=tests/{MONTH}",),
+        ),
+        Kind("a month of updates in virtual time", (MONTH,)),
         Kind("signals at random moments of the start", (SIGNALS,), ("-m", "soak", "-s")),
         Kind("every write of every story", ("controlplane",)),
         Kind(
@@ -64,7 +70,7 @@ def kinds() -> tuple[Kind, ...]:
         Kind(
             "all others, in random order",
             rest,
-            (f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start",),
+            (f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start", f"--ignore=tests/{MONTH}"),
         ),
     )
 

@@ -50,8 +50,8 @@ PIPELINE = (
     mutant(
         name="The next batch trains over weights that still wait to be copied.",
         file="trainer/qwen35_trainer/pipeline/publication_state.py",
-        old="return self._pending is not None\n",
-        new="return self._pending is not None and self._copied is None\n",
+        old="return self._pending is not None or self._copying is not None",
+        new="return self._copying is not None",
         killer="tests/pipeline/test_coordinator.py::test_weights_are_copied_once_ahead_and_the_batch_after_that_waits",
     ),
     mutant(
@@ -65,7 +65,7 @@ PIPELINE = (
     mutant(
         name="A run that is stopped ends without saving the batches since its last checkpoint.",
         file="trainer/qwen35_trainer/pipeline/coordinator.py",
-        old="save = self._checkpoint_requested or (ending and self._saved < self._trained)",
+        old="save = self._checkpoint_requested or (complete and self._saved < self._trained)",
         new="save = self._checkpoint_requested",
         killer="tests/pipeline/test_coordinator.py::test_a_stop_saves_what_has_trained_and_ends",
     ),

@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
@@ -99,24 +99,25 @@ class Month:
     def after(self, ticks: int, *inputs: Input) -> None:
         self.later[self.tick + ticks] += inputs
 
-    # What the coordinator asks for.
+    # The actions of the coordinator.
 
     def carry_out(self, action: Action) -> None:  # noqa: C901, one case for each action
         match action:
-            case told.GroupDispatched(group, position):
+            case notices.GroupDispatched(group, position):
                 self.positions[group], self.unfinished[group] = position, SAMPLES
                 self.turns.extend(bytes(max(0, position + 1 - len(self.turns))))
-            case told.GroupLeft(group, position):
+            case notices.GroupLeft(group, position):
                 self.leaves(group)
             case do.StartSequences(number, sequences):
                 for name, keep in sequences:
                     self.start(name, number, keep)
             case do.MoveSequences(source, target, names):
                 for name in names:
-                    self.start(name, target, self.tick - self.replicas[source].held.pop(name))
+                    self.move(name, source, target)
             case do.CancelSequences(number, names):
                 for name in names:
-                    self.replicas[number].held.pop(name, None)
+                    if number in self.replicas:  # else the coordinator learns of its loss later
+                        self.replicas[number].held.pop(name, None)
             case do.TrainGroups(batch, _, groups):
                 for group in groups:
                     self.leaves(group)
@@ -129,14 +130,17 @@ class Month:
                     self.after(self.random.randint(1, 3), on.VersionLoaded(number, version))
             case do.SaveCheckpoint(snapshot):
                 self.after(3, on.CheckpointCompleted(snapshot.batch))
-            case told.VersionEvaluated() | told.EvaluationSkipped():
+            case notices.VersionEvaluated() | notices.EvaluationSkipped():
                 self.evaluations[type(action).__name__] += 1
-            case told.RunEnded():
+            case notices.RunEnded():
                 self.ended = True
 
     def start(self, name: SequenceId, number: int, keep: int) -> None:
         assert keep == self.available.pop(name, keep), "all tokens that there are, no more"
-        replica = self.replicas[number]
+        replica = self.replicas.get(number)
+        if replica is None:  # it is lost, and the coordinator learns that later
+            self.available[name] = keep
+            return
         replica.held[name] = self.tick - keep
         assert len(replica.held) <= replica.slots
         if name not in self.lengths:
@@ -146,6 +150,13 @@ class Month:
         self.holders[name] = number
         self.after(max(1, self.lengths[name] - keep), on.SequenceFinished(name, self.lengths[name]))
 
+    def move(self, name: SequenceId, source: int, target: int) -> None:
+        """From a source that is lost, the sequence continues with the tokens that are available."""
+        if source in self.replicas:
+            self.start(name, target, self.tick - self.replicas[source].held.pop(name))
+        else:
+            self.start(name, target, self.available[name])
+
     def leaves(self, group: int) -> None:
         self.turns[self.positions.pop(group)] += 1
         self.unfinished.pop(group, None)
@@ -153,8 +164,8 @@ class Month:
             self.forget((group, index))
 
     def forget(self, name: SequenceId) -> None:
-        for known in (self.holders, self.lengths, self.available):
-            known.pop(name, None)
+        for table in (self.holders, self.lengths, self.available):
+            table.pop(name, None)
 
     # What the pools report.
 
@@ -220,7 +231,7 @@ class Month:
         self.after(1 + 4 * age, on.ReplicaJoined(number, SLOTS, version, lane, None if lane else 2_000))
 
     def lose_some(self, count: int) -> None:
-        """Replicas of one node: the coordinator learns of their loss at once. Other ones replace them, with older weights."""
+        """Replicas of one node: the coordinator learns of their loss together. Other ones replace them, with older weights."""
         for number in self.random.sample(sorted(self.replicas), count):
             self.after(1, self.loss_of(number))
             self.join(self.random.randint(0, 2), lane=self.replicas.pop(number).lane)
@@ -251,12 +262,12 @@ class Month:
 def reachable_bytes(root: object) -> int:
     """Size of all objects that can be reached from `root`, without code."""
     seen: set[int] = set()
-    found, total = [root], 0
-    while found:
-        each = found.pop()
+    objects, total = [root], 0
+    while objects:
+        each = objects.pop()
         if id(each) in seen or isinstance(each, ModuleType | FunctionType | type):
             continue
         seen.add(id(each))
         total += sys.getsizeof(each)
-        found += gc.get_referents(each)
+        objects += gc.get_referents(each)
     return total

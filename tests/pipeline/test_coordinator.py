@@ -4,7 +4,7 @@ import pytest
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import NothingToTrain
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
@@ -44,7 +44,7 @@ def finish_group(played: World, group: int, *, signal: bool = True) -> None:
 
 def test_groups_are_dispatched_as_slots_are_free_and_not_before():
     played = world(3)
-    assert [action.group for action in actions_of(played, told.GroupDispatched)] == [0, 1]
+    assert [action.group for action in actions_of(played, notices.GroupDispatched)] == [0, 1]
     assert played.running == [(0, 0), (0, 1), (1, 0)]
     played.finish((0, 0))
     assert played.running == [(0, 1), (1, 0), (1, 1)], "what waits comes before a new prompt"
@@ -286,8 +286,8 @@ def test_discard_drops_the_group_and_dispatches_its_prompt_again():
     played = straggling(MissedDeadlinePolicy.DISCARD)
     assert played.training.groups == (3,)
     assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0),))]
-    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.DISCARDED)]
-    assert played.log[-2] == told.GroupDispatched(5, 0)
+    assert actions_of(played, notices.GroupLeft) == [notices.GroupLeft(0, 0, LeaveReason.DISCARDED)]
+    assert played.log[-2] == notices.GroupDispatched(5, 0)
 
 
 # The lane.
@@ -373,7 +373,7 @@ def test_a_transfer_overlaps_the_next_batch_and_the_window_opens_when_all_have_t
     assert played.coordinator.version == 0
     assert len(played.held) == 0
     played.load(1)
-    assert actions_of(played, told.VersionPublished) == [told.VersionPublished(1)]
+    assert actions_of(played, notices.VersionPublished) == [notices.VersionPublished(1)]
     assert len(played.held) == 1, "the batch that trains counts still"
 
 
@@ -465,7 +465,7 @@ def test_an_evaluation_begins_with_its_version_and_the_next_publication_waits_fo
     assert (played.copied, played.travelling) == (2, None)
     for name in evaluation_names:
         played.finish(name)
-    assert actions_of(played, told.VersionEvaluated) == [told.VersionEvaluated(1)]
+    assert actions_of(played, notices.VersionEvaluated) == [notices.VersionEvaluated(1)]
     assert played.travelling == 2
 
 
@@ -484,7 +484,7 @@ def test_evaluations_requested_while_a_version_travels_all_take_place():
     played.load(0)
     assert second.is_running
     played.finish(((1 << 40) + 100, 0))
-    assert actions_of(played, told.VersionEvaluated) == [told.VersionEvaluated(1), told.VersionEvaluated(2)]
+    assert actions_of(played, notices.VersionEvaluated) == [notices.VersionEvaluated(1), notices.VersionEvaluated(2)]
 
 
 @pytest.mark.parametrize("arrived", [False, True])
@@ -496,17 +496,17 @@ def test_an_evaluation_of_weights_that_replicas_no_longer_have_is_skipped(arrive
         played.load(0)
     late = played.evaluate(version=0)
     assert late.outcome == "skipped"
-    assert actions_of(played, told.EvaluationSkipped) == [told.EvaluationSkipped(0)]
+    assert actions_of(played, notices.EvaluationSkipped) == [notices.EvaluationSkipped(0)]
 
 
 def test_an_evaluation_of_a_version_that_never_comes_is_skipped_at_the_end():
     played = world(8, groups=1, group_size=1, batches=1)
-    asked = played.evaluate(version=7)
+    evaluation = played.evaluate(version=7)
     played.play()
-    assert asked.outcome == "skipped"
+    assert evaluation.outcome == "skipped"
 
 
-def test_an_evaluation_without_prompts_is_complete_at_once():
+def test_an_evaluation_without_prompts_is_complete_immediately():
     played = world(8)
     assert played.evaluate(version=0, groups=0).outcome == "evaluated"
 
@@ -533,8 +533,8 @@ def test_a_group_without_signal_is_filtered_and_replaced():
     for name in [(0, 0), (0, 1)]:
         played.finish(name)
     played.score(0, signal=False)
-    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.FILTERED)]
-    assert actions_of(played, told.GroupDispatched)[-1] == told.GroupDispatched(4, 4)
+    assert actions_of(played, notices.GroupLeft) == [notices.GroupLeft(0, 0, LeaveReason.FILTERED)]
+    assert actions_of(played, notices.GroupDispatched)[-1] == notices.GroupDispatched(4, 4)
 
 
 def test_without_dynamic_sampling_a_group_without_signal_trains():
@@ -549,7 +549,7 @@ def test_a_failed_group_leaves_its_slots_and_is_replaced():
     played = world(2)
     played.send(on.GroupFailed(0))
     assert actions_of(played, do.CancelSequences) == [do.CancelSequences(0, ((0, 0), (0, 1)))]
-    assert actions_of(played, told.GroupLeft) == [told.GroupLeft(0, 0, LeaveReason.FAILED)]
+    assert actions_of(played, notices.GroupLeft) == [notices.GroupLeft(0, 0, LeaveReason.FAILED)]
     assert played.running == [(1, 0), (1, 1)]
 
 
@@ -702,7 +702,10 @@ def test_what_has_trained_last_is_saved_while_its_version_travels():
 
 def test_a_run_that_continues_dispatches_first_what_was_under_way():
     played = world(8, groups=1, group_size=1, start=SchedulingSnapshot(4, 10, (7, 3), group=20))
-    assert actions_of(played, told.GroupDispatched) == [told.GroupDispatched(20, 7), told.GroupDispatched(21, 3)]
+    assert actions_of(played, notices.GroupDispatched) == [
+        notices.GroupDispatched(20, 7),
+        notices.GroupDispatched(21, 3),
+    ]
     finish_group(played, 20)
     assert played.training == do.TrainGroups(4, 4, (20,))
 
@@ -712,7 +715,7 @@ def test_a_whole_run_trains_every_prompt_once_publishes_every_version_and_saves_
     played.play()
     assert played.trained == sorted(played.trained, key=played.trained.index)
     assert sorted(played.trained) == list(range(18))
-    assert [action.version for action in actions_of(played, told.VersionPublished)] == [1, 2, 3, 4, 5]
+    assert [action.version for action in actions_of(played, notices.VersionPublished)] == [1, 2, 3, 4, 5]
     assert [snapshot.batch for snapshot in played.saved] == [9]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.waiting_sequences import MIN_OUTDATED_ENTRIES, WaitingSequences
@@ -88,6 +88,16 @@ def test_what_waits_for_a_lost_or_leaving_replica_goes_to_any_other():
         played.join(40)
         assert played.coordinator.waiting == 0
         played.play()
+
+
+def test_what_waits_for_the_last_replica_goes_to_the_lane_when_that_is_lost():
+    played = world(4, groups=2, lane_after=5)
+    played.finish((0, 0))
+    assert played.coordinator.waiting > 0
+    with played.together():
+        played.join(20, lane=True)
+        played.lose(0, keep=0)
+    assert played.coordinator.waiting == 0
 
 
 def test_a_sequence_that_waits_for_its_replica_goes_first_to_any_when_a_version_is_published():
@@ -179,7 +189,7 @@ class Steady:
         )
         self.coordinator = Coordinator(settings)
         self.places: dict[int, set[int]] = {}
-        self.left: Counter[int] = Counter()
+        self.started: Counter[int] = Counter()
         self.group_size, self.replicas = group_size, replicas
         self.random = random.Random(0)
         self.later: list[tuple[float, int, list[object]]] = []
@@ -198,8 +208,8 @@ class Steady:
                 case do.StartSequences(replica, sequences):
                     for (group, index), _ in sequences:
                         self.places.setdefault(group, set()).add(replica)
-                        self.left[group] += 1
-                        last = [on.GroupScored(group)] if self.left[group] == self.group_size else []
+                        self.started[group] += 1
+                        last = [on.GroupScored(group)] if self.started[group] == self.group_size else []
                         self.after(self.random.lognormvariate(0, 0.8), on.SequenceFinished((group, index), 10))
                         if last:
                             self.after(40.0, *last)
@@ -211,7 +221,7 @@ class Steady:
                     self.after(0.01, *(on.VersionLoaded(each, version) for each in range(self.replicas)))
                 case do.SaveCheckpoint(snapshot):
                     self.after(0.01, on.CheckpointCompleted(snapshot.batch))
-                case told.RunEnded():
+                case notices.RunEnded():
                     self.ended = True
 
     def after(self, seconds: float, *events: object) -> None:
@@ -228,7 +238,7 @@ def test_with_room_the_sixteen_samples_of_a_group_run_on_at_most_two_replicas(re
 # What waits.
 
 
-def test_the_queue_forgets_what_no_longer_waits():
+def test_the_queue_forgets_sequences_that_no_longer_wait():
     queue = WaitingSequences()
     queue.add((0, 0), 0, home=1)
     for number in range(1, 1000):

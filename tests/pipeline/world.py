@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
 from qwen35_trainer.pipeline.coordinator import Coordinator
@@ -62,7 +62,7 @@ class World:
         self.joined = 0
         self.positions: dict[int, int] = {}  # of every group ever dispatched
         self.held: dict[int, None] = {}
-        self.given: dict[SequenceId, list[int]] = {}  # tokens with which each running sequence was started
+        self.tokens_at_start: dict[SequenceId, list[int]] = {}  # tokens with which each running sequence was started
         self.kept: dict[SequenceId, list[int]] = {}  # tokens of sequences whose replica was lost
         self.places: dict[int, set[int]] = {}  # group → replicas on which its sequences started
         self.finished: dict[SequenceId, list[int]] = {}
@@ -93,7 +93,7 @@ class World:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """What happens inside reaches the coordinator at once."""
+        """What happens inside reaches the coordinator together."""
         self._collected = []
         yield
         inputs, self._collected = self._collected, None
@@ -101,10 +101,10 @@ class World:
 
     def _carry_out(self, action: Action) -> None:  # noqa: C901, one case for each action
         match action:
-            case told.GroupDispatched(group, position):
+            case notices.GroupDispatched(group, position):
                 assert group not in self.positions, "a group is dispatched once"
                 self.positions[group], self.held[group] = position, None
-            case told.GroupLeft(group, position, reason):
+            case notices.GroupLeft(group, position, reason):
                 self._leaves(group, position, reason)
             case do.StartSequences(replica, sequences):
                 assert not self.replicas[replica].is_behind
@@ -112,7 +112,7 @@ class World:
                     tokens = self.kept.pop(name, [])
                     assert keep == (len(tokens) if self.settings.partial_rollout else 0), "all that there are, no more"
                     self.replicas[replica].running[name] = tokens[:keep]
-                    self.given[name] = tokens[:keep]
+                    self.tokens_at_start[name] = tokens[:keep]
                     self.places.setdefault(name[0], set()).add(replica)
                     if name[0] >= EVALUATION:
                         self._evaluation_of(name[0]).is_running = True
@@ -138,14 +138,14 @@ class World:
                 assert (self.copied, self.travelling) == (version, None)
                 assert not any(each.is_running for each in self.evaluations), "an evaluation is of one version"
                 self.copied, self.travelling = None, version
-            case told.VersionPublished(version):
+            case notices.VersionPublished(version):
                 assert all(replica.version >= version for replica in self.replicas.values() if not replica.is_behind)
                 self.travelling = None
-            case told.VersionEvaluated(version):
+            case notices.VersionEvaluated(version):
                 done = next(each for each in self.evaluations if each.version == version and not each.outcome)
                 assert not done.unfinished
                 done.outcome, done.is_running = "evaluated", False
-            case told.EvaluationSkipped(version):
+            case notices.EvaluationSkipped(version):
                 skipped = next(each for each in self.evaluations if each.version == version and not each.outcome)
                 skipped.outcome, skipped.is_running = "skipped", False
             case do.SaveCheckpoint():
@@ -153,7 +153,7 @@ class World:
                 assert self.saving is None, "one is written at a time"
                 assert action.snapshot.batch == self.next_batch
                 self.saving = action
-            case told.RunEnded():
+            case notices.RunEnded():
                 assert (self.training, self.saving) == (None, None), "the end waits for what is under way"
                 self.ended = True
 
@@ -209,7 +209,7 @@ class World:
         """The first `keep` tokens of each of its sequences are available. None: those with which it was started."""
         running = self.replicas.pop(number).running
         if keep is None:
-            self.kept |= {name: self.given[name] for name in running}
+            self.kept |= {name: self.tokens_at_start[name] for name in running}
             self.send(on.ReplicaLost(number))
             return
         kept = {name: tokens[:keep] for name, tokens in running.items()}
@@ -271,7 +271,7 @@ class World:
         self.send(on.WeightsCopied(self.copied))
 
     def train(self, *, copies: bool = True) -> None:
-        """`copies`: weights that are to be copied now are copied at once."""
+        """`copies`: weights that should be copied are copied immediately."""
         assert self.training is not None
         done, self.training = self.training, None
         self.send(on.BatchTrained(done.batch))

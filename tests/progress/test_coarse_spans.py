@@ -12,8 +12,8 @@ def span(start: float, end: float, lane: int = 0) -> SpanRecord:
 
 def coarse(spans: list[SpanRecord], limit: int) -> list[SpanRecord]:
     kept = CoarseSpans(limit)
-    for one in spans:
-        kept.add(one)
+    for record in spans:
+        kept.add(record)
     return kept.spans
 
 

@@ -212,3 +212,23 @@ def test_a_diverged_value_is_a_gap() -> None:
     records = [make_update(1), make_update(2, loss=nan, gradient_norm=nan), make_update(3, loss=nan)]
     [loss] = [chart for chart in charts(records, [], {}, None) if chart.name == "loss"]
     assert loss.figure["data"][0]["y"] == [-0.01, None, None]
+
+
+def test_a_report_of_a_long_run_says_how_many_updates_its_charts_show() -> None:
+    records: list[RunRecord] = [make_update(number) for number in range(1, 2501)]
+    page = render_report("x", RunFold.of(records), MANIFEST, summary_of(records))
+    assert '<p class="note">The charts show 1,251 of the 2,500 updates.</p>' in page
+    short = render_report("x", RunFold.of(records[:10]), MANIFEST, summary_of(records[:10]))
+    assert "The charts show" not in short
+
+
+def test_the_parts_of_the_trainers_time_are_one_bar() -> None:
+    shares = {"training": 0.7, "copying": 0.25, "driver": 0.05}
+    [bar] = [chart for chart in charts([make_update(1)], [], {}, None, shares) if chart.name == "train-time"]
+    assert [(part["name"], part["x"]) for part in bar.figure["data"]] == [
+        ("training", [0.7]),
+        ("copying", [0.25]),
+        ("driver", [0.05]),
+    ]
+    assert [name for _, name in bar.key] == ["training 70.0%", "copying 25.0%", "driver 5.0%"]
+    assert bar.figure["data"][2]["text"] == [""], "it has no room for its number"

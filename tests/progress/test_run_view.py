@@ -9,7 +9,7 @@ from qwen35_trainer.progress.lines import LineView
 from qwen35_trainer.progress.panel import panel
 from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord, RunRecord
 from qwen35_trainer.progress.run_view import LiveView, View, make_view
-from qwen35_trainer.progress.state import RunState
+from qwen35_trainer.progress.state import MeanHistory, RunState
 
 from .conftest import make_update
 
@@ -61,7 +61,7 @@ def test_the_panel_shows_what_matters(run: list[RunRecord]) -> None:
         "update 3 of 3", "version 2", "reward      0.600", "rewards     digit 0.600, brevity 0.500",
         "sources     easy 0.500, hard 0.250", "held out    accuracy 12% → 75%   reward 0.100 → 0.500   after update 3",
         "errors      1 of rewards in this update", "reward digit, prompt easy/0: ValueError: <b>ill</b>", "25.0 tokens", "maximum 64", "25% truncated",
-        "mean 0.750", "maximum 1 of 4", "window 6 of 8", "rollout 30%", "train 60%", "400 tokens/s",
+        "mean 0.750", "maximum 1 of 4", "window 6 of 8", "rollout 30%", "train 60%", "waiting 10%, driver 2%", "400 tokens/s",
         "4.0 s per update", "update-2", "runs/n", "training",
     ):  # fmt: skip
         assert words in text, words
@@ -145,3 +145,27 @@ def test_time_left_is_that_of_the_latest_updates() -> None:
     for number in range(1, 31):
         state.add(make_update(number, updates_total=40, seconds=100.0 if number <= 10 else 3.0))
     assert state.seconds_left() == pytest.approx(30.0)
+
+
+def test_the_idle_row_names_the_two_largest_parts_of_the_time_without_training() -> None:
+    parts = {"seconds_waiting": 0.01, "seconds_copying": 0.5, "seconds_driver": 0.2, "seconds_assembling": 0.1}
+    text = "\n".join(panel_lines([make_update(1, seconds=2.0, seconds_training=1.19, **parts)]))
+    assert "train 20%      copying 25%, driver 10% " in text, "more do not fit"
+    assert "assembling" not in text
+    little = make_update(1, seconds_waiting=0.001, seconds_driver=0.0)
+    assert "waiting" not in "\n".join(panel_lines([little])), "less than 1 %"
+    text = "\n".join(panel_lines([make_update(2, seconds=0.0)]))
+    assert "waiting" not in text, "a later update of a batch has no time of its own"
+
+
+@pytest.mark.parametrize("number", [0, 1, 511, 512, 513, 5000])
+def test_the_course_of_the_reward_is_kept_in_bounded_memory(number: int) -> None:
+    history = MeanHistory()
+    for value in range(number):
+        history.add(float(value))
+    means = history.means
+    assert len(means) <= 513
+    assert means == sorted(means)
+    if number:
+        assert means[0] <= number / 256
+        assert means[-1] >= number - 1 - number / 256

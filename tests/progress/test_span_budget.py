@@ -60,7 +60,7 @@ def test_a_week_of_64_replicas_is_within_60_megabytes() -> None:
 
 def test_few_spans_are_written_as_they_are() -> None:
     budget, spans = SpanBudget(), [span(n, n + 0.123456) for n in range(1000)]
-    assert [line for one in spans for line in budget.add(one)] == spans
+    assert [line for record in spans for line in budget.add(record)] == spans
     assert budget.flush() == []
 
 
@@ -82,11 +82,11 @@ def test_the_joined_lines_hold_the_work_of_all_spans(steps: list[tuple[int, int,
         start = ends[lane] + pause / 8
         ends[lane] = start + work / 8
         spans.append(span(start, ends[lane], lane))
-    spans.sort(key=lambda one: one.end)
+    spans.sort(key=lambda record: record.end)
     budget = SpanBudget(lines)
-    out = [line for one in spans for line in budget.add(one)] + budget.flush()
-    for lane in {one.lane for one in spans}:
-        before, after = ([one for one in all_ if one.lane == lane] for all_ in (spans, out))
+    out = [line for record in spans for line in budget.add(record)] + budget.flush()
+    for lane in {record.lane for record in spans}:
+        before, after = ([record for record in all_ if record.lane == lane] for all_ in (spans, out))
         assert sum(map(busy_seconds, after)) == sum(map(busy_seconds, before))
         assert (after[0].start, after[-1].end) == (before[0].start, before[-1].end)
         assert len(after) <= before[-1].end // window_seconds(lines) + 1
@@ -141,7 +141,7 @@ def test_a_sink_gets_every_span_at_its_end(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(span_budget, "LINES_PER_RESOLUTION", 1)
     sink, spans = Sink(), [span(n / 8, n / 8 + 0.125) for n in range(100)]
     with Recorder(tmp_path / "metrics.jsonl", [sink]) as recorder:
-        for number, one in enumerate(spans, start=1):
-            recorder.append(one)
+        for number, record in enumerate(spans, start=1):
+            recorder.append(record)
             assert sink.records == spans[:number]
     assert len(list(read_records(tmp_path / "metrics.jsonl"))) < 20

@@ -5,7 +5,7 @@ from qwen35_trainer.progress.thinned import Thinned
 
 
 @given(number=st.integers(0, 500), limit=st.integers(1, 20))
-def test_every_so_many_values_and_the_last_are_kept_within_the_limit(number: int, limit: int) -> None:
+def test_every_stride_th_value_and_the_last_one_are_kept_within_the_limit(number: int, limit: int) -> None:
     thinned = Thinned[int](limit)
     for value in range(number):
         thinned.add(value)

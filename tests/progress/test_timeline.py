@@ -60,8 +60,8 @@ def test_a_run_whose_spans_are_all_drawn_has_no_overview() -> None:
 
 def test_a_run_with_more_spans_than_are_drawn_has_an_overview_from_its_start() -> None:
     spans, whole = [span(float(n), n + 0.5) for n in range(8000)], CoarseSpans(100)
-    for one in spans:
-        whole.add(one)
+    for record in spans:
+        whole.add(record)
     overview, detailed = timeline_charts(spans[-6000:], whole.spans)
     assert (overview.name, detailed.name) == ("timeline-whole-run", "timeline")
     (bars,) = overview.figure["data"]

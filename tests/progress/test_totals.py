@@ -1,10 +1,10 @@
-"""Totals by hand are in test_summary.py, which shows all of them."""
+"""Totals computed by hand are in test_summary.py, which shows all of them."""
 
 import pytest
 
 from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord
 from qwen35_trainer.progress.summary import summarise
-from qwen35_trainer.progress.totals import Failures, TimeMean, Totals
+from qwen35_trainer.progress.totals import FailureCounts, RunTotals, TimeMean
 
 from .conftest import make_update
 
@@ -18,14 +18,14 @@ def test_a_mean_over_time_weighs_by_duration_and_leaves_out_what_was_not_measure
 
 
 def test_the_first_failure_is_the_one_with_the_earliest_time() -> None:
-    failures = Failures()
+    failures = FailureCounts()
     for time, text in ((5.0, "second"), (3.0, "first"), (9.0, "third")):
         failures.add(make_update(1, time=time, first_reward_error=text, errors_by_reward={"a": 1}))
     assert (failures.first, failures.errors) == ("first", {"a": 3})
 
 
 def test_a_repeated_update_counts_only_for_the_course_of_time() -> None:
-    totals = Totals()
+    totals = RunTotals()
     totals.add(make_update(1, time=50.0), repeated=True)
     totals.add(EvaluationRecord(update=1, version=1, time=60.0, samples=1), repeated=True)
     assert (totals.updates, totals.tokens, totals.evaluation, totals.seconds) == (0, 0, None, 60.0)

@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
-from qwen35_trainer.runtime.replica_channel import CommandOrder, LoadWeights, ReplicaCommand, ReplicaReport, ReportLog
+from qwen35_trainer.runtime.replica_channel import CommandOrder, LoadWeights, ReplicaCommand, EngineReport, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
@@ -66,10 +66,10 @@ class Engine:
     def has_urgent_report(self) -> bool:
         return bool(self._next.keys() & {"loaded", "taken"}) or self.failure is not None
 
-    def report(self, number: int) -> ReplicaReport:
+    def report(self, number: int) -> EngineReport:
         fields, self._next = self._next, {}
         self.steps += self.steps_per_report if self.busy else 0
-        return ReplicaReport(number, **{"steps": self.steps, "busy": self.busy} | fields)
+        return EngineReport(number, **{"steps": self.steps, "busy": self.busy} | fields)
 
     def submit(self, requests: tuple[SequenceRequest, ...]) -> None:
         self.submitted += [request.sequence for request in requests]
@@ -112,7 +112,7 @@ class Writer(Engine):
         for name in sequences:
             self._end(name)
 
-    def report(self, number: int) -> ReplicaReport:
+    def report(self, number: int) -> EngineReport:
         self._next["tokens"] = TokenBlock(self._next.pop("tokens", {}))
         return super().report(number)
 

@@ -19,7 +19,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
-from qwen35_trainer.runtime.replica_channel import MAX_REPORT_SECONDS, ReplicaReport
+from qwen35_trainer.runtime.replica_channel import MAX_REPORT_SECONDS, EngineReport
 from qwen35_trainer.runtime.rollout_worker import (
     GATHER_SHARE,
     MAX_GATHER_SECONDS,
@@ -39,7 +39,7 @@ MODEL = ModelSpec.model_validate(
 NAME = (0, 0)
 
 
-def joined(reports: Sequence[ReplicaReport], name: SequenceId) -> GeneratedTokens:
+def joined(reports: Sequence[EngineReport], name: SequenceId) -> GeneratedTokens:
     """The tokens of a sequence in all reports."""
     return GeneratedTokens.join(report.tokens[name] for report in reports if name in report.tokens)
 
@@ -60,7 +60,7 @@ class Driven:
         engine.step = self.step
         self.told = threading.Event()
         self.thread = EngineThread(engine, self.told.set)
-        self.reports: list[ReplicaReport] = []
+        self.reports: list[EngineReport] = []
 
     def step(self) -> StepOutput:
         output = self._step()
@@ -83,7 +83,7 @@ class Driven:
         if errors:
             raise errors[0]
 
-    def report(self) -> ReplicaReport:
+    def report(self) -> EngineReport:
         self.reports.append(self.thread.report(len(self.reports) + 1))
         return self.reports[-1]
 

@@ -25,7 +25,7 @@ from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     ReplicaCommand,
-    ReplicaReport,
+    EngineReport,
     SubmitSequences,
     TakeSequences,
 )
@@ -146,7 +146,7 @@ class Room:
     def report(self, number: int, tokens: dict[SequenceId, GeneratedTokens] | None = None, **fields: Any) -> None:
         """A replica reports new tokens, and other things."""
         block = TokenBlock({name: [part] for name, part in (tokens or {}).items()})
-        self.generation.reported(replica(number), ReplicaReport(1, tokens=block, **fields))
+        self.generation.reported(replica(number), EngineReport(1, tokens=block, **fields))
 
     def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False) -> None:
         """Sequences end with these tokens, the last of each."""

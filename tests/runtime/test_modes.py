@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qwen35_trainer.progress.records import EvaluationRecord, SpanRecord, UpdateRecord
+from qwen35_trainer.progress.records import TIME_PARTS, EvaluationRecord, SpanRecord, UpdateRecord
 from qwen35_trainer.progress.sample_file import read_samples
 from tests.testbed.processes import claim
 
@@ -154,6 +154,16 @@ def test_colocated_pools_take_turns(turns):
     assert not [(g, t) for g in generating for t in training if g.start < t.end and t.start < g.end]
 
 
+@pytest.mark.parametrize("mode", ["turns", "supervised"])
+def test_the_parts_of_the_trainers_time_add_up(mode, request):
+    for record in request.getfixturevalue(mode).of(UpdateRecord):
+        parts = {part: getattr(record, f"seconds_{part}") for part in TIME_PARTS}
+        assert sum(parts.values()) == pytest.approx(record.seconds, abs=1e-3), parts
+        assert parts["training"] > 0
+    shares = request.getfixturevalue(mode).summary["trainTime"]
+    assert sum(shares.values()) == pytest.approx(1.0, abs=1e-3)
+
+
 def test_colocated_tokens_are_never_old(turns):
     assert turns.summary["staleness"].keys() == {"0"}
 
@@ -212,6 +222,12 @@ def test_the_held_out_loss_before_is_that_of_the_untrained_model(supervised):
     assert before.update == 0
     assert before.time < first.time
     assert before.loss == pytest.approx(first.loss, rel=0.01)
+
+
+def test_the_time_of_evaluations_is_counted_as_such_in_supervised_training(supervised):
+    evaluated = [record.update for record in supervised.of(UpdateRecord) if record.seconds_evaluating > 0]
+    # An evaluation after an update precedes the next one; that of the last update precedes none.
+    assert evaluated == [record.update + 1 for record in supervised.of(EvaluationRecord)][:-1]
 
 
 def test_supervised_training_has_no_versions_no_lag_and_no_reward(supervised):

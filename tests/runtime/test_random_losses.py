@@ -39,7 +39,7 @@ from qwen35_trainer.runtime.generation import Generation, GenerationParts
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     ReplicaCommand,
-    ReplicaReport,
+    EngineReport,
     SubmitSequences,
     TakeSequences,
 )
@@ -61,7 +61,7 @@ class Replica:
     version: int
     name: str = "replica"
     inbox: deque[ReplicaCommand] = field(default_factory=deque)
-    wire: deque[ReplicaReport] = field(default_factory=deque)
+    wire: deque[EngineReport] = field(default_factory=deque)
     held: dict[SequenceId, list[tuple[int, int]]] = field(default_factory=dict)
     """Tokens of running sequences, with their versions."""
     _reported: dict[SequenceId, int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Replica:
         for name, made in self.held.items():
             self._add(name, made)
         parts = {name: [tokens_of(made)] for name, made in self._outbox.pop("tokens", {}).items()}
-        self.wire.append(ReplicaReport(1, tokens=TokenBlock(parts), **self._outbox))
+        self.wire.append(EngineReport(1, tokens=TokenBlock(parts), **self._outbox))
         self._outbox = {}
 
     def load(self, version: int) -> None:

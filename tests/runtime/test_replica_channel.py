@@ -28,7 +28,7 @@ from qwen35_trainer.runtime.replica_channel import (
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
-    ReplicaReport,
+    EngineReport,
     ReportLog,
 )
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
@@ -57,7 +57,7 @@ class Driver:
     def __init__(self, actor: Actor) -> None:
         self.actor = actor
         self.channel = ReplicaChannel(actor, "rollout-0")
-        self.reports: list[ReplicaReport] = []
+        self.reports: list[EngineReport] = []
         self.receiving: asyncio.Task[None]
 
     @asynccontextmanager
@@ -171,7 +171,7 @@ def test_reports_are_kept_until_a_call_acknowledges_them():
     log = ReportLog()
     for number in (1, 2, 3):
         assert log.next_number == number
-        log.add(ReplicaReport(number))
+        log.add(EngineReport(number))
     assert [report.number for report in log.after(0)] == [1, 2, 3]
     assert [report.number for report in log.after(2)] == [3]
     assert [report.number for report in log.after(0)] == [3], "a call that was late does not bring them back"

@@ -470,7 +470,7 @@ def _abandoned(run, shared: Path) -> Path:
     return shared / "update-000020"
 
 
-def test_after_a_crash_before_the_first_save_a_run_continues_the_lineage_that_it_was_told_to(run, shared):
+def test_after_a_crash_before_the_first_save_a_run_continues_its_new_lineage(run, shared):
     twenty = _abandoned(run, shared)
     assert run("a").find("auto").checkpoint.path == twenty
     run("a").start("auto").end()  # lost again

@@ -30,7 +30,7 @@ from qwen35_trainer.runtime.replica_channel import (
     MAX_REPORT_SECONDS,
     UNREACHABLE_SECONDS,
     DropSequences,
-    ReplicaReport,
+    EngineReport,
     SubmitSequences,
     TakeSequences,
 )
@@ -59,13 +59,13 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: list[on.Event] = []
-        self.reports: list[tuple[int, ReplicaReport]] = []
+        self.reports: list[tuple[int, EngineReport]] = []
         self.losses: list[int] = []
 
     def tell(self, event: on.Event) -> None:
         self.events.append(event)
 
-    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+    def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self.reports.append((replica.number, report))
 
     def lost(self, replica: RolloutReplica) -> None:

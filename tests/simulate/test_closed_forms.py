@@ -67,6 +67,25 @@ def test_a_publication_takes_its_transfer_and_pauses_the_replica() -> None:
     assert run(publication=PublicationCost(transfer=7, pause=5)).mean_step == pytest.approx(100 * STEP + TRAIN + 12)
 
 
+def test_a_copy_of_the_weights_stops_the_trainer_and_comes_before_the_publication() -> None:
+    result = run(publication=PublicationCost(copy=3, transfer=7, pause=5))
+    assert result.mean_step == pytest.approx(100 * STEP + TRAIN + 15)
+    assert result.train_copying == pytest.approx(3 / result.mean_step)
+    assert result.train_idle == pytest.approx(1 - (TRAIN + 3) / result.mean_step)
+
+
+def test_the_next_batch_waits_for_the_copy_and_not_for_the_transfer() -> None:
+    ahead: dict[str, Any] = {"policy": BatchPolicy.DEADLINE_FIRST, "staleness_threshold": 3.0, "max_version_lag": 3}
+    costs = PublicationCost(copy=3, transfer=7)
+    result = run(**ahead, trainer=TrainSpeed(1, 1.0, overhead=10), publication=costs, batches=10, warm_up=4)
+    assert result.mean_step == pytest.approx(113)
+    assert result.train_idle == pytest.approx(0)
+
+
+def test_a_group_trains_when_it_is_scored() -> None:
+    assert run(scoring_latency=4).mean_step == pytest.approx(100 * STEP + TRAIN + 4)
+
+
 def test_replicas_that_load_one_after_the_other_need_the_sum() -> None:
     both = run(pools=(ReplicaGroup(2),), publication=PublicationCost(pause=5))
     rolling = run(pools=(ReplicaGroup(2),), publication=PublicationCost(pause=5, rolling=True))
@@ -76,6 +95,28 @@ def test_replicas_that_load_one_after_the_other_need_the_sum() -> None:
 
 def test_a_prompt_is_computed_first() -> None:
     assert run(prefill=PrefillCost(100, 250)).mean_step == pytest.approx(100 * STEP + TRAIN + 2.5)
+
+
+@pytest.mark.parametrize(("shared", "prompts"), [(True, 1), (False, 2)])
+def test_samples_on_one_replica_share_the_computation_of_their_prompt(shared: bool, prompts: int) -> None:
+    result = run(group_size=2, prefill=PrefillCost(100, 250, shared))
+    assert result.mean_step == pytest.approx(100 * 1.008 + 2 * TRAIN + prompts * 2.5)
+    assert result.prefill_tokens == pytest.approx(4 * prompts * 250)
+    assert result.replicas_per_group == 1
+
+
+@pytest.mark.parametrize(("affinity", "replicas"), [(True, 1), (False, 4)])
+def test_samples_that_go_to_one_replica_compute_their_prompt_once(affinity: bool, replicas: int) -> None:
+    """Eight groups in the window of four replicas."""
+    result = run(
+        pools=(ReplicaGroup(4),),
+        prompts_per_batch=8,
+        group_size=4,
+        prefill=PrefillCost(100, 250),
+        group_affinity=affinity,
+    )
+    assert result.replicas_per_group == replicas
+    assert result.prefill_tokens == pytest.approx(4 * 8 * replicas * 250)
 
 
 @pytest.mark.parametrize(("recompute", "seconds"), [(False, 0.0), (True, 40 / STEP / 10)])

@@ -62,6 +62,7 @@ def workloads(draw: st.DrawFn, **fixed: Any) -> Workload:
         "publication": draw(
             st.builds(
                 PublicationCost,
+                st.sampled_from([0.0, 2.0]),
                 st.sampled_from([0.0, 4.0]),
                 st.sampled_from([0.0, 1.0, 20.0]),
                 st.booleans(),
@@ -70,6 +71,8 @@ def workloads(draw: st.DrawFn, **fixed: Any) -> Workload:
         ),
         "prefill": draw(st.sampled_from([PrefillCost(), PrefillCost(100.0, 50)])),
         "turns": draw(st.sampled_from([Turns(), Turns(3, 0.0), Turns(3, 5.0)])),
+        "scoring_latency": draw(st.sampled_from([0.0, 0.0, 7.0])),
+        "group_affinity": draw(st.booleans()),
         "lengths": Lognormal(20, draw(st.sampled_from([0.0, 1.0, 2.0])), 100, 1),
         "correlation": draw(st.sampled_from([0.0, 0.5])),
         "drift": draw(st.sampled_from([1.0, 1.05])),

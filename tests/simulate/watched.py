@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from qwen35_trainer.pipeline import actions as do
+from qwen35_trainer.pipeline import commands as do
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.events import Event
 from qwen35_trainer.simulate.simulation import Simulation
 from qwen35_trainer.simulate.workload import BatchPolicy, MissedDeadlinePolicy, Workload
@@ -30,12 +31,12 @@ class Watched(Simulation):
         if self.waits:
             assert self.coordinator.buffer.excess() == 0, event
 
-    def _group_dispatched(self, action: do.GroupDispatched) -> None:
+    def _group_dispatched(self, action: notices.GroupDispatched) -> None:
         super()._group_dispatched(action)
         assert action.group not in self.dispatched
         self.dispatched[action.group] = action.position
 
-    def _group_left(self, action: do.GroupLeft) -> None:
+    def _group_left(self, action: notices.GroupLeft) -> None:
         super()._group_left(action)
         self.exits[action.group] += 1
 

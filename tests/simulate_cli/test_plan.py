@@ -4,6 +4,8 @@ import pytest
 
 from qwen35_trainer.manifest import load_manifest
 
+COPY = ("--workload", "publication.copy=10")
+"""A quarter of the time of a batch of the small manifest, whose batches are too small for the assumed time of a copy."""
 NEUTRAL = ("--decode", "1,0.004", "--train-seconds-per-token", "0.0375")
 
 
@@ -18,7 +20,7 @@ def planned(run_command, manifest, constants):
 
     def plan(*arguments):
         if arguments not in constants:
-            constants[arguments] = run_command("plan", manifest(), "--json", *arguments).json
+            constants[arguments] = run_command("plan", manifest(), "--json", *COPY, *arguments).json
         return constants[arguments]
 
     return plan
@@ -38,7 +40,7 @@ def test_the_plan_is_at_least_as_good_as_the_manifest_and_a_valid_one(planned, m
 
 
 def test_equal_manifests_get_equal_plans(planned, run_command, manifest):
-    assert planned() == run_command("plan", manifest(), "--json").json
+    assert planned() == run_command("plan", manifest(), "--json", *COPY).json
 
 
 def test_nodes_go_to_the_pool_that_is_short(planned):
@@ -66,6 +68,15 @@ def test_no_neighbour_within_the_bound_is_better_by_more_than_the_slack(planned)
     assert max(each["throughputChange"] for each in within) <= 1 / 0.98 - 1 + 1e-9
     enough = [each for each in within if each["throughputChange"] >= 0]
     assert all(each["result"]["meanLag"] >= plan["plan"]["result"]["meanLag"] - 0.1 for each in enough)
+
+
+def test_no_plan_trains_faster_than_weights_can_be_copied(run_command, manifest):
+    """A version of 16 sequences of 500 tokens in the mean, and a copy that takes 1,000."""
+    plan = run_command("plan", manifest(), "--json", "--workload", "publication.copy=1000").json
+    every = [plan["plan"]["result"], *(each["result"] for each in plan["neighbours"])]
+    assert max(result["effectiveThroughput"] for result in every) < 1.1 * 16 * 500 / 1000
+    assert min(result["trainCopying"] for result in every) > 0.5
+    assert all(result["trainIdle"] < 0.5 for result in every), "copying is not waiting"
 
 
 def test_a_neighbour_differs_in_one_thing(planned):

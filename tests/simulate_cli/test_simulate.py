@@ -102,6 +102,23 @@ def test_what_a_manifest_does_not_contain_is_listed_as_an_assumption(run_command
     assert "Assumed, and decisive" in run_command("simulate", manifest(), *SHORT).out
 
 
+@pytest.mark.parametrize(
+    ("changes", "publication"),
+    [
+        ({}, "6000 to copy"),
+        ({"rollout": {"tensorParallel": 2}}, "1.2e+04 to copy"),
+        ({"train": {"lora": {}}}, "0 to copy"),
+        ({"accelerator": {"profile": "CPU"}}, "18 to copy"),
+    ],
+)
+def test_the_time_of_a_copy_of_the_weights_is_assumed_by_device_and_size(run_command, manifest, changes, publication):
+    constants = run_command("simulate", manifest(**changes), "--json", *SHORT).json["constants"]
+    values = {each["name"]: each["value"] for each in constants}
+    assert values["publication"].startswith(publication)
+    assert values["scoring"] == "0 after the last token of a group"
+    assert values["prefill"].startswith("150 tokens per unit of time")
+
+
 def test_another_policy_drops_what_only_deadlines_have(run_command, manifest):
     file = manifest(async_={"onMissedDeadline": "MaskTokens"})
     workload = run_command("simulate", file, "--policy", "completion", "--json", *SHORT).json["workload"]

@@ -23,10 +23,11 @@ from qwen35_trainer.progress.records import (
     UpdateRecord,
     to_line,
 )
+from qwen35_trainer.progress.run_fold import MAX_POINTS, RunFold
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint
 from qwen35_trainer.runtime.link.courier import REPORT_INTERVAL_SECONDS
 from qwen35_trainer.runtime.link.folder_link import FolderLink
-from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, Reporter, earlier_records, reporting
+from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, Reporter, RunHistory, earlier_records, reporting
 from tests.patience import PATIENCE
 
 CHECKPOINT = CheckpointRecord(update=1, version=1, time=1.0, path="/run/update-000001", seconds=0.1)
@@ -293,6 +294,17 @@ def test_a_history_continues_from_what_led_to_the_checkpoint(reporter_setup, man
     reporter_setup.reporter.write(finish("Failed", reason="WorkerLost"))
     reporter_setup.conclude()
     assert [record.update for record in left(tmp_path).records if isinstance(record, UpdateRecord)] == [1, 2]
+
+
+def test_the_history_of_a_long_run_keeps_a_bounded_number_of_updates_and_counts_all(tmp_path):
+    history = RunHistory("", None, tmp_path / "samples.jsonl", RunFold())
+    for number in range(1, 5001):
+        history.add(update(number))
+    unpacked = unpack(history.packed())
+    kept = [record.update for record in unpacked.records if isinstance(record, UpdateRecord)]
+    assert kept == [*range(1, 5001, 4), 5000]
+    assert (unpacked.summary["updates"], unpacked.left_out) == (5000, 5000 - len(kept))
+    assert len(history._run.records) <= MAX_POINTS + 1
 
 
 def test_a_history_that_cannot_be_left_is_a_warning_and_no_failure(reporter_setup, manifest, tmp_path, caplog):

@@ -18,7 +18,7 @@ from qwen35_trainer.progress.records import (
     SpanRecord,
     UpdateRecord,
 )
-from qwen35_trainer.progress.totals import Totals
+from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
 from qwen35_trainer.runtime.timing import TrainingClock
 
@@ -35,8 +35,8 @@ def update(number: int, **changes: object) -> UpdateRecord:
     return UpdateRecord(**(fields | changes))  # type: ignore[arg-type]
 
 
-def totals(*records: RunRecord) -> Totals:
-    added = Totals()
+def totals(*records: RunRecord) -> RunTotals:
+    added = RunTotals()
     for record in records:
         added.add(record)
     return added

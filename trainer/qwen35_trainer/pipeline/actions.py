@@ -1,4 +1,4 @@
-"""What the coordinator returns: commands to the pools, and notices. Their order matters: each follows from those before it."""
+"""The actions that the coordinator returns: commands to the pools, and notices. Their order matters."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from typing import Any
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import requests as asked
+from qwen35_trainer.pipeline import requests
 from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.adaptive import AdaptiveDispatch
 from qwen35_trainer.pipeline.buffer import Batch, Buffer
@@ -99,12 +99,12 @@ class Coordinator:
             on.WeightsCopied: lambda event, _: publication.copied(event),
             on.VersionLoaded: self._loaded,
             on.CheckpointCompleted: self._checkpoint_completed,
-            asked.EvaluateVersion: self._evaluate,
-            asked.TakeCheckpoint: self._take_checkpoint,
-            asked.StopTraining: self._stop,
+            requests.EvaluateVersion: self._evaluate,
+            requests.TakeCheckpoint: self._take_checkpoint,
+            requests.StopTraining: self._stop,
         }
 
-    def handle(self, *inputs: on.Event | asked.Request) -> list[Action]:
+    def handle(self, *inputs: on.Event | requests.Request) -> list[Action]:
         """Process the events and requests of one moment. Returns the actions to carry out now, in this order.
 
         All of them are applied, in their order, before versions, batches and sequences advance once. After the end of the
@@ -117,11 +117,7 @@ class Coordinator:
             self._handlers[type(each)](each, actions)
         self._publication.advance(actions)
         self._next_batch(actions)
-        if self._ended:
-            return actions
-        self._placement.move_stragglers(actions)
-        if not (self._publication.is_draining or self._is_training_turn):
-            self._placement.place(actions, self._dispatch)
+        self._assign_slots(actions)
         return actions
 
     @property
@@ -170,6 +166,14 @@ class Coordinator:
             return
         replica = self._placement.lose(event, keep=self.settings.partial_rollout)
         self._publication.replica_lost(replica.version)
+
+    def _assign_slots(self, actions: list[Action]) -> None:
+        """Move stragglers to the lane, and start what waits and what may be dispatched."""
+        if self._ended:
+            return
+        self._placement.move_stragglers(actions)
+        if not (self._publication.is_draining or self._is_training_turn):
+            self._placement.place(actions, self._dispatch)
 
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
@@ -319,17 +323,17 @@ class Coordinator:
 
     # Requests of the run.
 
-    def _take_checkpoint(self, request: asked.TakeCheckpoint, actions: list[Action]) -> None:
+    def _take_checkpoint(self, request: requests.TakeCheckpoint, actions: list[Action]) -> None:
         # If a checkpoint of the present state is already being written, it answers the request.
         self._checkpoint_requested |= self._training or self._saving != self._trained
 
-    def _evaluate(self, request: asked.EvaluateVersion, actions: list[Action]) -> None:
+    def _evaluate(self, request: requests.EvaluateVersion, actions: list[Action]) -> None:
         if self._stopping:
             actions.append(EvaluationSkipped(request.version))
         else:
             self._evaluations.request(request)
 
-    def _stop(self, request: asked.StopTraining, actions: list[Action]) -> None:
+    def _stop(self, request: requests.StopTraining, actions: list[Action]) -> None:
         """Stop as soon as the batch in training allows: copies, publications and evaluations are not waited for."""
         self._stopping = True
         self._publication.stop()

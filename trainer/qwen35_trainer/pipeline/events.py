@@ -1,4 +1,4 @@
-"""The coordinator's events: facts about the rollout pool and the train pool. What the run asks for is in `requests.py`."""
+"""The coordinator's events: facts about the rollout pool and the train pool. The requests of the run are in `requests.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The coordinator's notices: what it has decided or found complete, and asks nobody to do.
+"""The coordinator's notices of decisions and of complete work. Nothing has to be done about them.
 
 `GroupDispatched` and `GroupLeft` are also records of the journal.
 """

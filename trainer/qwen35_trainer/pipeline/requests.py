@@ -1,4 +1,4 @@
-"""What a run asks of the coordinator. Facts about the pools are in `events.py`."""
+"""The requests of a run to the coordinator. Facts about the pools are in `events.py`."""
 
 from __future__ import annotations
 

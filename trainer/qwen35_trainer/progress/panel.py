@@ -18,6 +18,7 @@ from qwen35_trainer.progress.state import RunState
 
 _MAX_LAGS_DRAWN: Final = 16
 _MIN_SHARE_SHOWN: Final = 0.01
+_MAX_PARTS_SHOWN: Final = 2  # more do not fit into 80 columns
 
 
 def panel(run: RunState, spinner: Spinner, elapsed: float, width: int) -> Panel:
@@ -127,12 +128,12 @@ def _update_rows(run: RunState, update: UpdateRecord) -> list[tuple[str, Text]]:
 
 
 def _idle_parts(update: UpdateRecord) -> str:
-    """Return what the train pool did instead of training, largest part first: "copying 12%, driver 3%"."""
+    """Return the two largest parts of the time in which the train pool did not train: "copying 12%, driver 3%"."""
     if not update.seconds:
         return ""
     shares = {part: getattr(update, f"seconds_{part}") / update.seconds for part in TIME_PARTS if part != "training"}
     shown = sorted((item for item in shares.items() if item[1] >= _MIN_SHARE_SHOWN), key=lambda item: -item[1])
-    return ", ".join(f"{part} {share:.0%}" for part, share in shown)
+    return ", ".join(f"{part} {share:.0%}" for part, share in shown[:_MAX_PARTS_SHOWN])
 
 
 def _styled(*parts: tuple[str, str]) -> Text:

@@ -1,4 +1,4 @@
-"""Which updates and evaluations of a run count: those that led to the final weights.
+"""Finds the updates and evaluations of a run that count: those that led to the final weights.
 
     attempt 1    … 39 40 41 42 43          checkpoint at 40; then it crashes
     attempt 2             41 42 43 44 …    41 to 43 are repeated: their first records do not count

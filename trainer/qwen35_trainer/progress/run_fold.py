@@ -1,4 +1,4 @@
-"""What the summary, the report and the packed history need of a run, folded from its records one by one in bounded memory.
+"""Folds the records of a run one by one, in bounded memory, to what summary, report and packed history need.
 
 records ─► RunFold
              ├─► totals ─► summary.json
@@ -23,7 +23,7 @@ from qwen35_trainer.progress.records import (
 )
 from qwen35_trainer.progress.repeats import marked
 from qwen35_trainer.progress.thinned import Thinned
-from qwen35_trainer.progress.totals import Totals
+from qwen35_trainer.progress.totals import RunTotals
 
 MAX_POINTS: Final = 2000
 """Updates and evaluations that are kept. A chart cannot show more points."""
@@ -37,7 +37,7 @@ class RunFold:
     """A run so far. Its size does not depend on the number of records: about 20 MB at most."""
 
     def __init__(self) -> None:
-        self.totals = Totals()
+        self.totals = RunTotals()
         self.updates = Thinned[UpdateRecord](MAX_POINTS)
         self.evaluations = Thinned[EvaluationRecord](MAX_POINTS)
         self.recent_spans: deque[SpanRecord] = deque(maxlen=RECENT_SPANS)

@@ -7,7 +7,7 @@ from typing import TypedDict
 from qwen35_trainer import __version__
 from qwen35_trainer.progress.records import TIME_PARTS, RunOutcome, RunRecord
 from qwen35_trainer.progress.repeats import marked
-from qwen35_trainer.progress.totals import Totals
+from qwen35_trainer.progress.totals import RunTotals
 
 
 class Summary(TypedDict):
@@ -93,13 +93,13 @@ def summarise(records: Iterable[RunRecord], *, max_version_lag: int | None, peak
 
     records: iterated twice, so not an iterator. Shares and rates are means over time: the weight of an update is its duration.
     """
-    totals = Totals()
+    totals = RunTotals()
     for record, repeated in marked(records):
         totals.add(record, repeated=repeated)
     return summary_of(totals, max_version_lag=max_version_lag, peak_rss_mib=peak_rss_mib)
 
 
-def summary_of(totals: Totals, *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
+def summary_of(totals: RunTotals, *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
     """Return the summary of a run whose records were added to `totals`."""
     update, evaluation, finish = totals.update, totals.evaluation, totals.finish
     before, after = totals.evaluation_before, totals.evaluation_after

@@ -31,12 +31,12 @@ class TimeMean:
 
     @property
     def value(self) -> float | None:
-        """The mean. None if no time was added."""
+        """The mean of the values. None if no time was added."""
         return self.total / self.seconds if self.seconds else None
 
 
 @dataclass(slots=True)
-class Failures:
+class FailureCounts:
     """Failed reward calls by reward, and the description of the first one."""
 
     errors: Counter[str] = field(default_factory=Counter)
@@ -52,8 +52,8 @@ class Failures:
 
 
 @dataclass(slots=True)
-class Totals:
-    """Totals of a run so far. The state is a few numbers and the newest record of each kind.
+class RunTotals:
+    """RunTotals of a run so far. The state is a few numbers and the newest record of each kind.
 
     Updates and evaluations that a later attempt repeated (`repeats.py`) are not counted.
     """
@@ -80,7 +80,7 @@ class Totals:
     rollout_idle: TimeMean = field(default_factory=TimeMean)
     train_idle: TimeMean = field(default_factory=TimeMean)
     tokens_per_second: TimeMean = field(default_factory=TimeMean)
-    failures: Failures = field(default_factory=Failures)
+    failures: FailureCounts = field(default_factory=FailureCounts)
     evaluation_before: EvaluationRecord | None = None
     """The evaluation of the original model."""
     evaluation_after: EvaluationRecord | None = None

@@ -15,7 +15,8 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1  # of prctl(2)
 class CallServer(asyncio.Protocol):
     """Answers any number of calls at the same time.
 
-    answer: returns the reply to a request; an exception ends the connection. ended: is done when the other side has closed the connection.
+    answer: returns the reply to a request; an exception ends the connection. ended: is done when the other side has
+    closed the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
@@ -44,6 +45,15 @@ class CallServer(asyncio.Protocol):
         """End as if the other side had closed the connection."""
         self.connection_lost(None)
 
+    def pause(self) -> None:
+        """Receive no requests until `resume`. The other side keeps them."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
     def show_alive(self) -> None:
         """Send the message that belongs to no call."""
         assert self._transport is not None
@@ -52,7 +62,9 @@ class CallServer(asyncio.Protocol):
     async def _reply(self, number: int, request: bytes) -> None:
         assert self._transport is not None
         try:
-            reply = await self._answer(request)
+            answering = self._answer(request)
+            del request  # it may be large, and may be needed for a short time only
+            reply = await answering
         except Exception:
             self._transport.abort()  # the caller must not wait for a reply that will not come
             raise

@@ -8,7 +8,7 @@
     end() ─────────────────── SIGKILL ────────────► the whole process group; reaped
 
 waits on            unblocked by                                         deadline
-call: reply         the process, or its death (the socket closes)        `seconds`; None where the caller watches `heard`
+call: reply         the process, or its death (the socket closes)        `seconds`; None: the caller watches `heard`
 end: reaped         the kernel                                           `patience`, then REAP_SECONDS
 
 The process is started as a command, not by `multiprocessing`, which would fork a process with threads (Ray), or import
@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 REAP_SECONDS: Final = 10.0
 """Maximum wait for a killed process to end."""
 DEATH_SECONDS: Final = 1.0
-"""Maximum wait until a process that closed its socket ends. Only without our signal does its exit code name the cause."""
+"""Maximum wait until a process that closed its socket ends.
+
+Only without our signal does its exit code name the cause.
+"""
 _FIRST_POLL_SECONDS: Final = 0.001
 _MAX_POLL_SECONDS: Final = 0.05
 
@@ -70,7 +73,8 @@ class ChildProcess(asyncio.Protocol):
     async def start(cls, entry: str, *, max_reply_bytes: int) -> Self:
         """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
 
-        On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as the process.
+        On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as
+        the process.
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()
@@ -79,7 +83,7 @@ class ChildProcess(asyncio.Protocol):
             # -P: without the current folder on sys.path.
             code = f"from {module} import {function}; {function}({theirs.fileno()})"
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
-            process = subprocess.Popen(  # noqa: ASYNC220, S603  # this interpreter; returns after its exec, in milliseconds
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # this interpreter; takes milliseconds
                 [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
@@ -106,8 +110,8 @@ class ChildProcess(asyncio.Protocol):
     def call(self, *request: RequestPart, seconds: float | None = None) -> asyncio.Future[bytes]:
         """Send a request. The future is the reply.
 
-        It raises TimeoutError `seconds` after now, after which the process may still be at work on the call, and ChildEnded
-        if the process ends before.
+        It raises TimeoutError `seconds` after now, after which the process may still be at work on the call, and
+        ChildEnded if the process ends before.
         """
         self._number += 1
         number, future = self._number, self._loop.create_future()

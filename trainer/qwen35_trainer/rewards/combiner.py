@@ -4,7 +4,8 @@ Score of each reward ─► combine ─► CombinedScore
                      │       │
   the first of a kind is logged   onError: Zero → 0, Skip → no value: the sample does not train, Fail → raise
 
-A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn from.
+A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn
+from.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Combiner:
     def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
         """Combine the scores of a response, one of each reward. prompt: id of its prompt.
 
-        in_trial: whether it counts among the run's first responses (`trial`). Raises RewardFailed when a reward with `onError: Fail`
-        could not score, or when no reward could score any response of the trial.
+        in_trial: whether it counts among the run's first responses (`trial`). Raises RewardFailed when a reward with
+        `onError: Fail` could not score, or when no reward could score any response of the trial.
         """
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:
@@ -65,7 +66,7 @@ class Combiner:
             )
 
     def _log(self, name: str, prompt: str, score: Score) -> None:
-        # A broken reward fails for every sample. One traceback per kind is enough, because the records count the others.
+        # A broken reward fails for every sample. One traceback per kind is enough: the records count the others.
         kind = (name, score.kind)
         if kind in self._logged or len(self._logged) == _MAX_LOGGED_KINDS:
             return

@@ -38,7 +38,10 @@ class Function:
 
 
 def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
-    """Return a function of (content of the prompt, response) that calls `target`. Raises RewardError as `load_function`."""
+    """Return a function of (content of the prompt, response) that calls `target`.
+
+    Raises RewardError as `load_function`.
+    """
     function = load_function(target, base)
 
     def arguments(content: bytes, response: str) -> tuple[object, ...]:

@@ -12,8 +12,8 @@ next call            the caller, or its death (the socket closes)      none: the
 a call of `def`      the function; the caller kills a late process     the kernel's timer, in case that the caller hangs
 a call of `async`    the function, or its cancellation                 timeout_seconds
 
-A plain function runs one call at a time, on the main thread; a coroutine function any number. Replies are JSON, so that objects of user code
-are not unpickled by the caller.
+A plain function runs one call at a time, on the main thread; a coroutine function any number. Replies are JSON, so
+that objects of user code are not unpickled by the caller.
 """
 
 import asyncio
@@ -132,5 +132,6 @@ def _encoded(reply: Reply) -> bytes:
 
 
 def is_asynchronous(function: Callable[..., object]) -> bool:
-    """Return whether calling the function returns a coroutine: `async def`, or an object with an `async def __call__`."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    """Return whether calling the function returns a coroutine: `async def`, or an object whose `__call__` is one."""
+    call = getattr(function, "__call__", None)  # noqa: B004  # its type matters
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

@@ -1,20 +1,21 @@
-"""A function whose calls run in processes of their own, so that a call can be ended whatever it does, and delays no other.
+"""A function whose calls run in other processes, so that a call can be ended whatever it does, and delays no other.
 
     call(arguments) ─► an idle process? ──────── yes ──► send, wait: timeout_seconds ─► score, or the error
                           │ no                               │ late
                           ▼                                  └─► kill its process group; its place is free
                        wait in order ◄─── a process is idle again, or was added
 
-    A call that has waited for GROW_SECONDS gets an added process, as long as there are fewer than `cores` + 2 × slow calls, and fewer than
-    `processes`. A call is slow after GROW_SECONDS. A process that had nothing to do for IDLE_SECONDS is ended, except the last one.
+    A call that has waited for GROW_SECONDS gets an added process, as long as there are fewer than `cores` + 2 × slow
+    calls, and fewer than `processes`. A call is slow after GROW_SECONDS. A process that had nothing to do for
+    IDLE_SECONDS is ended, except the last one.
 
-waits on             unblocked by                                   deadline
-load                 the process, or its death                      LOAD_SECONDS
-call: a process      another call's end, or an added process        the time-outs of the calls before it, divided by the processes
-call: its score      the process, or its death                      timeout_seconds, from the moment it is sent
+waits on             unblocked by                               deadline
+load                 the process, or its death                  LOAD_SECONDS
+call: a process      another call's end, or an added process    the sum of the time-outs of the calls before it
+call: its score      the process, or its death                  timeout_seconds, from the moment it is sent
 
-A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It is killed
-if it does not (BLOCKED_SECONDS), because then its event loop is blocked.
+A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It
+is killed if it does not (BLOCKED_SECONDS), because then its event loop is blocked.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class IsolatedFunction:
     """Loads a function in worker processes by `loader(*arguments)`, and calls the function there.
 
     loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
-    processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is slow. The
-    time-out of a call starts when the call runs. The object belongs to one event loop.
+    processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is
+    slow. The time-out of a call starts when the call runs. The object belongs to one event loop.
     """
 
     def __init__(
@@ -85,7 +86,10 @@ class IsolatedFunction:
         await self._add()
 
     async def call(self, *arguments: object) -> float:
-        """Call the function. Returns its score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures."""
+        """Call the function.
+
+        Returns its score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures.
+        """
         request = _request(arguments)
         for _ in range(_TRIES):
             process = await self._take()
@@ -109,14 +113,15 @@ class IsolatedFunction:
 
     async def _reply(self, process: ChildProcess, request: bytes) -> Mapping[str, object] | None:
         """Return the reply to a call; None if the process has ended because of another call. Raises RewardError."""
-        late = f"no score within timeoutSeconds {self._timeout:g}; the call was {'cancelled' if self.asynchronous else 'ended'}"
+        no_score = f"no score within timeoutSeconds {self._timeout:g}"
+        late = f"{no_score}; the call was {'cancelled' if self.asynchronous else 'ended'}"
         seconds = self._timeout + (BLOCKED_SECONDS if self.asynchronous else 0.0)
         try:
             reply = _decoded(await process.call(request, seconds=seconds))
         except TimeoutError as error:
             await process.end()
             if self.asynchronous:
-                late = f"no score within timeoutSeconds {self._timeout:g}; the function blocked its event loop, and its process was ended"
+                late = f"{no_score}; the function blocked its event loop, and its process was ended"
             raise RewardTimeoutError(late) from error
         except asyncio.CancelledError:
             # The process is still busy with the call, and must not get another one.
@@ -300,8 +305,8 @@ class IsolatedFunction:
 def most_processes(cores: int, slow: int) -> int:
     """Return the number of processes that calls which wait may have. slow: number of slow calls.
 
-    Short calls need a core each. A slow call may only wait for something; then its process leaves its core to another one. Two, so that the
-    number doubles while all are slow.
+    Short calls need a core each. A slow call may only wait for something; then its process leaves its core to another
+    one. Two, so that the number doubles while all are slow.
     """
     return cores + 2 * slow
 
@@ -325,7 +330,7 @@ def _decoded(reply: bytes) -> Mapping[str, object]:
     """Raises ValueError for anything but a JSON object, which only user code that writes to the socket can cause."""
     decoded = json.loads(reply)
     if not isinstance(decoded, dict):
-        raise ValueError("the reply is not a JSON object")  # noqa: TRY004  # the text, not the type of an argument, is wrong
+        raise ValueError("the reply is not a JSON object")  # noqa: TRY004  # the text is wrong
     return decoded
 
 

@@ -1,7 +1,7 @@
 """Decodes responses without the transformers library, which takes seconds and 100 MB to import.
 
-A fast tokenizer is a Rust object of the tokenizers library, inside a Python object that adds nothing to decoding but a cleaning of spaces that no
-tokenizer of Qwen wants. Any other tokenizer is kept whole.
+A fast tokenizer is a Rust object of the tokenizers library, inside a Python object that adds nothing to decoding but
+a cleaning of spaces that no tokenizer of Qwen wants. Any other tokenizer is kept whole.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ type Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class ResponseDecoder:
-    """A tokenizer that decodes only, as data that can be sent to another process. Equal to `response_text` of its tokenizer."""
+    """A tokenizer that decodes only, as data that can be sent to another process.
+
+    Equal to `response_text` of its tokenizer.
+    """
 
     backend: str | None
     """JSON of the tokenizers library."""
@@ -56,7 +59,10 @@ def _only_backend_decodes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _cleans_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether decoding removes spaces. With byte-pair encoding, transformers ignores the setting unless another one insists."""
+    """Return whether decoding removes spaces.
+
+    With byte-pair encoding, transformers ignores the setting unless another one insists.
+    """
     byte_pairs = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     insists = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)
     return bool(tokenizer.clean_up_tokenization_spaces) and (not byte_pairs or bool(insists))

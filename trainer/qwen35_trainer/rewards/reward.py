@@ -31,8 +31,8 @@ class CombinedScore:
     """The reward of a response.
 
     value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
-    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the rewards in `errors`
-    whose call timed out.
+    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the
+    rewards in `errors` whose call timed out.
     """
 
     value: float | None
@@ -54,8 +54,9 @@ class GroupScorer(Protocol):
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether they count among the run's first responses, of which one must get a score from a reward. Raises
-        RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
+        in_trial: whether they count among the run's first responses, of which one must get a score from a reward.
+        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any
+        response of the trial.
         """
         ...
 
@@ -122,7 +123,10 @@ class Reward(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Whether `score` waits for other processes. If not, it computes on the event loop, and is called for one response at a time."""
+        """Whether `score` waits for other processes.
+
+        If not, it computes on the event loop, and is called for one response at a time.
+        """
         ...
 
     async def score(self, response: Response) -> float: ...

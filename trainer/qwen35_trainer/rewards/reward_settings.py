@@ -44,7 +44,10 @@ class RewardTerm:
 
 @dataclass(frozen=True)
 class RewardsSetup:
-    """All rewards of a run. gyms: the fields of all gym sources whose prompts will be scored, training and validation."""
+    """All rewards of a run.
+
+    gyms: the fields of all gym sources whose prompts will be scored, training and validation.
+    """
 
     rewards: tuple[RewardSettings, ...]
     terms: tuple[RewardTerm, ...]

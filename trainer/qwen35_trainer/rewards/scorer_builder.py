@@ -51,7 +51,8 @@ async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dic
 async def build_scorer(setup: RewardsSetup, limits: ProcessLimits) -> Scorer:
     """Return the scorer, with a process of each function started and the function loaded in it.
 
-    The process of a Gym reward loads the tasks of all sources before its first call. Raises RewardSetupError with every problem.
+    The process of a Gym reward loads the tasks of all sources before its first call. Raises RewardSetupError with
+    every problem.
     """
     functions = [_isolated(reward, setup.gyms, limits) for reward in setup.rewards]
     # All functions load at the same time.

@@ -1,18 +1,18 @@
-"""Scores the responses of groups in other processes, so that the driver's event loop neither decodes nor computes rewards.
+"""Scores the responses of groups in other processes: the driver's event loop neither decodes nor computes rewards.
 
-    generation ─► score_group(prompt, tokens) ─► the scoring process that has less to do ───► combine ─► CombinedScore of each
-                                                    │ dies                                        │
-                                                    └─► another one starts; its groups           first failures are logged, onError,
-                                                        are scored again, once                   trial (combiner.py)
+    generation ─► score_group ─► the scoring process with less to do ─► combine (combiner.py) ─► CombinedScore of each
+                  prompt, tokens      │ dies
+                                      └─► another one starts, and scores its groups again, once
 
-waits on               unblocked by                                     deadline
-open                   the process: rewards and decoder loaded, or not  START_SECONDS
-score_group            the process, or its death                        each call of a reward: its timeoutSeconds (isolated.py)
-a silent process       its messages, at least every ALIVE_SECONDS       SILENT_SECONDS, then it is killed
-close                  the processes, which end the rewards' processes  CLOSE_SECONDS each, then they are killed
+waits on           unblocked by                                     deadline
+open               the process: rewards and decoder loaded, or not  START_SECONDS
+score_group        the process, or its death                        that of each call of a reward (isolated.py)
+a silent process   its messages, at least every ALIVE_SECONDS       SILENT_SECONDS, then it is killed
+close              the processes, which end the rewards' processes  CLOSE_SECONDS, then they are killed
 
-The calls that wait are those of the groups in the window (and of one evaluation), which the driver holds anyway: nothing else queues. Waiting does
-not count towards timeoutSeconds. A group costs the driver one message each way, whose tokens are not copied.
+The calls that wait are those of the groups in the window (and of one evaluation), which the driver holds anyway:
+nothing else queues. Waiting does not count towards timeoutSeconds. A group costs the driver one message each way,
+whose tokens are not copied.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Place:
 class Scoring:
     """Scores the groups of one run. It implements GroupScorer.
 
-    An asynchronous context manager: entering begins to start the processes, `open` waits until they can score, and leaving ends them. Belongs
-    to one event loop, whose thread must live until then.
+    An asynchronous context manager: entering begins to start the processes, `open` waits until they can score, and
+    leaving ends them. Belongs to one event loop, whose thread must live until then.
     """
 
     def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0) -> None:

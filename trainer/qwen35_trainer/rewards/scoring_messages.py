@@ -37,7 +37,10 @@ def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
 
 
 def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
-    """Return the parts of a request. The tokens are not copied. Raises RewardError for metadata that cannot be pickled."""
+    """Return the parts of a request.
+
+    The tokens are not copied. Raises RewardError for metadata that cannot be pickled.
+    """
     fields = PromptFields.of(prompt)
     sizes = [(len(response.ids), response.truncated) for response in responses]
     header = pickle.dumps((fields.id, fields.answer, fields.content, sizes), protocol=5)
@@ -53,8 +56,11 @@ class GroupRequest:
     def __init__(self, content: bytes) -> None:
         start = len(GROUP) + _LENGTH.size
         (length,) = _LENGTH.unpack_from(content, len(GROUP))
-        prompt, answer, fields, self._sizes = pickle.loads(content[start : start + length])  # noqa: S301  # from the driver
+        header = pickle.loads(content[start : start + length])  # noqa: S301  # from the driver
+        prompt, answer, fields, self._sizes = header
         self._prompt = PromptFields(prompt, answer, fields)
+        self.size = len(content)
+        """Bytes of the request."""
         self._tokens = memoryview(content)[start + length :].cast("i")
         self._next = self._read = 0
 
@@ -71,7 +77,7 @@ class GroupRequest:
 
 
 def scores_message(scores: Sequence[Sequence[Score]]) -> bytes:
-    """Encode the scores of each response: a number for a score, [error, whether it timed out, details] for a failure."""
+    """Encode the scores of each response: a number for a score, [error, timed out, details] for a failure."""
     return json.dumps([[_plain(score) for score in of_response] for of_response in scores]).encode()
 
 

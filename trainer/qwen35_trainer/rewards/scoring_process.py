@@ -1,23 +1,24 @@
 """A scoring process: decodes the responses of groups, and scores them with all rewards.
 
-    driver (scoring.py)                  this process                                       processes of functions (isolated.py)
-    ───────────────────                  ────────────                                       ────────────────────────────────────
-    rewards, limits ───────────────────► build the scorer ────────────────────────────────► load
-                    ◄── problems ───────
-    decoder ───────────────────────────► load it
-                    ◄── loaded ─────────
-    prompt, tokens of a group ─────────► decode, one group after another ─► ExactMatch
-                                                    └──────────────────────────────────────► Math, Gym, functions of the user
-                    ◄── scores of all ──
-                    ◄── alive ────────── every ALIVE_SECONDS
+    driver (scoring.py)         this process                            processes of functions (isolated.py)
+    ───────────────────         ────────────                            ────────────────────────────────────
+    rewards, limits ──────────► build the scorer ─────────────────────► load
+                    ◄ problems
+    decoder ──────────────────► load it
+                    ◄ loaded
+    prompt, tokens of a group ► decode, one group after another
+                                 ├─► ExactMatch
+                                 └────────────────────────────────────► Math, Gym, functions of the user
+                    ◄ scores of all
+                    ◄ alive, every ALIVE_SECONDS
 
-waits on             unblocked by                                         deadline
-next request         the driver, or its death (the socket closes)         none: the process is idle then
-decode               the group before it                                  none: it computes. The driver kills a process that is silent
-score                the rewards                                          isolated.py
+waits on        unblocked by                                   deadline
+next request    the driver, or its death (the socket closes)   none: the process is idle then
+decode          the group before it                            none: it computes. The driver kills a silent process
+score           the rewards                                    isolated.py
 
-It runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When the driver ends, even by
-SIGKILL, this process ends the functions' processes with everything that they have started.
+It runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When
+the driver ends, even by SIGKILL, this process ends the functions' processes with everything that they have started.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import pickle
 import signal
 import socket
 import sys
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Final
 
@@ -49,6 +51,8 @@ ENTRY: Final = f"{__name__}:serve"
 ALIVE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 5.0
 """Maximum time in which the processes of functions are ended."""
+MAX_UNDECODED_BYTES: Final = 64 * 2**20
+"""Tokens that wait for decoding. More stay in the driver, which holds them anyway."""
 _MAX_DETAILED_KINDS: Final = 100
 
 
@@ -64,7 +68,8 @@ async def _serve(connection: socket.socket) -> None:
     connection.setblocking(False)
     loop = asyncio.get_running_loop()
     _, server = await loop.create_unix_connection(lambda: CallServer(process.answer), sock=connection)
-    # The driver's death closes the socket. The signal is for the case that a child of the driver has inherited its other end.
+    process.server = server
+    # The driver's death closes the socket. The signal is for the case that a child of it has inherited the other end.
     loop.add_signal_handler(signal.SIGTERM, server.stop)
     signal_when_parent_ends(signal.SIGTERM)
     while True:
@@ -86,21 +91,21 @@ class ScoringProcess:
         self._scorer: Scorer | None = None
         self._decode: Decode | None = None
         self._decoding = asyncio.Lock()
+        self._undecoded = 0
+        self.server: CallServer | None = None
+        """The connection to the driver."""
         self._detailed: set[tuple[int, str]] = set()
 
-    async def answer(self, request: bytes) -> bytes:
-        """Return the reply to a request."""
+    def answer(self, request: bytes) -> Awaitable[bytes]:
+        """Return the reply to a request. The request itself is not kept."""
         match request[:1]:
             case kind if kind == SETUP:
-                return await self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver
+                return self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver
             case kind if kind == DECODER:
-                decoder: ResponseDecoder = pickle.loads(request[1:])  # noqa: S301  # from the driver
-                self._decode = decoder.load()
-                _return_free_memory()
-                return b""
+                return self._load(pickle.loads(request[1:]))  # noqa: S301  # from the driver
             case kind:
                 assert kind == GROUP
-                return await self._score(GroupRequest(request))
+                return self._score(GroupRequest(request))
 
     async def close(self) -> None:
         if self._scorer is not None:
@@ -113,18 +118,40 @@ class ScoringProcess:
             return json.dumps(error.problems).encode()
         return json.dumps([]).encode()
 
+    async def _load(self, decoder: ResponseDecoder) -> bytes:
+        self._decode = decoder.load()
+        _return_free_memory()
+        return b""
+
     async def _score(self, request: GroupRequest) -> bytes:
         assert self._scorer is not None
-        assert self._decode is not None
-        responses: list[Response] = []
+        self._received(request.size)
         async with self._decoding:  # groups that arrive together are finished one after another, not all at the end
-            turn = Turn()
-            for _ in range(len(request)):
-                responses.append(request.decode_next(self._decode))
-                await turn.let_others_run()
+            responses = await self._decoded(request)
+        self._received(-request.size)
         del request  # its tokens
         scores = await self._scorer.score(responses)
         return scores_message([self._with_new_details(of_response) for of_response in scores])
+
+    async def _decoded(self, request: GroupRequest) -> list[Response]:
+        assert self._decode is not None
+        turn, responses = Turn(), []
+        for _ in range(len(request)):
+            responses.append(request.decode_next(self._decode))
+            await turn.let_others_run()
+        return responses
+
+    def _received(self, size: int) -> None:
+        """Receive no more requests while those that are not decoded yet are too large together.
+
+        size: bytes, negative after decoding.
+        """
+        self._undecoded += size
+        assert self.server is not None
+        if self._undecoded > MAX_UNDECODED_BYTES:
+            self.server.pause()
+        else:
+            self.server.resume()
 
     def _with_new_details(self, scores: list[Score]) -> list[Score]:
         """Keep the traceback of the first error of each kind of each reward. The driver logs no other."""
@@ -141,6 +168,9 @@ class ScoringProcess:
 
 
 def _return_free_memory() -> None:
-    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read. Only glibc can."""
+    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read.
+
+    Only glibc can.
+    """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -88,7 +88,12 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Return the records after the first `seen`, and drop the first `seen`, which the follower has."""
+        """Return the records after the first `seen`, and drop the first `seen`, which the follower has.
+
+        Raises ValueError when a second follower needs records that were dropped.
+        """
+        if seen < self._dropped:
+            raise ValueError(f"record {seen} was dropped: one process follows a run")
         del self._records[: seen - self._dropped]
         self._dropped = seen
         return tuple(self._records)
@@ -119,7 +124,8 @@ class Driver(Process):
         clock = TrainingClock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
         finish: FinishRecord | None = None
         try:
-            with Recorder(job.folder.metrics, [*self._sinks(), self._broadcast]) as recorder:
+            # In a thread: opening reads the earlier records of a resumed run.
+            with await asyncio.to_thread(Recorder, job.folder.metrics, [*self._sinks(), self._broadcast]) as recorder:
                 finish = await self._finish(recorder, clock)
                 recorder.append(finish)
         except Exception as error:
@@ -288,7 +294,7 @@ class Driver(Process):
         """Start a rollout replica. A replica that replaces a lost one has the same name and another number."""
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None
-        attempt = job.resume.progress.update if job.resume else 0
+        attempt = int(job.attempt, 16) if job.resume else 0  # a run that starts from scratch can be repeated
         # On a CPU the straggler lane is faster because of its threads, as elsewhere because of its devices.
         devices = rollout.stragglerLane.tensorParallel if lane and rollout.stragglerLane else 1
         actor = ray.remote(**worker_options(job, "rollout"))(RolloutWorker).remote(

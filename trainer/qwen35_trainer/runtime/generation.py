@@ -27,7 +27,7 @@ from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
-from qwen35_trainer.runtime.replica_channel import DropSequences, ReplicaReport, SubmitSequences, TakeSequences
+from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
@@ -161,7 +161,7 @@ class Generation:
     def tell(self, event: on.Event) -> None:
         self._parts.tell(event)
 
-    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+    def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self._measure(replica, report)
         here = replica.number
         for name, version in report.started.items():
@@ -195,7 +195,7 @@ class Generation:
         self.tell(on.ReplicaLost(gone, {name: len(self._buffers[name]) for name in held}))
         self._hand_over(moving_away)
 
-    def _measure(self, replica: RolloutReplica, report: ReplicaReport) -> None:
+    def _measure(self, replica: RolloutReplica, report: EngineReport) -> None:
         self.meter.tokens += report.generated
         at = self._parts.clock.at
         for start, end in report.intervals:

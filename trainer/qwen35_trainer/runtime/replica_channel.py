@@ -82,8 +82,8 @@ type ReplicaCommand = SubmitSequences | DropSequences | TakeSequences | LoadWeig
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicaReport:
-    """What a replica did since its previous report."""
+class EngineReport:
+    """The work of a replica since its previous report."""
 
     number: int
     """1 for the first report of a replica."""
@@ -137,19 +137,19 @@ class ReportLog:
     """The worker's end for reports: keeps each report until the driver acknowledges it."""
 
     def __init__(self) -> None:
-        self._kept: deque[ReplicaReport] = deque()
+        self._kept: deque[EngineReport] = deque()
         self._last = 0
 
     @property
     def next_number(self) -> int:
         return self._last + 1
 
-    def add(self, report: ReplicaReport) -> None:
+    def add(self, report: EngineReport) -> None:
         """Keep a report, whose number is `next_number`."""
         self._kept.append(report)
         self._last = report.number
 
-    def after(self, acknowledged: int) -> tuple[ReplicaReport, ...]:
+    def after(self, acknowledged: int) -> tuple[EngineReport, ...]:
         """Drop the reports up to number `acknowledged`, which the driver has, and return the others."""
         while self._kept and self._kept[0].number <= acknowledged:
             self._kept.popleft()
@@ -173,7 +173,7 @@ class ReplicaChannel:
         self._queue.append(command)
         self._queued.set()
 
-    async def receive(self) -> tuple[ReplicaReport, ...]:
+    async def receive(self) -> tuple[EngineReport, ...]:
         """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed."""
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
@@ -197,8 +197,8 @@ class ReplicaChannel:
         self._answers_follow = any(report.finished for report in new)
         return new
 
-    async def _exchange(self) -> tuple[ReplicaReport, ...]:
-        reports: tuple[ReplicaReport, ...] = await self._call(
+    async def _exchange(self) -> tuple[EngineReport, ...]:
+        reports: tuple[EngineReport, ...] = await self._call(
             "exchange",
             self._received,
             self._take_queue(),

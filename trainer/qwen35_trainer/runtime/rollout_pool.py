@@ -39,7 +39,7 @@ from qwen35_trainer.runtime.replica_channel import (
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
-    ReplicaReport,
+    EngineReport,
 )
 from qwen35_trainer.weights.published import PublishedWeights
 
@@ -72,7 +72,7 @@ class PoolListener(Protocol):
 
     def tell(self, event: on.Event) -> None: ...
 
-    def reported(self, replica: RolloutReplica, report: ReplicaReport) -> None: ...
+    def reported(self, replica: RolloutReplica, report: EngineReport) -> None: ...
 
     def lost(self, replica: RolloutReplica) -> None: ...
 
@@ -120,7 +120,7 @@ class StepWatch:
         self._since, self._steps = now, 0
         self._mean = 0.0
 
-    def observe(self, report: ReplicaReport, now: float) -> None:
+    def observe(self, report: EngineReport, now: float) -> None:
         """Note a report. Raises ReplicaFailed when the engine hangs."""
         if report.steps > self._steps or not report.busy:
             if report.steps > self._steps:
@@ -132,7 +132,7 @@ class StepWatch:
         if now - self._since > limit:
             raise ReplicaFailed(f"its engine has sequences and made no step for {now - self._since:.0f} s")
 
-    def pause(self, report: ReplicaReport, now: float) -> None:
+    def pause(self, report: EngineReport, now: float) -> None:
         """Note a report of an engine that need not make steps now."""
         self._since, self._steps = now, report.steps
 

@@ -42,7 +42,7 @@ from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     LoadWeights,
     ReplicaCommand,
-    ReplicaReport,
+    EngineReport,
     ReportLog,
     SubmitSequences,
     TakeSequences,
@@ -137,11 +137,11 @@ class EngineThread:
         self._closing.set()
         self._on_report()
 
-    def report(self, number: int) -> ReplicaReport:
+    def report(self, number: int) -> EngineReport:
         """Return what happened since the previous report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
-        return ReplicaReport(
+        return EngineReport(
             number,
             started=outbox.started,
             tokens=TokenBlock(outbox.tokens),
@@ -335,7 +335,7 @@ class RolloutWorker(Process):
         """Carry out commands in the order of their numbers. Those that arrived before are ignored."""
         self._order.receive(batch)
 
-    async def exchange(self, after: int, batch: CommandBatch) -> tuple[ReplicaReport, ...]:
+    async def exchange(self, after: int, batch: CommandBatch) -> tuple[EngineReport, ...]:
         """Carry out commands, then return the reports after number `after`, which acknowledges those up to it.
 
         If there are none, wait for a finished or taken sequence or loaded weights, at most as long as tokens may stay

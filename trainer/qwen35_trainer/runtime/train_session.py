@@ -196,7 +196,7 @@ class TrainSession:
         await self.pool.saved()
 
     async def _export(self, checkpoint: Path, update: int, version: int) -> None:
-        """Export a checkpoint if spec.checkpoint.export asks for it. The next batches train at the same time.
+        """Export a checkpoint if spec.checkpoint.export requests it. The next batches train at the same time.
 
         The next save waits for the export, because a save may delete the checkpoint that is being exported.
         """

@@ -156,7 +156,7 @@ def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> Render
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("change")
-    for head in ("effective\nthroughput", "mean\nlag", "max\nlag", "idle\nslots", "idle\ntrainer"):
+    for head in ("effective\nthroughput", "mean\nlag", "max\nlag", "idle\nslots", "idle\ntrainer", "copies\nweights"):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_row("the plan", *_plan_cells(best, best), style="bold")
     if plan.manifest.choice != best.choice:
@@ -187,6 +187,7 @@ def _plan_cells(trial: Trial, best: Trial) -> list[str]:
         str(result.max_token_lag),
         percent(result.idle_slots),
         percent(result.train_idle),
+        percent(result.train_copying),
     ]
     return [number(result.effective_throughput) if trial is best else percent(gain, signed=True), *cells]
 

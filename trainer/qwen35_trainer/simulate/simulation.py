@@ -12,7 +12,7 @@ from typing import Any
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline import notices as told
+from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.coordinator import Coordinator, NothingToTrain
 from qwen35_trainer.simulate.peer_policies import buffer_of
 from qwen35_trainer.simulate.response_lengths import GroupSampler
@@ -65,17 +65,17 @@ class Simulation:
         self._events = self._publications = 0
         self._ended = False
         self._handlers: dict[type, Callable[[Any], None]] = {
-            told.GroupDispatched: self._group_dispatched,
-            told.GroupLeft: self._group_left,
+            notices.GroupDispatched: self._group_dispatched,
+            notices.GroupLeft: self._group_left,
             do.StartSequences: self._start_sequences,
             do.MoveSequences: self.rollout.move,
             do.CancelSequences: self.rollout.cancel,
             do.TrainGroups: self._train_batch,
             do.CopyWeights: self._copy_weights,
             do.PublishWeights: self._publish_weights,
-            told.VersionPublished: self._version_published,
+            notices.VersionPublished: self._version_published,
             do.SaveCheckpoint: self._save_checkpoint,
-            told.RunEnded: self._run_ended,
+            notices.RunEnded: self._run_ended,
         }
 
     def run(self) -> SimulationResult:
@@ -109,12 +109,12 @@ class Simulation:
 
     # Actions of the coordinator.
 
-    def _group_dispatched(self, action: told.GroupDispatched) -> None:
+    def _group_dispatched(self, action: notices.GroupDispatched) -> None:
         lengths, signal = self._sampler.draw(action.position, self.coordinator.buffer.batch)
         sequences = [SimulatedSequence((action.group, index), length) for index, length in enumerate(lengths)]
         self._groups[action.group] = _SimulatedGroup(sequences, signal)
 
-    def _group_left(self, action: told.GroupLeft) -> None:
+    def _group_left(self, action: notices.GroupLeft) -> None:
         del self._groups[action.group]
 
     def _start_sequences(self, action: do.StartSequences) -> None:
@@ -148,11 +148,11 @@ class Simulation:
     def _publish_weights(self, action: do.PublishWeights) -> None:
         self.rollout.publication.publish(action.version)
 
-    def _version_published(self, action: told.VersionPublished) -> None:
+    def _version_published(self, action: notices.VersionPublished) -> None:
         self._publications += 1
 
     def _save_checkpoint(self, action: do.SaveCheckpoint) -> None:
         self.clock.after(0.0, self.send, on.CheckpointCompleted(action.snapshot.batch))
 
-    def _run_ended(self, action: told.RunEnded) -> None:
+    def _run_ended(self, action: notices.RunEnded) -> None:
         self._ended = True

@@ -18,7 +18,7 @@ from qwen35_trainer.progress.records import (
     SpanRecord,
     UpdateRecord,
 )
-from qwen35_trainer.progress.totals import Totals
+from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.timing import TrainingClock
 
 PACE_WINDOW = 20
@@ -38,7 +38,7 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of an attempt, from which reports are made. Totals are over all attempts; everything else concerns this one."""
+    """The state of an attempt, from which reports are made. RunTotals are over all attempts; everything else concerns this one."""
 
     attempt: int
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
@@ -72,7 +72,7 @@ class Standing:
     idle: Mapping[str, float] = field(default_factory=dict)
     """Replica → idle share, 0 to 1, of the time between the latest two updates."""
 
-    def resumed(self, clock: TrainingClock, earlier: Totals, checkpoint: CheckpointReport | None) -> Self:
+    def resumed(self, clock: TrainingClock, earlier: RunTotals, checkpoint: CheckpointReport | None) -> Self:
         """Return the state at the beginning of an attempt. earlier: totals of the records that led to the checkpoint."""
         evaluation = earlier.evaluation
         return replace(
