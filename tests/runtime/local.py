@@ -106,10 +106,10 @@ class LocalRunning(Running):
 
     def let_pass(self, seconds: float) -> None:
         """Whenever nothing is under way but calls that wait or hang, some seconds pass, until these have or the run has ended."""
-        deadline, left = time.monotonic() + PATIENCE, seconds
-        while left > 0.0 and self.process.poll() is None:
-            step = min(left, STEP_SECONDS)
-            left -= step if self.threads.let_pass(step) else 0.0
+        deadline, remaining = time.monotonic() + PATIENCE, seconds
+        while remaining > 0.0 and self.process.poll() is None:
+            step = min(remaining, STEP_SECONDS)
+            remaining -= step if self.threads.let_pass(step) else 0.0
             assert time.monotonic() < deadline, "something is under way all the time"
             time.sleep(0.005)
 

@@ -2,7 +2,7 @@
 
     RolloutPool ─► Actor: a call is lost, late, slow, or hangs ─► Worker: CommandOrder, ReportLog ─► Engine: the test, or Writer
 
-All calls are answered at once unless a test says otherwise, so that only waits for time remain.
+All calls are answered immediately unless a test says otherwise, so that only waits for time remain.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
-from qwen35_trainer.runtime.replica_channel import CommandOrder, LoadWeights, ReplicaCommand, EngineReport, ReportLog
+from qwen35_trainer.runtime.replica_channel import CommandOrder, EngineReport, LoadWeights, ReplicaCommand, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
@@ -171,7 +171,7 @@ class Worker(RolloutWorker):
 
 
 class Handle:
-    """The handle of an actor, which is `worker`: `handle.method.remote(…)`. Tests decide what becomes of calls.
+    """The handle of an actor, which is `worker`: `handle.method.remote(…)`. Tests decide what happens to calls.
 
     faults[method] are those of the next calls, one for each:
     request: ActorUnavailableError, and it is never carried out; late: the same, and it is carried out after LATE_SECONDS;

@@ -124,7 +124,7 @@ async def test_an_error_of_ray_that_names_no_process_is_a_loss_too(error):
         await answer(lost(error), of="rollout-0", act="generating", seconds=60)  # type: ignore[arg-type]
 
 
-async def test_an_actor_that_cannot_be_reached_is_told_from_one_that_has_ended():
+async def test_an_actor_that_cannot_be_reached_has_another_error_than_one_that_has_ended():
     with pytest.raises(calls.ActorUnreachable, match=r"^rollout-0 cannot be reached during generating: "):
         await answer(lost(ActorUnavailableError("blip", None)), of="rollout-0", act="generating", seconds=60)  # type: ignore[arg-type]
 

@@ -46,7 +46,8 @@ def joined(reports: Sequence[EngineReport], name: SequenceId) -> GeneratedTokens
 
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
     return all(
-        one.tolist() == other.tolist() for one, other in zip(vars(left).values(), vars(right).values(), strict=True)
+        first.tolist() == second.tolist()
+        for first, second in zip(vars(left).values(), vars(right).values(), strict=True)
     )
 
 
@@ -58,8 +59,8 @@ class Driven:
         self.completed: list[Completed] = []
         self._step = engine.step
         engine.step = self.step
-        self.told = threading.Event()
-        self.thread = EngineThread(engine, self.told.set)
+        self.woken = threading.Event()
+        self.thread = EngineThread(engine, self.woken.set)
         self.reports: list[EngineReport] = []
 
     def step(self) -> StepOutput:
@@ -91,8 +92,8 @@ class Driven:
         deadline = time.monotonic() + PATIENCE
         while not enough():
             assert time.monotonic() < deadline, "the engine came to no end"
-            self.told.wait(0.05)
-            self.told.clear()
+            self.woken.wait(0.05)
+            self.woken.clear()
             self.report()
 
     @property
@@ -167,7 +168,7 @@ def test_a_taken_sequence_reports_its_last_tokens_once_and_nothing_afterwards(dr
 
     driven.on_thread(step_and_take)
     assert driven.thread.has_urgent_report
-    assert driven.told.is_set()
+    assert driven.woken.is_set()
     driven.until(lambda: len(driven.finished) == 1)
     assert [name for report in driven.reports for name in report.taken] == [(0, 0)]
     assert driven.finished == {(0, 1): True}
@@ -268,9 +269,9 @@ def test_commands_are_carried_out_in_their_order(driven):
 def test_an_engine_that_fails_ends_and_wakes_up_who_waits_for_a_report(driven, when):
     if when == "a step":
         driven.on_thread(lambda: delattr(driven.engine, "_decoder"))
-    driven.told.clear()
+    driven.woken.clear()
     driven.thread.submit(requests(0, tokens=6 if when == "a step" else 400))
-    assert driven.told.wait(PATIENCE)
+    assert driven.woken.wait(PATIENCE)
     driven.thread._thread.join(PATIENCE)
     assert not driven.thread._thread.is_alive()
     assert isinstance(driven.thread.failure, AttributeError if when == "a step" else ValueError)
@@ -281,7 +282,7 @@ def test_an_error_outside_of_the_engine_ends_it_and_the_first_error_counts(drive
     first = RuntimeError("damaged weights")
     driven.thread.fail(first)
     driven.thread.fail(RuntimeError("another"))
-    assert driven.told.wait(PATIENCE)
+    assert driven.woken.wait(PATIENCE)
     driven.thread._thread.join(PATIENCE)
     assert not driven.thread._thread.is_alive()
     assert driven.thread.failure is first
@@ -308,7 +309,7 @@ class Played:
     def __init__(self, hold: str = "") -> None:
         self.hold, self.held, self.free = hold, threading.Event(), threading.Event()
         self.running: dict[SequenceId, tuple[int, list[int]]] = {}  # limit, tokens
-        self.told: dict[SequenceId, int] = {}
+        self.lengths: dict[SequenceId, int] = {}
         self.steps = 0
 
     @property
@@ -319,15 +320,15 @@ class Played:
         self._stop_in("submit")
         for request in requests:
             self.running[request.sequence] = (request.max_tokens, request.kept.ids.tolist())
-            self.told[request.sequence] = len(request.kept)
+            self.lengths[request.sequence] = len(request.kept)
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         return {name: numbers(self.running.pop(name)[1]) for name in sequences if name in self.running}
 
     def progress(self) -> dict[SequenceId, GeneratedTokens]:
-        new = {name: tokens[self.told[name] :] for name, (_, tokens) in self.running.items()}
+        new = {name: tokens[self.lengths[name] :] for name, (_, tokens) in self.running.items()}
         for name, tokens in new.items():
-            self.told[name] += len(tokens)
+            self.lengths[name] += len(tokens)
         return {name: numbers(tokens) for name, tokens in new.items() if tokens}
 
     def load(self, weights: Mapping[str, Any], version: int) -> None:

@@ -24,8 +24,8 @@ from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, Sampling, Seq
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
-    ReplicaCommand,
     EngineReport,
+    ReplicaCommand,
     SubmitSequences,
     TakeSequences,
 )
@@ -204,7 +204,7 @@ async def test_a_group_is_generated_from_the_prompt_at_its_position_with_the_man
     assert room.sent(POOL) == [[]]
 
 
-async def test_what_a_replica_delivers_is_told_once_and_the_group_is_scored(room):
+async def test_what_a_replica_delivers_is_reported_once_and_the_group_is_scored(room):
     async with room.open():
         room.begin()
         room.report(POOL, started={(0, 0): 3, (0, 1): 4})
@@ -359,7 +359,7 @@ async def test_a_sequence_that_was_to_return_and_has_finished_meanwhile_starts_a
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
-async def test_a_sequence_that_was_to_return_moves_away_again_if_it_is_told_to(room):
+async def test_a_sequence_that_was_to_return_moves_away_again_if_that_is_ordered(room):
     async with room.open():
         room.begin()
         room.report(POOL, {NAME: tokens(5, 6)})
@@ -549,7 +549,7 @@ async def test_a_group_of_which_a_reward_fails_trains_with_the_others(room):
     assert (group.rewards, room.generation.failures.total()) == ((None, 1.0), 1)
 
 
-async def test_a_group_that_is_discarded_while_it_is_scored_is_not_told(room):
+async def test_a_group_that_is_discarded_while_it_is_scored_is_not_reported(room):
     room.scoring.may_answer.clear()
     async with room.open():
         room.begin()

@@ -65,7 +65,7 @@ CHANGES: dict[str, object] = {
 
 
 class InlineLoop(virtual.Loop):
-    """Work for threads is done at once."""
+    """Work for threads is done immediately."""
 
     def run_in_executor(self, executor: Any, function: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
         future = self.create_future()
@@ -181,8 +181,8 @@ class Run:
             finally:
                 self.ended_at = now()
                 await asyncio.sleep(0.01)
-                left = [task for task in asyncio.all_tasks() if "qwen35_trainer" in code_of(task)]
-                assert left == [], "the run is over, and something of it goes on"
+                remaining = [task for task in asyncio.all_tasks() if "qwen35_trainer" in code_of(task)]
+                assert remaining == [], "the run is over, and something of it continues"
 
     def spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
         self.actors[number], self.names[number] = Actor(f"pod-{number}", self.engine), name
@@ -330,7 +330,7 @@ async def test_a_train_worker_that_is_lost_or_hangs_ends_the_run_by_name(start, 
     assert (saved.progress.update if saved else 0) == max((r.update for r in run.of(CheckpointRecord)), default=0)
 
 
-async def test_a_batch_that_trains_longer_than_a_group_may_take_is_no_stall(start):
+async def test_a_batch_that_trains_longer_than_a_group_may_take_does_not_stall_the_run(start):
     run = start()
     run.trainer.worker.seconds["train"] = 0.9 * STALL_SECONDS
     run.trainer.worker.seconds["saved"] = 0.9 * STALL_SECONDS
@@ -394,7 +394,7 @@ async def test_a_pod_that_comes_late_is_waited_for(start):
 
 
 @pytest.mark.parametrize("during", ["train", "publication", "save", "saved"])
-async def test_all_replicas_may_be_lost_at_once_whatever_the_train_pool_does(start, during):
+async def test_all_replicas_may_be_lost_together_whatever_the_train_pool_does(start, during):
     """Also while a version is copied: those that come join with the version before."""
     run = start()
     calls = iter(range(10))
@@ -412,7 +412,7 @@ async def test_all_replicas_may_be_lost_at_once_whatever_the_train_pool_does(sta
 
 
 async def test_all_replicas_may_be_gone_when_a_copy_is_published(start):
-    """The version counts as published at once, and what joins later has it."""
+    """The version counts as published immediately, and what joins later has it."""
 
     def prepare(actor: Actor, name: str, number: int) -> None:
         if number > 1:
@@ -573,7 +573,7 @@ async def test_a_stop_saves_once(start, saving):
     assert len({path.name for path in run.trainer.worker.saves}) == len(run.trainer.worker.saves)
 
 
-async def test_a_stop_before_the_first_replica_has_joined_ends_the_run_at_once(start):
+async def test_a_stop_before_the_first_replica_has_joined_ends_the_run_immediately(start):
     run = start(prepare=lambda actor, name, number: actor.worker.scheduled.clear())
     stopping = stop_after(run, lambda: now() > 10.0)
     assert await run.outcome() == "Stopped"
@@ -607,7 +607,7 @@ async def test_a_run_in_which_no_group_finishes_stalls_and_names_what_is_missing
     assert run.ended_at == pytest.approx(STALL_SECONDS + last, abs=2.0)
 
 
-async def test_too_few_replicas_are_no_stall_and_have_a_time_limit_of_their_own(start):
+async def test_too_few_replicas_do_not_stall_the_run_and_have_a_time_limit_of_their_own(start):
     """The time without replicas does not count as a time without groups."""
 
     def prepare(actor: Actor, name: str, number: int) -> None:

@@ -38,8 +38,8 @@ from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceReque
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
-    ReplicaCommand,
     EngineReport,
+    ReplicaCommand,
     SubmitSequences,
     TakeSequences,
 )

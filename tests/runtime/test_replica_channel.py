@@ -1,4 +1,4 @@
-"""The channel between the driver and a replica: whatever becomes of calls, each command is carried out once and in order, and each
+"""The channel between the driver and a replica: whatever happens to calls, each command is carried out once and in order, and each
 report arrives once and in order.
 
 All that happens here waits for time alone, so the clock is virtual.
@@ -25,10 +25,10 @@ from qwen35_trainer.runtime.replica_channel import (
     CommandBatch,
     CommandOrder,
     DropSequences,
+    EngineReport,
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
-    EngineReport,
     ReportLog,
 )
 from qwen35_trainer.runtime.rollout_worker import EngineFailed
@@ -179,7 +179,7 @@ def test_reports_are_kept_until_a_call_acknowledges_them():
     assert log.next_number == 4
 
 
-async def test_a_replica_without_news_reports_at_intervals(driver):
+async def test_a_replica_without_sequences_reports_at_intervals(driver):
     async with driver.open():
         await asyncio.sleep(10 * driver.actor.engine.report_seconds)
     assert 9 <= len(driver.reports) <= 10
@@ -201,7 +201,7 @@ async def test_sequences_that_finish_shortly_after_one_another_are_reported_toge
 
 
 @pytest.mark.parametrize("urgent", [{"loaded": 3}, {"taken": ((1, 0),)}])
-async def test_weights_and_taken_sequences_are_reported_at_once(driver, urgent):
+async def test_weights_and_taken_sequences_are_reported_immediately(driver, urgent):
     """A publication waits for the first, and another replica for the second."""
     driver.actor.engine.gather_seconds = 5.0
     async with driver.open():
@@ -219,7 +219,7 @@ async def test_weights_and_taken_sequences_are_reported_at_once(driver, urgent):
 # Failures.
 
 
-async def test_an_engine_that_fails_is_the_failure_of_its_replica_at_once(driver):
+async def test_an_engine_that_fails_is_the_failure_of_its_replica_immediately(driver):
     async with driver.open():
         await asyncio.sleep(0.1)
         before = now()
@@ -331,7 +331,7 @@ async def test_any_error_of_a_call_is_the_failure_of_that_replica(driver, monkey
         error = await driver.failure()
     assert str(error), "nothing says what happened"
     assert error.__cause__ is not None
-    assert now() < 1.0, "it was not noticed at once"
+    assert now() < 1.0, "it was not noticed immediately"
 
 
 class Remote:

@@ -135,7 +135,7 @@ class Cluster:
         await until(lambda: any(name == number and report.steps for name, report in self.listener.reports))
 
     async def ended(self, first: Iterable[RolloutReplica] = ()) -> TooFewReplicas:
-        """What ends the pool by itself."""
+        """The error with which the pool ends the run."""
         with pytest.raises(ExceptionGroup) as raised:
             async with self.running(first=first):
                 await asyncio.Event().wait()
@@ -460,7 +460,7 @@ async def test_an_engine_that_never_makes_its_first_step_is_replaced_after_the_t
         assert now() - before == pytest.approx(LIMITS.open, abs=3.0)
 
 
-async def test_a_slow_first_step_is_no_hang():
+async def test_a_slow_first_step_is_not_a_hang():
     limits = PoolLimits(slots=5, open=3 * MAX_STEP_SECONDS, publish=30.0, too_few=300.0)
     cluster = Cluster(limits=limits)
     async with cluster.running():
@@ -488,7 +488,7 @@ async def test_an_engine_without_sequences_makes_no_steps_and_does_not_hang():
         assert cluster.listener.losses == [0]
 
 
-async def test_a_long_load_of_weights_is_no_hang():
+async def test_a_long_load_of_weights_is_not_a_hang():
     limits = PoolLimits(slots=5, open=20.0, publish=5 * MAX_STEP_SECONDS, too_few=300.0)
     cluster = Cluster(limits=limits)
     async with cluster.running():
@@ -543,7 +543,7 @@ async def test_the_more_often_a_replica_is_lost_the_longer_its_next_replacement_
             lost.append(now())
         await cluster.joined(10)
     delays = [started - before for before, started in zip(lost, cluster.started[1:], strict=True)]
-    assert delays[0] < 0.1, "the first replacement comes at once"
+    assert delays[0] < 0.1, "the first replacement comes immediately"
     assert delays[1:7] == pytest.approx([1.0, 2.0, 4.0, 8.0, 16.0, 32.0], abs=0.1)
     assert delays[7:] == pytest.approx([MAX_REPLACEMENT_DELAY_SECONDS] * 2, abs=0.1)
     assert cluster.listener.losses == list(range(9))
@@ -576,7 +576,7 @@ async def test_losses_of_a_replica_that_works_in_between_never_end_the_run():
         assert {cluster.names[number] for number in cluster.listener.losses} == {"rollout-1"}
 
 
-async def test_all_replicas_may_be_lost_at_once():
+async def test_all_replicas_may_be_lost_together():
     cluster = Cluster(target=4, minimum=4)
     async with cluster.running():
         await cluster.joined(4)
@@ -619,7 +619,7 @@ async def test_a_version_that_is_published_while_there_is_no_replica_is_loaded_b
 # Too few replicas.
 
 
-async def test_a_replica_whose_pod_never_comes_is_no_loss_and_the_others_go_on():
+async def test_a_replica_whose_pod_never_comes_is_not_lost_and_the_others_continue():
     cluster = Cluster(target=3, minimum=2)
     cluster.prepare = lambda actor, name: name == "rollout-1" and actor.worker.scheduled.clear()
     async with cluster.running():
@@ -672,7 +672,7 @@ async def test_the_run_ends_when_too_few_replicas_work_for_too_long_with_the_cau
     assert now() == pytest.approx(LIMITS.too_few, abs=5.0)
 
 
-async def test_the_time_with_too_few_replicas_begins_anew_when_there_were_enough():
+async def test_the_time_with_too_few_replicas_begins_again_when_there_were_enough():
     cluster = Cluster(target=2, minimum=2)
     async with cluster.running():
         await cluster.joined(2)
@@ -706,7 +706,7 @@ async def test_a_run_needs_no_more_replicas_than_its_target():
         assert not cluster.pool.has_too_few
 
 
-async def test_replicas_of_which_none_has_ever_worked_end_the_run_when_each_was_lost_a_few_times():
+async def test_replicas_end_the_run_if_none_has_ever_worked_and_each_was_lost_a_few_times():
     """Its configuration cannot work: nobody waits for the time limit."""
     cluster = Cluster(target=2)
 

@@ -35,8 +35,8 @@ def packed(tokens: GeneratedTokens) -> np.ndarray:
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
     """Every bit is the same."""
     return all(
-        one.dtype == other.dtype and one.tobytes() == other.tobytes()
-        for one, other in zip(vars(left).values(), vars(right).values(), strict=True)
+        first.dtype == second.dtype and first.tobytes() == second.tobytes()
+        for first, second in zip(vars(left).values(), vars(right).values(), strict=True)
     )
 
 
@@ -48,7 +48,7 @@ def buffer_of(parts: Sequence[GeneratedTokens]) -> TokenBuffer:
 
 
 STEPS = st.lists(st.one_of(st.integers(0, 300), st.floats(0.0, 1.0)), max_size=30)
-"""Append so many tokens, or keep this share of all."""
+"""Append this number of tokens, or keep this share of all."""
 
 
 @given(STEPS)
@@ -106,7 +106,7 @@ def test_a_buffer_keeps_no_array_of_a_report_alive():
     assert [len(buffer) for buffer in buffers] == [3, 5000]
 
 
-def test_more_tokens_than_there_are_cannot_be_kept():
+def test_a_buffer_cannot_keep_more_tokens_than_it_has():
     buffer = buffer_of([drawn(3)])
     buffer.cut(3)
     with pytest.raises(ValueError, match="4 tokens are to be kept, and there are 3"):

@@ -408,7 +408,7 @@ class Threads:
         """Let up to STEP_SECONDS pass for the driver and the replicas, provided that the driver waits: for time alone, or for calls
         that wait or hang. Returns whether they have passed; True if the run has ended.
 
-        The calls of replicas that are under way all the time have been answered then: their deadlines begin anew.
+        The calls of replicas that are under way all the time have been answered then: their deadlines begin again.
         """
         assert seconds <= STEP_SECONDS
         drivers = [actor for actor in self.actors if actor.kind == "Driver" and not actor.gone.is_set()]
