@@ -137,7 +137,7 @@ class Cluster:
     async def ended(self, first: Iterable[RolloutReplica] = ()) -> TooFewReplicas:
         """The error with which the pool ends the run."""
         with pytest.raises(ExceptionGroup) as raised:
-            async with self.running(first=first):
+            async with asyncio.timeout(10 * LIMITS.too_few), self.running(first=first):
                 await asyncio.Event().wait()
         [error] = raised.value.exceptions
         assert isinstance(error, TooFewReplicas)

@@ -109,7 +109,7 @@ def test_a_buffer_keeps_no_array_of_a_report_alive():
 def test_a_buffer_cannot_keep_more_tokens_than_it_has():
     buffer = buffer_of([drawn(3)])
     buffer.cut(3)
-    with pytest.raises(ValueError, match="4 tokens are to be kept, and there are 3"):
+    with pytest.raises(ValueError, match=r"4 tokens .*, and there are 3"):
         buffer.cut(4)
 
 
