@@ -4,7 +4,17 @@ import asyncio
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, OutOfMemoryError, OwnerDiedError, RayTaskError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    OwnerDiedError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 
 from qwen35_trainer.runtime import calls
 from qwen35_trainer.runtime.calls import ActorLost, answer, answers
@@ -53,7 +63,7 @@ OOM kill reason: Memory usage 24087445504B exceeded threshold of 24012685312B (9
 Object store memory usage: [- objects spillable: 7
 Top 10 memory users: PID\tMEM(GB)\tCOMMAND
 23204\t12.06\tray::TrainWorker.train
-23096\t2.14\tray::RolloutWorker.collect
+23096\t2.14\tray::RolloutWorker.exchange
 22643\t0.85\t/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long-name-of-a-folder/manifest.yaml
 23095\t0.47\tray::Driver.follow
 Refer to the documentation on how to address the out of memory issue: https://docs.ray.io/ … RAY_memory_usage_threshold
@@ -73,7 +83,7 @@ async def test_a_process_that_was_killed_for_memory_is_named_with_the_largest_on
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)
     assert str(raised.value) == (
         "the train pool was ended during training a batch, because its machine ran out of memory (24.1 of 25.3 GB used): "
-        "ray::TrainWorker.train 12.06 GB, ray::RolloutWorker.collect 2.14 GB, "
+        "ray::TrainWorker.train 12.06 GB, ray::RolloutWorker.exchange 2.14 GB, "
         "/venv/bin/python -m qwen35_trainer.cli run /runs/a-very-long 0.85 GB. Lower train.batch.microBatchSequences, "
         "rollout.maxSequencesPerReplica or data.maxResponseTokens, train adapters (train.lora), or use more memory"
     )
@@ -97,3 +107,45 @@ async def test_a_rank_that_waits_for_a_failed_one_is_not_waited_for_longer(monke
     with pytest.raises(RuntimeError) as raised:
         await answers(ranks, of="the train pool", act="training a batch", seconds=60)
     assert raised.value is BROKEN
+
+
+async def lost(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NodeDiedError("The node died."), ObjectLostError("00" * 28, b"", ""), WorkerCrashedError(), GetTimeoutError()],
+    ids=lambda error: type(error).__name__,
+)
+async def test_an_error_of_ray_that_names_no_process_is_a_loss_too(error):
+    """All actors of a run are called through here: none of Ray's errors ends it without a name."""
+    with pytest.raises(ActorLost, match=r"^rollout-0 was lost during generating: "):
+        await answer(lost(error), of="rollout-0", act="generating", seconds=60)  # type: ignore[arg-type]
+
+
+async def test_an_actor_that_cannot_be_reached_is_told_from_one_that_has_ended():
+    with pytest.raises(calls.ActorUnreachable, match=r"^rollout-0 cannot be reached during generating: "):
+        await answer(lost(ActorUnavailableError("blip", None)), of="rollout-0", act="generating", seconds=60)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seconds", [60.0, None])
+async def test_a_time_out_inside_of_a_call_is_what_the_call_raised(seconds):
+    """Not that it was not answered."""
+    error = TimeoutError("the disk")
+    with pytest.raises(TimeoutError) as raised:
+        await answer(raising(error), of="train-0", act="writing a checkpoint", seconds=seconds)  # type: ignore[arg-type]
+    assert raised.value is error
+
+
+async def test_an_actor_that_does_not_answer_is_named_with_the_deadline(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(
+        calls.Stalled, match=r"^the train pool \(train-1\) did not finish training a batch within 0.01 s;"
+    ):
+        await answers(
+            [asyncio.sleep(0), asyncio.Event().wait()],  # type: ignore[list-item]
+            of="the train pool",
+            act="training a batch",
+            seconds=0.01,
+            names=["train-0", "train-1"],
+        )

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
@@ -67,6 +68,8 @@ MAX_GAP_SECONDS = 0.002
 
 class EngineFailed(RuntimeError):
     """The engine of a replica raised an exception, and generates no more."""
+
+    failure = FailureReason.WORKER_LOST
 
 
 @dataclass(frozen=True)
