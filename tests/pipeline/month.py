@@ -62,7 +62,7 @@ class Month:
         self.tick = self.trained = self.joined = self.lost = self.peak_journal = 0
         self.later: defaultdict[int, list[Input]] = defaultdict(list)
         self.replicas: dict[int, FakeReplica] = {}
-        self.target = REPLICAS
+        self.resizes = True
         self.newest = 0  # version
         self.holders: dict[SequenceId, int] = {}
         self.lengths: dict[SequenceId, int] = {}
@@ -206,7 +206,7 @@ class Month:
         self.trained += 1
         if self.trained % UPDATES_PER_LOSS == 0:
             self.lose_some(1 if self.random.random() < 0.8 else 4)
-        if self.trained % UPDATES_PER_SIZE == 0:
+        if self.resizes and self.trained % UPDATES_PER_SIZE == 0:
             self.resize(self.random.randint(REPLICAS // 2, REPLICAS))
         if self.trained % UPDATES_PER_CHECKPOINT == 0:
             self.after(1, TakeCheckpoint())
@@ -234,7 +234,9 @@ class Month:
         """Replicas of one node: the coordinator learns of their loss together. Other ones replace them, with older weights."""
         for number in self.random.sample(sorted(self.replicas), count):
             self.after(1, self.loss_of(number))
-            self.join(self.random.randint(0, 2), lane=self.replicas.pop(number).lane)
+            replica = self.replicas.pop(number)
+            if not replica.leaving:
+                self.join(self.random.randint(0, 2), lane=replica.lane)
             self.lost += 1
 
     def loss_of(self, number: int) -> on.ReplicaLost:
@@ -256,6 +258,7 @@ class Month:
     def retire_if_empty(self, replica: FakeReplica) -> None:
         if replica.leaving and not replica.held:
             number = next(each for each, other in self.replicas.items() if other is replica)
+            del self.replicas[number]
             self.after(2, on.ReplicaLost(number))
 
 
