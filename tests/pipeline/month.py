@@ -59,7 +59,7 @@ class Month:
     def __init__(self, updates: int, seed: int, observers: Iterable[Observer] = ()) -> None:
         self.updates, self.random, self.observers = updates, random.Random(seed), tuple(observers)
         self.coordinator = Coordinator(settings(updates))
-        self.tick = self.trained = self.joined = self.lost = self.peak_journal = 0
+        self.tick = self.trained = self.joined = self.joining = self.lost = self.peak_journal = 0
         self.later: defaultdict[int, list[Input]] = defaultdict(list)
         self.replicas: dict[int, FakeReplica] = {}
         self.resizes = True
@@ -176,6 +176,7 @@ class Month:
                 return self.finishes(name)
             case on.ReplicaJoined(number, slots, version, lane):
                 self.replicas[number] = FakeReplica(slots, version, lane)
+                self.joining -= not lane
                 if version < self.newest:
                     self.after(2, on.VersionLoaded(number, self.newest))
             case on.VersionLoaded(number, version) if number in self.replicas:
@@ -227,6 +228,7 @@ class Month:
 
     def join(self, age: int, *, lane: bool = False) -> None:
         number, self.joined = self.joined, self.joined + 1
+        self.joining += not lane
         version = max(0, self.newest - age)
         self.after(1 + 4 * age, on.ReplicaJoined(number, SLOTS, version, lane, None if lane else 2_000))
 
@@ -247,10 +249,10 @@ class Month:
 
     def resize(self, size: int) -> None:
         pool = [number for number, replica in self.replicas.items() if not replica.lane and not replica.leaving]
-        for number in pool[size:]:
+        for number in pool[max(0, size - self.joining) :]:
             self.replicas[number].leaving = True
             self.after(1, on.ReplicaLeaving(number))
-        for _ in range(size - len(pool)):
+        for _ in range(size - self.joining - len(pool)):
             self.join(0)
         for replica in list(self.replicas.values()):
             self.retire_if_empty(replica)
