@@ -290,8 +290,9 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
 class SilentPool:
     """A rollout pool that takes commands and does nothing."""
 
-    def send(self, number: int, command: object) -> None:
+    def send(self, number: int, command: object) -> bool:
         """Ignore a command."""
+        return True
 
 
 def memory(replicas: int, slots: int, tokens: int, folder: Path) -> dict[str, Any]:

@@ -45,9 +45,11 @@ class Pool:
         self.commands: list[tuple[int, ReplicaCommand]] = []
         self.lost: set[int] = set()
 
-    def send(self, number: int, command: ReplicaCommand) -> None:
-        if number not in self.lost:
-            self.commands.append((number, command))
+    def send(self, number: int, command: ReplicaCommand) -> bool:
+        if number in self.lost:
+            return False
+        self.commands.append((number, command))
+        return True
 
     @property
     def submitted(self) -> list[tuple[int, SequenceRequest]]:
@@ -400,6 +402,18 @@ async def test_a_sequence_ordered_to_a_replica_that_is_lost_already_follows_the_
         assert (room.sent(LANE), room.sent(OTHER)) == ([], [[]])
         room.finish(OTHER, NAME, tokens=tokens(7))
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 1)]
+
+
+async def test_a_sequence_ordered_away_from_a_replica_that_is_lost_already_continues_at_the_target(room):
+    """The loss was reported while the coordinator, which had not received it, decided to move the sequence."""
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.lose(POOL)
+        room.move()
+        assert room.sent(LANE) == [[5, 6]]
+        room.finish(LANE, NAME, tokens=tokens(7))
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
 async def test_a_sequence_that_finishes_before_it_is_taken_stays_finished(room):

@@ -169,9 +169,11 @@ class Room:
 
     # The pool, as generation sees it.
 
-    def send(self, number: int, command: ReplicaCommand) -> None:
-        if number in self.replicas:
-            self.replicas[number].inbox.append(command)
+    def send(self, number: int, command: ReplicaCommand) -> bool:
+        if number not in self.replicas:
+            return False
+        self.replicas[number].inbox.append(command)
+        return True
 
     # What may happen.
 

@@ -108,7 +108,9 @@ class Generation:
         for name in names:
             self._targets[name] = command.target
             self._taking.add((name, command.source))
-        self.pool.send(command.source, TakeSequences(names))
+        if not self.pool.send(command.source, TakeSequences(names)):
+            # The loss of the source was reported while the coordinator decided to move them: they continue at their target.
+            self._hand_over([name for name in names if self._given_back(name, command.source)])
 
     def cancel(self, command: commands.CancelSequences) -> None:
         """Drop the sequences of a command. One that has not reached the replica yet runs on the replica that it moves away from."""

@@ -216,11 +216,13 @@ class RolloutPool:
         for replica in self._replicas.values():
             self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.host in hosts))
 
-    def send(self, number: int, command: ReplicaCommand) -> None:
-        """Send a command to a replica. Does nothing for a lost one: the coordinator learns of the loss, and moves its sequences."""
+    def send(self, number: int, command: ReplicaCommand) -> bool:
+        """Send a command to a replica. Returns False for a lost one: the coordinator learns of the loss, and moves its sequences."""
         replica = self._replicas.get(number)
-        if replica is not None:
-            replica.channel.send(command)
+        if replica is None:
+            return False
+        replica.channel.send(command)
+        return True
 
     def publish(self, weights: PublishedWeights) -> None:
         """Send new weights to all replicas at the same time, without draining them. An event reports each replica that has loaded them."""
