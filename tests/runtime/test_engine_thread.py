@@ -1,5 +1,7 @@
 """The thread around a real engine with a tiny model, and around one that is played: every token is reported once."""
 
+import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +29,7 @@ from qwen35_trainer.runtime.rollout_worker import (
     PROGRESS_SECONDS,
     PROGRESS_SHARE,
     EngineThread,
+    RolloutWorker,
 )
 from tests.patience import PATIENCE
 
@@ -296,6 +299,31 @@ def test_busy_time_is_the_time_that_sequences_ran(driven):
     assert intervals
     assert all(before <= start <= end <= time.time() for start, end in intervals)
     assert all(first[1] <= second[0] for first, second in pairwise(intervals))
+
+
+class Building(RolloutWorker):
+    """A worker without a process of its own, whose engine is built once its address is known."""
+
+    def __init__(self) -> None:
+        self._changed = asyncio.Event()
+        self.addressed = threading.Event()
+
+    def _start(self) -> Any:
+        assert self.addressed.wait(30.0), "its address is not answered before its engine is built"
+        return Played()
+
+    async def _load_arrived(self) -> None:
+        """No weights arrive."""
+
+
+async def test_a_worker_answers_with_its_address_while_it_builds_its_engine():
+    """Both calls are made before its process starts. By the address, the driver knows a replica that loads from a pending one."""
+    worker = Building()
+    address, opened = asyncio.ensure_future(worker.address()), asyncio.ensure_future(worker.open())
+    address.add_done_callback(lambda _: worker.addressed.set())  # as Ray sends the answer
+    await opened
+    assert (await address).process_id == os.getpid()
+    worker._running.close()
 
 
 # A played engine.

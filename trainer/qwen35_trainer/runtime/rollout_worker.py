@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
@@ -40,9 +41,9 @@ from qwen35_trainer.runtime.replica_channel import (
     CommandBatch,
     CommandOrder,
     DropSequences,
+    EngineReport,
     LoadWeights,
     ReplicaCommand,
-    EngineReport,
     ReportLog,
     SubmitSequences,
     TakeSequences,
@@ -67,6 +68,8 @@ MAX_GAP_SECONDS = 0.002
 
 class EngineFailed(RuntimeError):
     """The engine of a replica raised an exception, and generates no more."""
+
+    failure = FailureReason.WORKER_LOST
 
 
 @dataclass(frozen=True)
@@ -298,12 +301,17 @@ class RolloutWorker(Process):
         return WorkerAddress(socket.gethostname(), os.getpid())
 
     async def open(self) -> None:
-        """Build the engine. It blocks this actor's loop, which has nothing else to do until then."""
+        """Build the engine. In a thread: otherwise this actor would not answer `address` before the engine is built."""
         loop = asyncio.get_running_loop()
+        engine = await asyncio.to_thread(self._start)
+        self._engine = EngineThread(engine, lambda: loop.call_soon_threadsafe(self._changed.set))
+        self._loading = asyncio.create_task(self._load_arrived())
+
+    def _start(self) -> RolloutEngine:
+        """Import torch and build the engine."""
         with starting():
             self.use_threads(self._threads)
-            self._engine = EngineThread(self._build(), lambda: loop.call_soon_threadsafe(self._changed.set))
-        self._loading = asyncio.create_task(self._load_arrived())
+            return self._build()
 
     def _build(self) -> RolloutEngine:
         # The driver imports this module for the class. Only the worker's process imports torch.
