@@ -26,7 +26,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[1]
 TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
-SIGNALS = "runtime/test_signals.py"
+SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
 MONTH = "pipeline/test_month.py"
 
 
@@ -55,6 +55,7 @@ def kinds() -> tuple[Kind, ...]:
         ),
         Kind("a month of updates in virtual time", (MONTH,)),
         Kind("signals at random moments of the start", (SIGNALS,), ("-m", "soak", "-s")),
+        Kind("replicas lost for half an hour", (LOSSES,), ("-m", "soak")),
         Kind("every write of every story", ("controlplane",)),
         Kind(
             "the oldest API server that the newest can emulate",
@@ -70,7 +71,11 @@ def kinds() -> tuple[Kind, ...]:
         Kind(
             "all others, in random order",
             rest,
-            (f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start", f"--ignore=tests/{MONTH}"),
+            (
+                f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start",
+                f"--deselect=tests/{LOSSES}::test_replicas_lost_for_half_an_hour_lose_no_prompt",
+                f"--ignore=tests/{MONTH}",
+            ),
         ),
     )
 
