@@ -59,10 +59,10 @@ class Month:
     def __init__(self, updates: int, seed: int, observers: Iterable[Observer] = ()) -> None:
         self.updates, self.random, self.observers = updates, random.Random(seed), tuple(observers)
         self.coordinator = Coordinator(settings(updates))
-        self.tick = self.trained = self.joined = self.lost = self.peak_journal = 0
+        self.tick = self.trained = self.joined = self.joining = self.lost = self.peak_journal = 0
         self.later: defaultdict[int, list[Input]] = defaultdict(list)
         self.replicas: dict[int, FakeReplica] = {}
-        self.target = REPLICAS
+        self.resizes = True
         self.newest = 0  # version
         self.holders: dict[SequenceId, int] = {}
         self.lengths: dict[SequenceId, int] = {}
@@ -176,6 +176,7 @@ class Month:
                 return self.finishes(name)
             case on.ReplicaJoined(number, slots, version, lane):
                 self.replicas[number] = FakeReplica(slots, version, lane)
+                self.joining -= not lane
                 if version < self.newest:
                     self.after(2, on.VersionLoaded(number, self.newest))
             case on.VersionLoaded(number, version) if number in self.replicas:
@@ -206,7 +207,7 @@ class Month:
         self.trained += 1
         if self.trained % UPDATES_PER_LOSS == 0:
             self.lose_some(1 if self.random.random() < 0.8 else 4)
-        if self.trained % UPDATES_PER_SIZE == 0:
+        if self.resizes and self.trained % UPDATES_PER_SIZE == 0:
             self.resize(self.random.randint(REPLICAS // 2, REPLICAS))
         if self.trained % UPDATES_PER_CHECKPOINT == 0:
             self.after(1, TakeCheckpoint())
@@ -227,6 +228,7 @@ class Month:
 
     def join(self, age: int, *, lane: bool = False) -> None:
         number, self.joined = self.joined, self.joined + 1
+        self.joining += not lane
         version = max(0, self.newest - age)
         self.after(1 + 4 * age, on.ReplicaJoined(number, SLOTS, version, lane, None if lane else 2_000))
 
@@ -234,7 +236,9 @@ class Month:
         """Replicas of one node: the coordinator learns of their loss together. Other ones replace them, with older weights."""
         for number in self.random.sample(sorted(self.replicas), count):
             self.after(1, self.loss_of(number))
-            self.join(self.random.randint(0, 2), lane=self.replicas.pop(number).lane)
+            replica = self.replicas.pop(number)
+            if not replica.leaving:
+                self.join(self.random.randint(0, 2), lane=replica.lane)
             self.lost += 1
 
     def loss_of(self, number: int) -> on.ReplicaLost:
@@ -245,10 +249,10 @@ class Month:
 
     def resize(self, size: int) -> None:
         pool = [number for number, replica in self.replicas.items() if not replica.lane and not replica.leaving]
-        for number in pool[size:]:
+        for number in pool[max(0, size - self.joining) :]:
             self.replicas[number].leaving = True
             self.after(1, on.ReplicaLeaving(number))
-        for _ in range(size - len(pool)):
+        for _ in range(size - self.joining - len(pool)):
             self.join(0)
         for replica in list(self.replicas.values()):
             self.retire_if_empty(replica)
@@ -256,6 +260,7 @@ class Month:
     def retire_if_empty(self, replica: FakeReplica) -> None:
         if replica.leaving and not replica.held:
             number = next(each for each, other in self.replicas.items() if other is replica)
+            del self.replicas[number]
             self.after(2, on.ReplicaLost(number))
 
 
