@@ -16,7 +16,7 @@ import ray
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
-from qwen35_trainer.runtime.device import BACKENDS, device
+from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.rank_placement import WorkerLocation
 from qwen35_trainer.weights.published import PublishedWeights
