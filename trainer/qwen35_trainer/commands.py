@@ -66,8 +66,8 @@ def run(
     ] = None,
 ) -> None:
     """Run a training on this machine."""
-    from qwen35_trainer.runtime.environment import set_environment
     from qwen35_trainer.runtime.link.operator_link import CLUSTER
+    from qwen35_trainer.runtime.process import set_environment
 
     set_environment(in_cluster=link == CLUSTER)
     from qwen35_trainer.runtime.prepare import started_at
