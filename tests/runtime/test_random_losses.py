@@ -36,14 +36,14 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
-    ReplicaCommand,
     EngineReport,
+    ReplicaCommand,
     SubmitSequences,
     TakeSequences,
 )
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from tests.operator.kube import virtual
 

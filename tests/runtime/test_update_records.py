@@ -12,7 +12,7 @@ from qwen35_trainer.rewards.failures import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
-from qwen35_trainer.runtime.update_records import (
+from qwen35_trainer.runtime.measurements import (
     PipelineMeasures,
     UpdateTimes,
     evaluation_record,

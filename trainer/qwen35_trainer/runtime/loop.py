@@ -39,10 +39,10 @@ from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
+from qwen35_trainer.runtime.measurements import PipelineMeasures, evaluation_record
+from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
-from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
-from qwen35_trainer.runtime.update_records import PipelineMeasures, evaluation_record
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
     from qwen35_trainer.manifest.accelerator import ProfileName
 
+DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
+"""Accelerator profile → torch's name of the device."""
+BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
+"""Accelerator profile → torch's process-group backend. gloo reduces parameters that are offloaded to the host."""
+
 
 def devices_here(profile: str) -> int:
     """Return the number of devices of this profile that Ray can assign on this machine."""
@@ -47,12 +52,6 @@ def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     if fewer:
         elsewhere = f"Set devicesPerNode to {fewer}. Or: {elsewhere}"
     return [Problem("spec.accelerator", message, elsewhere)]
-
-
-DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
-"""Accelerator profile → torch's name of the device."""
-BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
-"""Accelerator profile → torch's process-group backend. gloo reduces parameters that are offloaded to the host."""
 
 
 def device(profile: ProfileName) -> torch.device:

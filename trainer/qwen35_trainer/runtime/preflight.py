@@ -22,6 +22,16 @@ from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer_builder import function_errors
 from qwen35_trainer.runtime.user_code import problem_of
 
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+"""An owner and a model, as on the Hugging Face hub."""
+MODEL_FILES = ("config.json", "tokenizer_config.json")
+FUNCTION_FIXES = {
+    "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
+    "ImportFailed": "Correct the module, or install what it imports.",
+    "NoFunction": "Name a function of that module.",
+    "WrongParameters": "Let it take (prompt, response, answer, metadata), and score one response.",
+}
+
 
 def unsupported(manifest: Manifest) -> list[Problem]:
     """Return a problem for each part of the manifest that `qwen35 run` does not support on this machine, or in this release."""
@@ -56,18 +66,6 @@ def unsupported(manifest: Manifest) -> list[Problem]:
                     "Remove it and name local files in paths.",
                 )
     return problems + cannot_run(spec)
-
-
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""An owner and a model, as on the Hugging Face hub."""
-MODEL_FILES = ("config.json", "tokenizer_config.json")
-
-FUNCTION_FIXES = {
-    "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
-    "ImportFailed": "Correct the module, or install what it imports.",
-    "NoFunction": "Name a function of that module.",
-    "WrongParameters": "Let it take (prompt, response, answer, metadata), and score one response.",
-}
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:

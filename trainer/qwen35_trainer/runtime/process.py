@@ -33,6 +33,11 @@ import psutil
 if TYPE_CHECKING:
     from qwen35_trainer.manifest import TrainingSpec
 
+MMAP_THRESHOLD_BYTES = 2**20
+"""Memory of at least this size returns to the system as soon as it is freed."""
+_M_MMAP_THRESHOLD = -3
+"""glibc's number of the setting, from malloc.h."""
+
 
 def set_environment(*, in_cluster: bool) -> None:
     """Set the variables that do not depend on the manifest. Call it before importing Ray, which reads RAY_AUTH_MODE then.
@@ -65,12 +70,6 @@ def share_cores(spec: TrainingSpec) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads(spec))
     if workers_at_a_time(spec) > 1:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another's core
-
-
-MMAP_THRESHOLD_BYTES = 2**20
-"""Memory of at least this size returns to the system as soon as it is freed."""
-_M_MMAP_THRESHOLD = -3
-"""glibc's number of the setting, from malloc.h."""
 
 
 def return_freed_tensors() -> None:

@@ -1,7 +1,7 @@
 """The results of a run, for people.
 
-    qwen35 run      print_end: the last lines that the command prints
-    qwen35 report   redraw: the report of the run's folder again, after the run or while it continues
+qwen35 run      print_end: the last lines that the command prints
+qwen35 report   redraw: the report of the run's folder again, after the run or while it continues
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.runtime.assembly import TokenAge, assemble_supervised
 from qwen35_trainer.runtime.background import done_before
+from qwen35_trainer.runtime.measurements import supervised_evaluation_record
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
-from qwen35_trainer.runtime.update_records import supervised_evaluation_record
 
 
 @dataclass(frozen=True)

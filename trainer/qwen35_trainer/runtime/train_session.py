@@ -28,9 +28,8 @@ from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.exporting import Exports
-from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
+from qwen35_trainer.runtime.measurements import PipelineMeasures, PoolMeter, TrainingClock, UpdateTimes, update_record
 from qwen35_trainer.runtime.train_pool import TrainPool
-from qwen35_trainer.runtime.update_records import PipelineMeasures, UpdateTimes, update_record
 
 logger = logging.getLogger(__name__)
 
