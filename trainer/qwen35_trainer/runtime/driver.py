@@ -44,11 +44,10 @@ from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.runtime.rank_placement import neighbour_groups
 from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.site import ActorPoolName, worker_cpus, worker_options
+from qwen35_trainer.runtime.site import ActorPoolName, neighbour_groups, worker_cpus, worker_options
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
