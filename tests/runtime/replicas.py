@@ -18,7 +18,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
-from qwen35_trainer.runtime.replica_channel import CommandOrder, LoadWeights, ReplicaCommand, EngineReport, ReportLog
+from qwen35_trainer.runtime.replica_channel import CommandOrder, EngineReport, LoadWeights, ReplicaCommand, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights

@@ -25,10 +25,10 @@ from qwen35_trainer.runtime.replica_channel import (
     CommandBatch,
     CommandOrder,
     DropSequences,
+    EngineReport,
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
-    EngineReport,
     ReportLog,
 )
 from qwen35_trainer.runtime.rollout_worker import EngineFailed

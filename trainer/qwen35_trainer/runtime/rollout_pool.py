@@ -35,11 +35,11 @@ from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.runtime.calls import ActorLost, answer
 from qwen35_trainer.runtime.replica_channel import (
+    EngineReport,
     LoadWeights,
     ReplicaChannel,
     ReplicaCommand,
     ReplicaFailed,
-    EngineReport,
 )
 from qwen35_trainer.weights.published import PublishedWeights
 
