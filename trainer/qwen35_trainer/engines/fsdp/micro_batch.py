@@ -4,7 +4,8 @@
                      └─ which rows of the input predict which cells of the tables ──────────┘
 
 Tables have one row per sample and one column per response token; rows are padded on the right. Padded and packed model
-inputs give the same tables, so that one objective serves both.
+inputs give the same tables, so that one objective serves both. A `TokenTable` keeps one number per token of a rank's share of the
+batch, without padding.
 """
 
 from __future__ import annotations
