@@ -37,7 +37,7 @@ from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Final
 
-from qwen35_trainer.rewards.call_server import CallServer, signal_when_parent_ends
+from qwen35_trainer.rewards.child_process import CallServer, signal_when_parent_ends
 from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
 from qwen35_trainer.rewards.reward import Response, RewardSetupError, Score
