@@ -13,14 +13,14 @@ from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import ResponseTokens, Score
 from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scoring_messages import (
+from qwen35_trainer.rewards.scoring_process import (
+    ScoringProcess,
     decoder_request,
     group_request,
     received_scores,
     scores_message,
     setup_request,
 )
-from qwen35_trainer.rewards.scoring_process import ScoringProcess
 
 TOKENIZER = character_tokenizer("0123456789")
 

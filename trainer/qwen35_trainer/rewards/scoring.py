@@ -34,8 +34,15 @@ from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardError, RewardSetupError, Score
 from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scoring_messages import decoder_request, group_request, received_scores, setup_request
-from qwen35_trainer.rewards.scoring_process import ALIVE_SECONDS, CLOSE_SECONDS, ENTRY
+from qwen35_trainer.rewards.scoring_process import (
+    ALIVE_SECONDS,
+    CLOSE_SECONDS,
+    ENTRY,
+    decoder_request,
+    group_request,
+    received_scores,
+    setup_request,
+)
 
 if TYPE_CHECKING:
     from qwen35_trainer.data.prompt import Prompt
