@@ -43,9 +43,7 @@ from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
 from qwen35_trainer.rewards.reward import PromptFields, Response, ResponseTokens, RewardSetupError, Score
 from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scorer import Scorer
-from qwen35_trainer.rewards.scorer_builder import build_scorer
-from qwen35_trainer.rewards.turn import Turn
+from qwen35_trainer.rewards.scorer import Scorer, Turn, build_scorer
 
 if TYPE_CHECKING:
     from qwen35_trainer.data.prompt import Prompt

@@ -19,7 +19,7 @@ from qwen35_trainer.manifest import Manifest, Problem, RandomModelSpec, Training
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
-from qwen35_trainer.rewards.scorer_builder import function_errors
+from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.runtime.user_code import problem_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
