@@ -45,10 +45,9 @@ from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.notices import GroupDispatched
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import GroupScorer
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.runtime import rollout_worker

@@ -9,10 +9,9 @@ import pytest
 from qwen35_trainer.data import Prompt, character_tokenizer
 from qwen35_trainer.manifest.rewards import RewardSpec
 from qwen35_trainer.rewards import scoring_process, turn
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import ResponseTokens, Score
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
 from qwen35_trainer.rewards.scoring_process import (
     ScoringProcess,
     decoder_request,

@@ -19,10 +19,9 @@ from qwen35_trainer.rewards.exact_match import ExactMatch, grader
 from qwen35_trainer.rewards.function import Function
 from qwen35_trainer.rewards.isolated import IsolatedFunction
 from qwen35_trainer.rewards.math import Math
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.reasoning_gym import GymReward
 from qwen35_trainer.rewards.reward import Response, Reward, RewardError, RewardSetupError, Score
-from qwen35_trainer.rewards.reward_settings import RewardSettings, RewardsSetup, settings_of
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardSettings, RewardsSetup, settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -39,10 +39,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from qwen35_trainer.rewards.child_process import CallServer, RequestPart, signal_when_parent_ends
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
 from qwen35_trainer.rewards.reward import PromptFields, Response, ResponseTokens, RewardSetupError, Score
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
 from qwen35_trainer.rewards.scorer import Scorer, Turn, build_scorer
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.sink import Sink
-from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.runtime.background import done_before
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
