@@ -24,12 +24,10 @@ from typing import TYPE_CHECKING, Final
 from qwen35_trainer.rewards.reward import RewardSetupError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from qwen35_trainer.manifest.data import SourceSpec
     from qwen35_trainer.manifest.rewards import OnError, RewardSpec, RewardType
 
-_COMPARES_ANSWERS = ("Math", "ExactMatch")
+_COMPARES_ANSWERS: Final = ("Math", "ExactMatch")
 _CORES_PER_SCORING_PROCESS: Final = 8
 _MAX_SCORING_PROCESSES: Final = 8
 _FUNCTION_PROCESSES_PER_CORE: Final = 2

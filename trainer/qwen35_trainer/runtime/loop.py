@@ -34,7 +34,7 @@ from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS
 from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation

@@ -20,7 +20,7 @@ import numpy as np
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord, writable
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
