@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from textwrap import indent
 from typing import TYPE_CHECKING, Final
 
-from qwen35_trainer.rewards.exact_match import ExactMatch, grader
+from qwen35_trainer.rewards.answer_rewards import ExactMatch, Math, exact_match_grader
 from qwen35_trainer.rewards.function import Function
 from qwen35_trainer.rewards.isolated import IsolatedFunction
-from qwen35_trainer.rewards.math import Math
 from qwen35_trainer.rewards.reasoning_gym import GymReward
 from qwen35_trainer.rewards.reward import Response, Reward, RewardError, RewardSetupError, Score
 from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardSettings, RewardsSetup, settings_of
@@ -135,7 +134,7 @@ def _isolated(
     arguments: tuple[object, ...]
     match reward.type:
         case "Math":
-            loader, arguments = f"{package}.math:grader", (reward.extract,)
+            loader, arguments = f"{package}.answer_rewards:math_grader", (reward.extract,)
         case "ExactMatch":
             return None
         case "Gym":
@@ -150,7 +149,7 @@ def _reward(
 ) -> Reward:
     """Return the reward that the settings describe. isolated: its function, which has been loaded."""
     if settings.type == "ExactMatch":
-        return ExactMatch(settings.name, grader(settings.extract))
+        return ExactMatch(settings.name, exact_match_grader(settings.extract))
     assert isolated is not None, "every other type runs a function of its own"
     match settings.type:
         case "Math":
