@@ -44,7 +44,7 @@ def test_an_answer_that_is_not_an_expression_is_an_error_of_the_data() -> None:
 
 
 async def test_an_endless_simplification_is_ended_and_the_next_response_scored(build, complete) -> None:
-    # Starting a worker and loading the math_grader have a deadline of their own: this is for the call alone, which takes milliseconds.
+    # Starting a worker and loading the grader have a deadline of their own: this is for the call alone, which takes milliseconds.
     scorer = await build({"type": "Math", "timeoutSeconds": 2.0})
     scored = await scorer.score(complete(r"\boxed{9^{9^{9^{9}}}+x}", "7+y"))
     assert "Timeout" in scored.errors["Math"]
