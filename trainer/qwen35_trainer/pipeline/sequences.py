@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 from qwen35_trainer.pipeline.events import SequenceId
 
+type _Entry = tuple[int, int, int]  # (priority, group, index)
+
 EVALUATION_POSITION = -1
 """The position of an evaluation's group, which never enters the window."""
-type _Entry = tuple[int, int, int]  # (priority, group, index)
 MIN_OUTDATED_ENTRIES = 64
 """A heap with at most this many outdated entries is not cleaned."""
 
