@@ -9,11 +9,10 @@ import pytest
 
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder

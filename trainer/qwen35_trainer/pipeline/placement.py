@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterable
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
+from qwen35_trainer.pipeline.commands import Action
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
 from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, PlacedSequence, WaitingSequences

@@ -26,8 +26,8 @@ from collections import deque
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
+from qwen35_trainer.pipeline.commands import Action
 from qwen35_trainer.pipeline.notices import EvaluationSkipped, VersionEvaluated, VersionPublished
 from qwen35_trainer.pipeline.placement import Placement
 from qwen35_trainer.pipeline.requests import EvaluateVersion

@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices, requests
-from qwen35_trainer.pipeline.actions import Action
+from qwen35_trainer.pipeline.commands import Action, SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS
 from qwen35_trainer.pipeline.notices import LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.runtime.assembly import assemble
