@@ -25,8 +25,7 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets
-from qwen35_trainer.engines.fsdp.token_table import TokenTable
+from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import AlgorithmSpec
 from qwen35_trainer.rewards.scorer import CombinedScore

@@ -45,23 +45,22 @@ from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.pipeline.notices import GroupDispatched
 from qwen35_trainer.progress.recorder import Recorder
-from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import GroupScorer
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
+from qwen35_trainer.runtime.job import QUEUE_SHARE, coordinator_settings, replica_slots
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import EngineReport
+from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.sampler import Sampler
-from qwen35_trainer.runtime.scheduling import QUEUE_SHARE, settings_of, slots_of
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
@@ -250,7 +249,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
                     number, name, actor.remote(name, load.slots, load.tokens, load.speed, folder), lane
                 )
 
-            slots = slots_of(spec)
+            slots = replica_slots(spec)
             generation.pool = RolloutPool(
                 spawn, generation, PoolLimits(slots, 600.0, 600.0, 600.0), target=load.replicas, minimum=load.replicas
             )
@@ -260,7 +259,7 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
                 live=LiveFields.of(spec), exports=Exports(stop, 600.0), attempt="benchmark", updates_total=10_000,
             )  # fmt: skip
             loop = TrainingLoop(
-                coordinator=Coordinator(settings_of(spec, 10_000)), generation=generation, training=training,
+                coordinator=Coordinator(coordinator_settings(spec, 10_000)), generation=generation, training=training,
                 journal=JournalFile(folder / "journal"), inbox=inbox, stop=stop,
                 sampler=Sampler(folder / "samples.jsonl", ResponseDecoder.of(tokenizer_of())), evaluates=False,
             )  # fmt: skip

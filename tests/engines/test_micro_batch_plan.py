@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.engines.micro_batch_plan import plan
+from qwen35_trainer.engines.batch_division import plan
 
 LENGTHS = st.lists(st.integers(2, 300), min_size=1, max_size=60).map(np.array)
 

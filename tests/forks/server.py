@@ -45,7 +45,7 @@ SETTINGS = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
-"""Read when torch and transformers are imported; as `runtime/environment.py` and the tests set them for their processes."""
+"""Read when torch and transformers are imported; as `runtime/process.py` and the tests set them for their processes."""
 
 
 @dataclass

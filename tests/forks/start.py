@@ -43,7 +43,7 @@ MODULES = [
     "qwen35_trainer.models.qwen3_5.build_model",
     "qwen35_trainer.pipeline.coordinator",
     "qwen35_trainer.progress.html_report",
-    "qwen35_trainer.rewards.scorer_builder",
+    "qwen35_trainer.rewards.scorer",
     "qwen35_trainer.rollout.torch",
     "qwen35_trainer.simulate.simulate_commands",
 ]

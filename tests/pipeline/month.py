@@ -21,7 +21,7 @@ from types import FunctionType, ModuleType
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
-from qwen35_trainer.pipeline.actions import Action
+from qwen35_trainer.pipeline.commands import Action
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId

@@ -6,11 +6,11 @@ from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator import NothingToTrain
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.requests import StopTraining, TakeCheckpoint
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 

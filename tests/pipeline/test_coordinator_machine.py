@@ -14,10 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.requests import TakeCheckpoint
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 from tests.profiles import examples

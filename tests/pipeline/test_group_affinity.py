@@ -11,7 +11,7 @@ from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
-from qwen35_trainer.pipeline.waiting_sequences import MIN_OUTDATED_ENTRIES, WaitingSequences
+from qwen35_trainer.pipeline.sequences import MIN_OUTDATED_ENTRIES, WaitingSequences
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 

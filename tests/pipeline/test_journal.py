@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, compact, encode, recover
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 NUMBER = st.integers(0, 2**53)
 NUMBERS = st.lists(NUMBER, max_size=5).map(tuple)

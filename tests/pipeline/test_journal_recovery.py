@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS, JournalBase, JournalDamaged, compact, encode, recover
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.requests import TakeCheckpoint
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from tests.pipeline.world import World
 from tests.profiles import SOAK, examples

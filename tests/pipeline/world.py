@@ -14,14 +14,13 @@ from itertools import pairwise
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import Action, SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import Event, SequenceId
 from qwen35_trainer.pipeline.notices import LeaveReason
 from qwen35_trainer.pipeline.requests import EvaluateVersion, Request, StopTraining
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 EVALUATION = 1 << 40
 

@@ -10,7 +10,7 @@ import pytest
 from qwen35_trainer.manifest import Manifest, dump_manifest, load_manifest
 from qwen35_trainer.manifest.document import parse_document
 from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, UpdateRecord
-from qwen35_trainer.runtime.support import unsupported
+from qwen35_trainer.runtime.preflight import unsupported
 from qwen35_trainer.runtime.train_session import learning_rate
 from tests.recipes.shrink import BATCHES, DIVISOR, SUMS, changes, shrunken
 from tests.runtime.conftest import Command, Ended

@@ -8,11 +8,9 @@ from qwen35_trainer.data import Prompt
 from qwen35_trainer.manifest.data import SourceSpec
 from qwen35_trainer.manifest.rewards import RewardSpec
 from qwen35_trainer.rewards.combiner import Combiner
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.reward import CombinedScore, PromptFields, Response
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scorer import Scorer
-from qwen35_trainer.rewards.scorer_builder import build_scorer
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
+from qwen35_trainer.rewards.scorer import Scorer, build_scorer
 
 type Complete = Callable[..., Response]
 type Build = Callable[..., Awaitable[Rewards]]

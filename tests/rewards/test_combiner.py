@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.manifest.rewards import OnError, RewardSpec
-from qwen35_trainer.rewards.combiner import Combiner, combine
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Combiner, Failures, combine
 from qwen35_trainer.rewards.reward import RewardError, RewardFailed, RewardSetupError, Score
 from qwen35_trainer.rewards.reward_settings import RewardTerm, needs_answers
 

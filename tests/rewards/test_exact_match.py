@@ -1,6 +1,6 @@
 import pytest
 
-from qwen35_trainer.rewards.exact_match import grader
+from qwen35_trainer.rewards.answer_rewards import exact_match_grader
 from qwen35_trainer.rewards.reward import RewardSetupError
 
 
@@ -18,7 +18,7 @@ from qwen35_trainer.rewards.reward import RewardSetupError
     ],
 )
 def test_the_last_match_is_compared_with_the_answer(extract: str | None, response: str, score: float) -> None:
-    assert grader(extract)(response, " 42 ") == score
+    assert exact_match_grader(extract)(response, " 42 ") == score
 
 
 async def test_no_response_makes_a_regular_expression_backtrack_for_ever(build, complete) -> None:

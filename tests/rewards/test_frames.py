@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.rewards.frames import ALIVE, FrameReader, FrameTooLongError, packed, read_frame
+from qwen35_trainer.rewards.child_process import ALIVE, FrameReader, FrameTooLongError, packed, read_frame
 
 FRAMES = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=8)
 

@@ -1,6 +1,6 @@
 import pytest
 
-from qwen35_trainer.rewards.math import grader
+from qwen35_trainer.rewards.answer_rewards import math_grader
 from qwen35_trainer.rewards.reward import RewardError
 
 
@@ -28,11 +28,11 @@ from qwen35_trainer.rewards.reward import RewardError
     ],
 )
 def test_equal_values_score_one_however_they_are_written(response: str, answer: str, score: float) -> None:
-    assert grader(None)(response, answer) == score
+    assert math_grader(None)(response, answer) == score
 
 
 def test_only_what_is_extracted_counts() -> None:
-    grade = grader("<answer>(.*?)</answer>")
+    grade = math_grader("<answer>(.*?)</answer>")
     assert grade("7 or <answer>x^2 + 1</answer>, not 9", "1 + x^2") == 1.0
     assert grade("<answer>7</answer> or 42", "42") == 0.0
     assert grade("42", "42") == 0.0
@@ -40,7 +40,7 @@ def test_only_what_is_extracted_counts() -> None:
 
 def test_an_answer_that_is_not_an_expression_is_an_error_of_the_data() -> None:
     with pytest.raises(RewardError, match="the answer '' is not a mathematical expression"):
-        grader(None)("42", "")
+        math_grader(None)("42", "")
 
 
 async def test_an_endless_simplification_is_ended_and_the_next_response_scored(build, complete) -> None:

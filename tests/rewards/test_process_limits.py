@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, usable_cores
 
 
 @pytest.mark.parametrize(

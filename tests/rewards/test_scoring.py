@@ -16,10 +16,9 @@ import pytest
 from qwen35_trainer.data import Prompt, character_tokenizer
 from qwen35_trainer.manifest.rewards import RewardSpec
 from qwen35_trainer.rewards import scoring as scoring_module
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardFailed, RewardSetupError
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
 from qwen35_trainer.rewards.scoring import Scoring
 from tests.patience import PATIENCE
 
@@ -211,7 +210,7 @@ def test_nothing_outlives_a_driver_that_is_killed(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import numpy as np\n"
         "from qwen35_trainer.rewards.response_decoder import ResponseDecoder\n"
-        "from qwen35_trainer.rewards.process_limits import ProcessLimits\n"
+        "from qwen35_trainer.rewards.reward_settings import ProcessLimits\n"
         "from qwen35_trainer.rewards.reward import ResponseTokens\n"
         "from qwen35_trainer.rewards.reward_settings import RewardSettings, RewardsSetup, RewardTerm\n"
         "from qwen35_trainer.rewards.scoring import Scoring\n"

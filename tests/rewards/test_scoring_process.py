@@ -8,19 +8,18 @@ import pytest
 
 from qwen35_trainer.data import Prompt, character_tokenizer
 from qwen35_trainer.manifest.rewards import RewardSpec
-from qwen35_trainer.rewards import scoring_process, turn
-from qwen35_trainer.rewards.process_limits import ProcessLimits
+from qwen35_trainer.rewards import scorer, scoring_process
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import ResponseTokens, Score
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scoring_messages import (
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
+from qwen35_trainer.rewards.scoring_process import (
+    ScoringProcess,
     decoder_request,
     group_request,
     received_scores,
     scores_message,
     setup_request,
 )
-from qwen35_trainer.rewards.scoring_process import ScoringProcess
 
 TOKENIZER = character_tokenizer("0123456789")
 
@@ -68,7 +67,7 @@ async def test_groups_that_arrive_together_are_scored_in_order_each_with_its_own
 
 
 async def test_no_more_requests_are_received_while_many_wait_for_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turn, "TURN_SECONDS", 0.0)  # others run between two responses
+    monkeypatch.setattr(scorer, "TURN_SECONDS", 0.0)  # others run between two responses
     process, connection = await opened()
     content = request("0" * 10_000, "1", answer="1")
     monkeypatch.setattr(scoring_process, "MAX_UNDECODED_BYTES", 2 * len(content))

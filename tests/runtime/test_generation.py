@@ -22,6 +22,7 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
@@ -29,7 +30,6 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 
 from .replicas import settled

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.journal import JournalBase, JournalDamaged, encode, recover
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
 from tests.patience import PATIENCE
 
@@ -207,7 +206,7 @@ async def test_records_need_a_beginning(tmp_path):
 CRASH = """
 import asyncio, os, pathlib, signal, sys
 from qwen35_trainer.pipeline.notices import GroupDispatched
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.runtime.journal_file import JournalFile
 
 async def main():

@@ -36,11 +36,11 @@ from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
+from qwen35_trainer.runtime.job import coordinator_settings, replica_slots
 from qwen35_trainer.runtime.journal_file import JournalFile, JournalNotWritten
 from qwen35_trainer.runtime.loop import TrainingLoop
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica, TooFewReplicas, replica_names
-from qwen35_trainer.runtime.scheduling import settings_of, slots_of
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.weights.published import PublishedWeights
@@ -215,7 +215,7 @@ class Run:
         generation.pool = RolloutPool(
             self.spawn,
             generation,
-            PoolLimits(slots_of(spec), OPEN_SECONDS, PUBLISH_SECONDS, STALL_SECONDS),
+            PoolLimits(replica_slots(spec), OPEN_SECONDS, PUBLISH_SECONDS, STALL_SECONDS),
             target=spec.rollout_replicas,
             minimum=1,
         )
@@ -223,7 +223,7 @@ class Run:
             trained=lambda groups, **_: None, evaluated=lambda groups, **_: None, close=lambda: None
         )
         return TrainingLoop(
-            coordinator=Coordinator(settings_of(spec, spec.train.updates)),
+            coordinator=Coordinator(coordinator_settings(spec, spec.train.updates)),
             generation=generation,
             training=training,
             journal=JournalFile(self.folder / "journal"),

@@ -6,8 +6,7 @@ from ray._private import accelerators
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.records import UpdateRecord
 from qwen35_trainer.runtime import run_command
-from qwen35_trainer.runtime.device import BACKENDS, DEVICE_TYPES
-from qwen35_trainer.runtime.machine import devices_here, manager_of, too_few_devices
+from qwen35_trainer.runtime.machine import BACKENDS, DEVICE_TYPES, devices_here, manager_of, too_few_devices
 from qwen35_trainer.runtime.site import DEVICE_RESOURCES
 
 VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "Ascend": "ASCEND_RT_VISIBLE_DEVICES"}

@@ -4,7 +4,7 @@ import time
 
 import psutil
 
-from qwen35_trainer.runtime.memory import MemoryWatch
+from qwen35_trainer.runtime.process import MemoryWatch
 from tests.patience import PATIENCE
 
 HOLD = "held = bytearray(200 * 2**20); print('ready', flush=True); import sys; sys.stdin.read()"

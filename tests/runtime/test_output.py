@@ -18,7 +18,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from qwen35_trainer.runtime.output import survive_readers
+from qwen35_trainer.cli import survive_readers
 
 survive_readers()
 for _ in range(2):

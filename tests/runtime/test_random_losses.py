@@ -28,7 +28,7 @@ from qwen35_trainer.manifest import TrainingSpec, load_manifest
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices
-from qwen35_trainer.pipeline.actions import Action
+from qwen35_trainer.pipeline.commands import Action
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.events import SequenceId
@@ -36,6 +36,7 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
     DropSequences,
     EngineReport,
@@ -43,7 +44,6 @@ from qwen35_trainer.runtime.replica_channel import (
     SubmitSequences,
     TakeSequences,
 )
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from tests.operator.kube import virtual
 

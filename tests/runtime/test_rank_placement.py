@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.manifest import ParallelismSpec
-from qwen35_trainer.runtime.rank_placement import WorkerLocation, neighbour_groups, rank_order
+from qwen35_trainer.runtime.site import WorkerLocation, neighbour_groups, rank_order
 
 CHAINS = st.sampled_from([(), (2,), (3,), (4,), (2, 4), (2, 8), (4, 8), (2, 4, 16)])
 

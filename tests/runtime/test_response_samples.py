@@ -15,8 +15,7 @@ from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
-from qwen35_trainer.runtime.response_samples import held_out, pieces, prompt_text, sample, trained
-from qwen35_trainer.runtime.sampler import Sampler
+from qwen35_trainer.runtime.response_samples import Sampler, held_out, pieces, prompt_text, sample, trained
 from tests.patience import PATIENCE
 
 

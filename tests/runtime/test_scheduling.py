@@ -9,16 +9,14 @@ import pytest
 
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, encode
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.job import Job
-from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
+from qwen35_trainer.runtime.job import Job, coordinator_settings, replica_slots, scheduling_start
 
 
 @pytest.fixture
@@ -26,7 +24,7 @@ def settings(write, tmp_path) -> Callable[..., CoordinatorSettings]:
     """settings({"mode": "Colocated"}, updates=7) is what a manifest with these changes means."""
 
     def of(changes: dict[str, object], updates: int = 8) -> CoordinatorSettings:
-        return settings_of(load_manifest(write(tmp_path, changes)).spec, updates)
+        return coordinator_settings(load_manifest(write(tmp_path, changes)).spec, updates)
 
     return of
 
@@ -83,7 +81,7 @@ def test_colocated_pools_take_turns_and_nothing_runs_ahead(settings):
 @pytest.mark.parametrize(("sequences", "slots"), [(1, 1), (4, 5), (64, 80)])
 def test_a_few_sequences_wait_in_a_replicas_own_queue(write, tmp_path, sequences, slots):
     spec = load_manifest(write(tmp_path, {"rollout.maxSequencesPerReplica": sequences})).spec
-    assert slots_of(spec) == slots
+    assert replica_slots(spec) == slots
 
 
 @pytest.fixture
@@ -114,7 +112,7 @@ def save(job: Job, start: SchedulingSnapshot) -> SavedCheckpoint:
 
 
 def resumed(job: Job, checkpoint: SavedCheckpoint) -> SchedulingSnapshot:
-    return start_of(dataclasses.replace(job, resume=checkpoint))
+    return scheduling_start(dataclasses.replace(job, resume=checkpoint))
 
 
 def keep(job: Job, *records: JournalRecord) -> None:
@@ -140,7 +138,7 @@ JOURNAL = (
 
 def test_a_run_that_resumes_nothing_begins_at_the_beginning(job):
     keep(job, *JOURNAL)
-    assert start_of(job) == SchedulingSnapshot()
+    assert scheduling_start(job) == SchedulingSnapshot()
 
 
 def test_the_journal_shows_what_happened_since_the_newest_checkpoint(job):

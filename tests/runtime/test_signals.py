@@ -39,9 +39,9 @@ from qwen35_trainer.exits import FAILED, INTERRUPTED, Interrupted
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress.records import FinishRecord, UpdateRecord
 from qwen35_trainer.runtime import run_command, signals
-from qwen35_trainer.runtime.ending import NOTHING_SAVED
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.link import reporter
+from qwen35_trainer.runtime.results import NOTHING_SAVED
 from qwen35_trainer.runtime.resuming import find_start
 from qwen35_trainer.runtime.signals import (
     BEGUN,

@@ -17,7 +17,7 @@ from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
-from qwen35_trainer.runtime.ending import NOTHING_SAVED
+from qwen35_trainer.runtime.results import NOTHING_SAVED
 from tests.patience import PATIENCE
 
 from .threads import Fault

@@ -1,7 +1,7 @@
 import pytest
 
 from qwen35_trainer.manifest import load_manifest
-from qwen35_trainer.runtime.support import unsupported
+from qwen35_trainer.runtime.preflight import unsupported
 
 CLUSTER = {
     "accelerator": {"profile": "NVIDIA", "devicesPerNode": 2},

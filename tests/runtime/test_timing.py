@@ -1,7 +1,7 @@
 import pytest
 
-from qwen35_trainer.runtime import timing as module
-from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
+from qwen35_trainer.runtime import measurements as module
+from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 
 
 @pytest.fixture

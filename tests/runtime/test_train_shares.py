@@ -14,7 +14,7 @@ import ray
 from qwen35_trainer.engines.batch_division import BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.runtime.calls import Stalled
-from qwen35_trainer.runtime.rank_placement import WorkerLocation
+from qwen35_trainer.runtime.site import WorkerLocation
 from qwen35_trainer.runtime.train_pool import TrainPool
 
 

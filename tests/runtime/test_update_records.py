@@ -8,11 +8,11 @@ from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.progress.records import TIME_PARTS, UpdateRecord
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
-from qwen35_trainer.runtime.update_records import (
+from qwen35_trainer.runtime.measurements import (
     PipelineMeasures,
     UpdateTimes,
     evaluation_record,

@@ -1,14 +1,26 @@
-"""The entry point of `qwen35`. For `run`, runtime/signals.py takes over signals before anything slow is imported."""
+"""The entry point of `qwen35`. For `run`, runtime/signals.py takes over signals before anything slow is imported.
+
+A run continues when the reader of its stdout or stderr has ended. After Ctrl-C in `qwen35 run … | tee log`, tee ends immediately. The
+run still finishes its update, saves, and prints to the broken pipe.
+"""
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
     from qwen35_trainer.runtime.signals import Signals
+
+
+_NO_READER = (errno.EPIPE, errno.EIO)
+"""The reader of a pipe has ended; the terminal is closed."""
 
 
 def main() -> None:
@@ -21,7 +33,6 @@ def main() -> None:
 def _run() -> NoReturn:
     # Signals stay blocked until `attended` can receive them. It unblocks them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    from qwen35_trainer.runtime.output import survive_readers
     from qwen35_trainer.runtime.signals import attended
 
     survive_readers()
@@ -35,6 +46,36 @@ def _commands(signals: Signals | None = None) -> None:
     from qwen35_trainer.commands import app
 
     app(obj=signals)
+
+
+def survive_readers() -> None:
+    """Make stdout and stderr discard text whose reader has ended, instead of raising an error."""
+    sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
+
+
+class _File(io.FileIO):
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _NO_READER:
+                raise
+            return memoryview(data).nbytes
+
+
+def _surviving(stream: IO[str] | None) -> IO[str]:
+    if stream is None:  # closed by the parent process
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # pathlib takes long to import
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.flush()
+    return io.TextIOWrapper(
+        io.BufferedWriter(_File(stream.fileno(), "w", closefd=False)),
+        stream.encoding,
+        stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 if __name__ == "__main__":

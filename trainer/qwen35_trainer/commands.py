@@ -66,8 +66,8 @@ def run(
     ] = None,
 ) -> None:
     """Run a training on this machine."""
-    from qwen35_trainer.runtime.environment import set_environment
     from qwen35_trainer.runtime.link.operator_link import CLUSTER
+    from qwen35_trainer.runtime.process import set_environment
 
     set_environment(in_cluster=link == CLUSTER)
     from qwen35_trainer.runtime.prepare import started_at
@@ -78,10 +78,10 @@ def run(
     from qwen35_trainer.exits import Interrupted
     from qwen35_trainer.manifest import ManifestError, load_manifest
     from qwen35_trainer.runtime.checkpoint_store import CheckpointError
-    from qwen35_trainer.runtime.ending import NOTHING_SAVED, print_end
     from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.link.operator_link import LinkRefused
     from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, reporting
+    from qwen35_trainer.runtime.results import NOTHING_SAVED, print_end
     from qwen35_trainer.runtime.run_command import ReportFailed
     from qwen35_trainer.runtime.run_command import run as run_manifest
 
@@ -304,7 +304,7 @@ def report(
     context: ContextOption = None,
 ) -> None:
     """Write the report of a training, while it runs or afterwards."""
-    from qwen35_trainer.runtime.redraw import is_run
+    from qwen35_trainer.runtime.results import is_run
 
     in_cluster = namespace or kubeconfig or context
     if not in_cluster and ("/" in name or is_run(Path(name))):
@@ -323,7 +323,7 @@ def report(
 def _redraw(run: Path, output: Path | None) -> None:
     from qwen35_trainer.formatting import counted
     from qwen35_trainer.manifest import ManifestError
-    from qwen35_trainer.runtime.redraw import NotDrawn, redraw
+    from qwen35_trainer.runtime.results import NotDrawn, redraw
 
     try:
         drawn = redraw(run, output)

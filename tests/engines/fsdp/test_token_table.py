@@ -3,8 +3,7 @@
 import numpy as np
 import torch
 
-from qwen35_trainer.engines.fsdp.micro_batch import Offsets
-from qwen35_trainer.engines.fsdp.token_table import TokenTable
+from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 

@@ -20,7 +20,7 @@ from qwen35_trainer.progress.records import (
 )
 from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
-from qwen35_trainer.runtime.timing import TrainingClock
+from qwen35_trainer.runtime.measurements import TrainingClock
 
 anything = st.floats()
 times = st.floats(0, 1e7)

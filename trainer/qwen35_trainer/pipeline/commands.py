@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.pipeline.notices import Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,23 @@ class PublishWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class SchedulingSnapshot:
+    """The state of scheduling between two batches, as a checkpoint stores it: where a run starts or continues.
+
+    The defaults start a new run.
+    """
+
+    batch: int = 0
+    """The next batch to train."""
+    position: int = 0
+    """The first prompt, by place in the epoch order, that was never dispatched."""
+    pending: tuple[int, ...] = ()
+    """Earlier prompts that have neither trained nor left for good. They are dispatched first."""
+    group: int = 0
+    """The number of the next group."""
+
+
+@dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
     """Save the trainer's state together with `snapshot`. The next batch may train once the state is copied."""
 
@@ -69,3 +86,5 @@ class SaveCheckpoint:
 type Command = (
     StartSequences | MoveSequences | CancelSequences | TrainGroups | CopyWeights | PublishWeights | SaveCheckpoint
 )
+type Action = Command | Notice
+"""What the coordinator returns. The order of actions matters."""

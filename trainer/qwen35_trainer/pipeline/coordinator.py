@@ -34,16 +34,14 @@ from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import requests
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.adaptive import AdaptiveDispatch
 from qwen35_trainer.pipeline.buffer import Batch, Buffer
+from qwen35_trainer.pipeline.commands import Action, SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
-from qwen35_trainer.pipeline.evaluation_queue import EvaluationQueue
 from qwen35_trainer.pipeline.notices import EvaluationSkipped, GroupDispatched, GroupLeft, LeaveReason, RunEnded
 from qwen35_trainer.pipeline.placement import Placement
 from qwen35_trainer.pipeline.prompt_feed import PromptFeed
-from qwen35_trainer.pipeline.publication_state import PublicationState
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.pipeline.publication_state import EvaluationQueue, PublicationState
 
 
 class NothingToTrain(RuntimeError):

@@ -22,10 +22,9 @@ import json
 import zlib
 from dataclasses import dataclass
 
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
 from qwen35_trainer.pipeline.replay import JournalDamaged, Replay
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 FORMAT_VERSION = 1
 

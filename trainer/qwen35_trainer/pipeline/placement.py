@@ -25,12 +25,11 @@ from collections.abc import Callable, Iterable
 
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.pipeline.actions import Action
 from qwen35_trainer.pipeline.buffer import Buffer
+from qwen35_trainer.pipeline.commands import Action
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.pipeline.placed_groups import EVALUATION_POSITION, PlacedGroup, PlacedSequence
 from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
-from qwen35_trainer.pipeline.waiting_sequences import WaitingSequences
+from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, PlacedSequence, WaitingSequences
 
 EVALUATION_PRIORITY = -1
 """Before every version and every batch: a publication waits for the evaluation, so its sequences go first."""

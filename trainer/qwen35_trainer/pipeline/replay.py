@@ -14,9 +14,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from qwen35_trainer.failure_reasons import FailureReason
-from qwen35_trainer.pipeline.commands import TrainGroups
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot, TrainGroups
 from qwen35_trainer.pipeline.notices import GroupDispatched, GroupLeft, LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 
 class JournalDamaged(RuntimeError):

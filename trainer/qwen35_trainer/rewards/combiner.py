@@ -5,12 +5,13 @@ Score of each reward ─► combine ─► CombinedScore
   the first of a kind is logged   onError: Zero → 0, Skip → no value: the sample does not train, Fail → raise
 
 A run ends when every reward fails for all of its first responses (`trial`), because there would be nothing to learn
-from.
+from. `Failures` counts the calls of rewards that failed, for the records.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_KINDS: Final = 100
 """Kinds of errors of one run that are logged. More only come from a function that makes up types of exceptions."""
+_MAX_FIRST_CHARACTERS: Final = 500
 
 
 @dataclass
@@ -103,3 +105,24 @@ def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -
             total += term.weight * value
     timeouts = frozenset(term.name for term, score in zip(terms, scores, strict=True) if score.timed_out)
     return CombinedScore(total, values, errors, timeouts)
+
+
+@dataclass
+class Failures:
+    """Counts failed calls by reward: time-outs, and errors of any other kind."""
+
+    errors: Counter[str] = field(default_factory=Counter)
+    timeouts: Counter[str] = field(default_factory=Counter)
+    first: str = ""
+    """Reward, prompt and reason of the first failure, cut to the length of a log line."""
+
+    def add(self, prompt: str, scored: CombinedScore) -> None:
+        """Count the failures of one response. prompt: id of its prompt."""
+        for name in scored.errors:
+            counts = self.timeouts if name in scored.timeouts else self.errors
+            counts[name] += 1
+        if scored.errors and not self.first:
+            self.first = scored.first_error(prompt)[:_MAX_FIRST_CHARACTERS]
+
+    def total(self) -> int:
+        return self.errors.total() + self.timeouts.total()

@@ -30,8 +30,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from qwen35_trainer.rewards.call_server import CallServer, signal_when_parent_ends
-from qwen35_trainer.rewards.frames import packed, read_frame
+from qwen35_trainer.rewards.child_process import CallServer, packed, read_frame, signal_when_parent_ends
 from qwen35_trainer.rewards.reward import RewardError, as_score
 
 ENTRY: Final = f"{__name__}:serve"

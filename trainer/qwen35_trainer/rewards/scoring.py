@@ -30,12 +30,18 @@ from typing import TYPE_CHECKING, Final, Self
 from qwen35_trainer.rewards.child_process import ChildEnded, ChildProcess, RequestPart, end_all
 from qwen35_trainer.rewards.combiner import Combiner
 from qwen35_trainer.rewards.isolated import LOAD_SECONDS
-from qwen35_trainer.rewards.process_limits import ProcessLimits
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens, RewardError, RewardSetupError, Score
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
-from qwen35_trainer.rewards.scoring_messages import decoder_request, group_request, received_scores, setup_request
-from qwen35_trainer.rewards.scoring_process import ALIVE_SECONDS, CLOSE_SECONDS, ENTRY
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
+from qwen35_trainer.rewards.scoring_process import (
+    ALIVE_SECONDS,
+    CLOSE_SECONDS,
+    ENTRY,
+    decoder_request,
+    group_request,
+    received_scores,
+    setup_request,
+)
 
 if TYPE_CHECKING:
     from qwen35_trainer.data.prompt import Prompt

@@ -31,26 +31,23 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import MAX_TRACEBACK_CHARACTERS, FinishRecord, RunOutcome, RunRecord, writable
 from qwen35_trainer.progress.sinks import open_sinks
 from qwen35_trainer.progress.sinks.sink import Sink
-from qwen35_trainer.rewards.process_limits import ProcessLimits, usable_cores
-from qwen35_trainer.rewards.reward_settings import RewardsSetup
+from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
 from qwen35_trainer.runtime.background import done_before
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, StorageFailed
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
-from qwen35_trainer.runtime.job import Job, RunData
+from qwen35_trainer.runtime.job import Job, RunData, coordinator_settings, replica_slots, scheduling_start
 from qwen35_trainer.runtime.journal_file import JournalFile
 from qwen35_trainer.runtime.loop import TrainingLoop
+from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.runtime.rank_placement import neighbour_groups
+from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import LANE_PREFIX, PoolLimits, RolloutPool, RolloutReplica, replica_names
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker
-from qwen35_trainer.runtime.sampler import Sampler
-from qwen35_trainer.runtime.scheduling import settings_of, slots_of, start_of
-from qwen35_trainer.runtime.site import ActorPoolName, worker_cpus, worker_options
+from qwen35_trainer.runtime.site import ActorPoolName, neighbour_groups, worker_cpus, worker_options
 from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
-from qwen35_trainer.runtime.timing import TrainingClock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
@@ -332,7 +329,7 @@ class Driver(Process):
             self._spawn,
             generation,
             PoolLimits(
-                slots=slots_of(spec),
+                slots=replica_slots(spec),
                 open=START_SECONDS,
                 publish=spec.publication.timeoutSeconds,
                 too_few=spec.async_.stallSeconds,
@@ -344,8 +341,8 @@ class Driver(Process):
         self._pool.leave(self._leaving)
         return TrainingLoop(
             coordinator=Coordinator(
-                settings_of(spec, self._job.updates_total),
-                start_of(self._job),
+                coordinator_settings(spec, self._job.updates_total),
+                scheduling_start(self._job),
                 source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
             ),
             generation=generation,

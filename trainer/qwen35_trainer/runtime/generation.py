@@ -23,13 +23,13 @@ from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
+from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
-from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
 
 FIRST_EVALUATION_GROUP = 1 << 40

@@ -1,7 +1,8 @@
-"""The description of a run, complete before Ray starts."""
+"""The description of a run, complete before Ray starts, and the coordinator's settings and starting point that follow from it."""
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,10 +11,21 @@ from pathlib import Path
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.manifest import Manifest, TrainingSpec, dump_manifest
+from qwen35_trainer.pipeline.buffer import MissedDeadlinePolicy
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
+from qwen35_trainer.pipeline.coordinator_settings import CoordinatorSettings
+from qwen35_trainer.pipeline.journal import origin, recover
+from qwen35_trainer.pipeline.replay import JournalDamaged
+from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.owner import Owner
+
+logger = logging.getLogger(__name__)
+
+QUEUE_SHARE = 0.25
+"""Sequences that wait in a replica's queue, as a share of its slots, so that a freed slot is filled without a round trip."""
 
 
 @dataclass(frozen=True)
@@ -84,3 +96,49 @@ def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
     if path is None:
         return manifest
     return manifest.model_copy(update={"spec": with_model_at(manifest.spec, str((base / path).resolve()))})
+
+
+def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorSettings:
+    """Return the coordinator's settings."""
+    knobs = spec.effective_async
+    rollout = spec.rollout
+    assert rollout is not None
+    return CoordinatorSettings(
+        window=Window(spec.groups_per_batch, spec.batches_per_version, knobs.stalenessThreshold, knobs.maxVersionLag),
+        group_size=spec.algorithm.groupSize,
+        batches=-(-updates_total // knobs.updatesPerBatch),
+        on_missed_deadline=MissedDeadlinePolicy(knobs.onMissedDeadline),
+        partial_rollout=knobs.partialRollout,
+        taking_turns=spec.mode == "Colocated",
+        dynamic_sampling=spec.algorithm.dynamicSampling,
+        lane_after=rollout.stragglerLane.afterTokens if rollout.stragglerLane else None,
+        adaptive=knobs.adaptiveDispatch,
+    )
+
+
+def replica_slots(spec: TrainingSpec) -> int:
+    """Return the maximum number of sequences that the coordinator assigns to a replica."""
+    assert spec.rollout is not None
+    return spec.rollout.maxSequencesPerReplica + round(QUEUE_SHARE * spec.rollout.maxSequencesPerReplica)
+
+
+def scheduling_start(job: Job) -> SchedulingSnapshot:
+    """Return the scheduling state from which the run begins or continues.
+
+    If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
+    journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
+
+    A damaged journal is logged and not used: the state then comes from the checkpoint, too. Prompts whose groups left
+    untrained after the checkpoint have another turn then.
+    """
+    if job.resume is None:
+        return SchedulingSnapshot()
+    progress, file = job.resume.progress, job.folder.journal
+    journal = file.read_bytes() if file.exists() else b""
+    base = origin(journal)
+    if base is not None and base.attempt == progress.journal != "" and base.snapshot.batch <= progress.batch:
+        try:
+            return recover(journal, progress.batch)
+        except JournalDamaged as error:
+            logger.warning("%s: the run continues from the position in checkpoint %s. %s", file, job.resume.path, error)
+    return SchedulingSnapshot(progress.batch, progress.position, progress.pending, progress.group)

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from qwen35_trainer.atomic_files import sync
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, compact, encode
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 
 
 class JournalNotWritten(RuntimeError):

@@ -28,21 +28,20 @@ from dataclasses import dataclass, field
 from qwen35_trainer.pipeline import commands as do
 from qwen35_trainer.pipeline import events as on
 from qwen35_trainer.pipeline import notices, requests
-from qwen35_trainer.pipeline.actions import Action
+from qwen35_trainer.pipeline.commands import Action, SchedulingSnapshot
 from qwen35_trainer.pipeline.coordinator import Coordinator
 from qwen35_trainer.pipeline.journal import JOURNALLED_ACTIONS
 from qwen35_trainer.pipeline.notices import LeaveReason
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
-from qwen35_trainer.rewards.failures import Failures
+from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.runtime.assembly import assemble
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.generation import Generation
 from qwen35_trainer.runtime.journal_file import JournalFile
+from qwen35_trainer.runtime.measurements import PipelineMeasures, evaluation_record
+from qwen35_trainer.runtime.response_samples import Sampler
 from qwen35_trainer.runtime.rollout_pool import RolloutReplica
-from qwen35_trainer.runtime.sampler import Sampler
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
-from qwen35_trainer.runtime.update_records import PipelineMeasures, evaluation_record
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)

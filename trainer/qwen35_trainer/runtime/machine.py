@@ -1,17 +1,26 @@
-"""The accelerators of this machine, for a run without a cluster.
+"""The devices of this machine for a run without a cluster, and the device that a worker computes on.
 
-Ray detects them: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns those that CUDA_VISIBLE_DEVICES or
+Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns those that CUDA_VISIBLE_DEVICES or
 ASCEND_RT_VISIBLE_DEVICES allow, and makes only one visible to each worker. This module counts them in the same way, before Ray starts.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from qwen35_trainer.manifest import Problem, TrainingSpec
 
 if TYPE_CHECKING:
+    import torch
     from ray._private.accelerators.accelerator import AcceleratorManager
+
+    from qwen35_trainer.manifest.accelerator import ProfileName
+
+DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
+"""Accelerator profile → torch's name of the device."""
+BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
+"""Accelerator profile → torch's process-group backend. gloo reduces parameters that are offloaded to the host."""
 
 
 def devices_here(profile: str) -> int:
@@ -43,3 +52,12 @@ def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
     if fewer:
         elsewhere = f"Set devicesPerNode to {fewer}. Or: {elsewhere}"
     return [Problem("spec.accelerator", message, elsewhere)]
+
+
+def device(profile: ProfileName) -> torch.device:
+    """Return the device of this process. Ray makes only one accelerator visible to each worker."""
+    import torch
+
+    if profile == "Ascend":
+        importlib.import_module("torch_npu")  # registers the device with torch; only the Ascend images have this module
+    return torch.device(DEVICE_TYPES[profile], 0) if profile != "CPU" else torch.device("cpu")

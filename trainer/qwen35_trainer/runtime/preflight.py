@@ -1,4 +1,7 @@
-"""Checks that take a second or two, before Ray starts: functions, paths and names in the manifest.
+"""Checks that take a second or two, before Ray starts.
+
+    unsupported   what `qwen35 run` cannot do on this machine, or anywhere in this release
+    problems_of   functions, paths and names in the manifest
 
 prepare.py, which takes longer, checks the rows of the data and everything that needs a tokenizer.
 """
@@ -12,23 +15,57 @@ from pathlib import Path
 from typing import Any
 
 from qwen35_trainer.data.prompt_files import misnamed
-from qwen35_trainer.manifest import Problem, RandomModelSpec, TrainingSpec
+from qwen35_trainer.manifest import Manifest, Problem, RandomModelSpec, TrainingSpec, cannot_run
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
-from qwen35_trainer.rewards.scorer_builder import function_errors
+from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.runtime.user_code import problem_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """An owner and a model, as on the Hugging Face hub."""
 MODEL_FILES = ("config.json", "tokenizer_config.json")
-
 FUNCTION_FIXES = {
     "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
     "ImportFailed": "Correct the module, or install what it imports.",
     "NoFunction": "Name a function of that module.",
     "WrongParameters": "Let it take (prompt, response, answer, metadata), and score one response.",
 }
+
+
+def unsupported(manifest: Manifest) -> list[Problem]:
+    """Return a problem for each part of the manifest that `qwen35 run` does not support on this machine, or in this release."""
+    spec = manifest.spec
+    problems: list[Problem] = []
+
+    def refuse(path: str, message: str, fix: str) -> None:
+        problems.append(Problem(f"spec.{path}", message, fix))
+
+    if spec.suspend:
+        refuse("suspend", "the training is suspended.", "Set it to false.")
+    if spec.model.source.persistentVolumeClaim is not None:
+        claim = spec.model.source.persistentVolumeClaim.claimName
+        refuse(
+            "model.source.persistentVolumeClaim",
+            f"{claim} is mounted only in a cluster.",
+            "Use source.path with a folder, or source.random.",
+        )
+    storage = spec.checkpoint.storage
+    if storage is not None and storage.persistentVolumeClaim is not None:
+        refuse(
+            "checkpoint.storage.persistentVolumeClaim",
+            f"{storage.persistentVolumeClaim.claimName} is mounted only in a cluster.",
+            "Use storage.path, or leave storage out to save into the output folder.",
+        )
+    for name, sources in (("train", spec.data.train), ("validation", spec.data.validation)):
+        for index, source in enumerate(sources):
+            if source.files is not None and source.files.volume is not None:
+                refuse(
+                    f"data.{name}[{index}].files.volume",
+                    "a volume is mounted only in a cluster.",
+                    "Remove it and name local files in paths.",
+                )
+    return problems + cannot_run(spec)
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:

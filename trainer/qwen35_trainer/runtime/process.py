@@ -1,19 +1,75 @@
-"""The start of every process of a training: imports, log file, threads, memory settings."""
+"""The processes of a run: their environment variables, their start, and the memory that they use together.
+
+    `qwen35 run` ─► set_environment, share_cores ─► Ray ─► Process: threads, log file, freed memory
+         └─► MemoryWatch: the peak of all processes
+
+Every process inherits the variables. They are set before the process has threads that read them: glibc's setenv may free the list
+of variables while getenv reads it in another thread, which crashes with a segmentation fault. The tokenizers library calls getenv
+for each text.
+
+Ray and torch would set variables later. Ray sets some in `ray.init`, while another thread reads the data. Torch sets
+one when a worker first imports torch's compiler, and the worker has threads by then. This module therefore sets these
+variables too.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
+import itertools
 import logging
+import os
 import socket
+import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from qwen35_trainer.manifest import TrainingSpec
 
 MMAP_THRESHOLD_BYTES = 2**20
 """Memory of at least this size returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
 """glibc's number of the setting, from malloc.h."""
+
+
+def set_environment(*, in_cluster: bool) -> None:
+    """Set the variables that do not depend on the manifest. Call it before importing Ray, which reads RAY_AUTH_MODE then.
+
+    Workers inherit the variables. Ray could pass them in a runtime environment instead, but it starts a new process for each worker
+    that has one. In a cluster the workers' image sets them (images/).
+    """
+    # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
+    os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
+    defaults = {
+        "RAY_USAGE_STATS_ENABLED": "0",  # a training sends no usage statistics
+        "RAY_CLIENT_MODE": "0",  # Ray sets it to this when it is imported, while another thread reads the data
+        "PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace",  # Ray sets it to this in any case
+        # torch sets it to a folder of this kind in any case (torch/_inductor/runtime/cache_dir_utils.py)
+        "TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir()) / f"torchinductor_{os.getuid()}"),
+    }
+    if not in_cluster:
+        # With Ray's default of 15, workers would yield to every other process on a shared machine.
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray spells it so
+        defaults |= {"RAY_AUTH_MODE": "token"}  # Ray's default for a local Ray
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def share_cores(spec: TrainingSpec) -> None:
+    """Divide the cores of this machine among the workers of a run."""
+    from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
+
+    os.environ["OMP_NUM_THREADS"] = str(threads(spec))
+    if workers_at_a_time(spec) > 1:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # a thread that spins while it waits takes another's core
 
 
 def return_freed_tensors() -> None:
@@ -90,3 +146,43 @@ class Process:
     def ready(self) -> str:
         """Return the name of the host, or of the pod in a cluster. An answer means that the actor is constructed."""
         return socket.gethostname()
+
+
+class MemoryWatch:
+    """Samples the resident memory of this process and its descendants until `stop`. Shared pages count once per process.
+
+    Descendants are listed only in every `search_every`-th sample: that reads all of /proc, which slows a training on two cores.
+    """
+
+    def __init__(self, every_seconds: float = 2.0, search_every: int = 5) -> None:
+        self._every = every_seconds
+        self._search_every = search_every
+        self._peak = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        self._thread.start()
+
+    @property
+    def peak(self) -> float:
+        """The maximum resident memory so far, in MiB."""
+        return self._peak / 2**20
+
+    def stop(self) -> float:
+        """Stop sampling, and return the peak in MiB."""
+        self._stop.set()
+        self._thread.join()
+        return self.peak
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        family: list[psutil.Process] = []
+        for sample in itertools.count():
+            if self._stop.wait(self._every):
+                return
+            if sample % self._search_every == 0:
+                family = [me, *me.children(recursive=True)]
+            total = 0
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    total += process.memory_info().rss
+            self._peak = max(self._peak, total)

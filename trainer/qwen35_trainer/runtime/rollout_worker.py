@@ -34,7 +34,7 @@ from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
-from qwen35_trainer.runtime.device import device
+from qwen35_trainer.runtime.machine import device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.replica_channel import (
     MAX_REPORT_SECONDS,

@@ -36,19 +36,16 @@ from qwen35_trainer.progress.run_fold import RunFold
 from qwen35_trainer.progress.run_view import View, make_view
 from qwen35_trainer.progress.summary import Summary, summary_of
 from qwen35_trainer.runtime.background import run_in_thread
-from qwen35_trainer.runtime.environment import share_cores
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.machine import devices_here, too_few_devices
-from qwen35_trainer.runtime.memory import MemoryWatch
 from qwen35_trainer.runtime.owner import Claim, Owner, run_of
-from qwen35_trainer.runtime.preflight import problems_of
+from qwen35_trainer.runtime.preflight import problems_of, unsupported
 from qwen35_trainer.runtime.prepare import prepare
-from qwen35_trainer.runtime.process import trim
+from qwen35_trainer.runtime.process import MemoryWatch, share_cores, trim
 from qwen35_trainer.runtime.resuming import find_start, start_name
 from qwen35_trainer.runtime.signals import SECOND_SIGNAL, Signals, limit
-from qwen35_trainer.runtime.support import unsupported
 
 if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the checks that do not need it
     import ray

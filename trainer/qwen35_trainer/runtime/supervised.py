@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from qwen35_trainer.data.prompt_set import PromptOrder
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.engines.train_batch import TrainBatch
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.progress.records import RunOutcome
 from qwen35_trainer.runtime.assembly import TokenAge, assemble_supervised
 from qwen35_trainer.runtime.background import done_before
+from qwen35_trainer.runtime.measurements import supervised_evaluation_record
 from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
-from qwen35_trainer.runtime.update_records import supervised_evaluation_record
 
 
 @dataclass(frozen=True)

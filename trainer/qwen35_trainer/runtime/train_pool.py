@@ -14,14 +14,14 @@ from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.runtime.calls import Stalled, answer, answers
-from qwen35_trainer.runtime.rank_placement import rank_order
+from qwen35_trainer.runtime.site import rank_order
 from qwen35_trainer.weights.published import PublishedWeights
 
 
 class TrainPool:
     """All train workers. Every call goes to all of them in the same order, with the same arguments but their shares of a batch.
 
-    division: how batches are divided. groups: sizes of the groups of neighbouring ranks that should share a node (`rank_placement`).
+    division: how batches are divided. groups: sizes of the groups of neighbouring ranks that should share a node (`site.rank_order`).
     """
 
     def __init__(

@@ -21,16 +21,15 @@ from qwen35_trainer.contract import LiveSettings
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.manifest import OptimizerSpec, TrainingSpec
-from qwen35_trainer.pipeline.scheduling_snapshot import SchedulingSnapshot
+from qwen35_trainer.pipeline.commands import SchedulingSnapshot
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import CheckpointRecord, ExportRecord, SpanKind, SpanRecord
 from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 from qwen35_trainer.runtime.calls import ActorLost, Stalled
 from qwen35_trainer.runtime.checkpoint_store import CheckpointError, CheckpointMeta, CheckpointStore
 from qwen35_trainer.runtime.exporting import Exports
-from qwen35_trainer.runtime.timing import PoolMeter, TrainingClock
+from qwen35_trainer.runtime.measurements import PipelineMeasures, PoolMeter, TrainingClock, UpdateTimes, update_record
 from qwen35_trainer.runtime.train_pool import TrainPool
-from qwen35_trainer.runtime.update_records import PipelineMeasures, UpdateTimes, update_record
 
 logger = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ import ray
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
-from qwen35_trainer.runtime.device import BACKENDS, device
+from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
-from qwen35_trainer.runtime.rank_placement import WorkerLocation
+from qwen35_trainer.runtime.site import WorkerLocation
 from qwen35_trainer.weights.published import PublishedWeights
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class TrainWorker(Process):
         self._engine: TrainEngine | None = None
 
     def location(self) -> WorkerLocation:
-        """Return where this worker runs. The ranks follow from the locations of all workers (`rank_placement`)."""
+        """Return where this worker runs. The ranks follow from the locations of all workers (`site.rank_order`)."""
         context = ray.get_runtime_context()
         assigned = [index for indices in context.get_accelerator_ids().values() for index in indices]
         return WorkerLocation(socket.gethostname(), context.get_node_id(), ",".join(assigned))

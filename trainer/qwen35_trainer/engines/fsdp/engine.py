@@ -35,10 +35,16 @@ from qwen35_trainer.engines.fsdp import lora, sharded_checkpoint
 from qwen35_trainer.engines.fsdp.freezing import convert_frozen, freeze, without_tower
 from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal, counts, objective
 from qwen35_trainer.engines.fsdp.loading import Origin, fill
-from qwen35_trainer.engines.fsdp.micro_batch import MicroBatch, Offsets, Responses, micro_batch, response_scores
+from qwen35_trainer.engines.fsdp.micro_batch import (
+    MicroBatch,
+    Offsets,
+    Responses,
+    TokenTable,
+    micro_batch,
+    response_scores,
+)
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
-from qwen35_trainer.engines.fsdp.token_table import TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.failure_reasons import FailureReason

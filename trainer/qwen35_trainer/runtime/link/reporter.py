@@ -48,7 +48,7 @@ from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.link.courier import Courier, Undelivered
 from qwen35_trainer.runtime.link.operator_link import Link, open_link
 from qwen35_trainer.runtime.link.standing import AttemptEnd, Standing, checkpoint_report
-from qwen35_trainer.runtime.timing import TrainingClock
+from qwen35_trainer.runtime.measurements import TrainingClock
 
 logger = logging.getLogger(__name__)
 

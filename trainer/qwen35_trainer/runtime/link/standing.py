@@ -19,7 +19,7 @@ from qwen35_trainer.progress.records import (
     UpdateRecord,
 )
 from qwen35_trainer.progress.totals import RunTotals
-from qwen35_trainer.runtime.timing import TrainingClock
+from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
 """Number of latest versions, and of latest updates, whose times give the pace."""

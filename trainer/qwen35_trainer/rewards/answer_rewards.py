@@ -1,11 +1,16 @@
-"""Math: compares the mathematical value of the response with that of the answer (math-verify)."""
+"""Math and ExactMatch: rewards that compare a response, or the part of it that `extract` finds, with the reference answer.
+
+Math         the mathematical values are equal (math-verify), in a worker process
+ExactMatch   the texts are equal
+"""
 
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from qwen35_trainer.rewards.extract import extractor
+import re2
+
 from qwen35_trainer.rewards.isolated import IsolatedFunction
 from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 
@@ -28,7 +33,7 @@ class Math:
         await self.isolated.close()
 
 
-def grader(extract: str | None) -> Callable[[str, str], float]:
+def math_grader(extract: str | None) -> Callable[[str, str], float]:
     """Return the function that scores (response, answer) in the worker process."""
     import math_verify  # two seconds to import, only in the worker
 
@@ -62,3 +67,61 @@ def _readings(extracted_text: str, *, whole: bool) -> list[str]:
         # math-verify reads several boxes as a set of solutions. The last box may also be a corrected answer.
         return [extracted_text, extracted_text[last_box:]]
     return [extracted_text]
+
+
+@dataclass(frozen=True)
+class ExactMatch:
+    """Scores 1 if response and answer are equal apart from white space around them, else 0.
+
+    grade: the function that `exact_match_grader` returned.
+    """
+
+    name: str
+    grade: Callable[[str, str], float]
+    concurrent: ClassVar[bool] = False
+
+    async def score(self, response: Response) -> float:
+        return self.grade(response.text, required_answer(response))
+
+    async def close(self) -> None:
+        """Do nothing: the reward has no other process."""
+
+
+def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
+    """Return the function that scores (response, answer)."""
+    extracted = extractor(extract)
+
+    def grade(response: str, answer: str) -> float:
+        extracted_text = extracted(response)
+        return float(extracted_text is not None and extracted_text.strip() == answer.strip())
+
+    return grade
+
+
+def extractor(pattern: str | None) -> Callable[[str], str | None]:
+    """Return a function that extracts the last match of a pattern from a response.
+
+    The function returns the first group of the match, or the whole match if the pattern has no group. It returns None
+    if nothing matches. Without a pattern it returns the whole response. The last match counts, because a model that
+    reasons first answers at the end. RE2 matches in time that is linear in the length of the response. Raises
+    RewardError for a pattern that RE2 does not accept.
+    """
+    if pattern is None:
+        return lambda response: response
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        compiled = re2.compile(pattern, options=options)
+    except re2.error as error:
+        reason = error.args[0].decode() if isinstance(error.args[0], bytes) else error.args[0]
+        raise RewardError(
+            f"extract {pattern!r} is not an RE2 expression: {reason}. RE2 has no look-around and no back-references."
+        ) from error
+
+    def extract(response: str) -> str | None:
+        last = None
+        for last in compiled.finditer(response):  # noqa: B007  # the last match is the result
+            pass
+        return None if last is None else last[1 if compiled.groups else 0]
+
+    return extract

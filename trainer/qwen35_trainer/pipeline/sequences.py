@@ -1,4 +1,4 @@
-"""The sequences without a replica: those that any replica may take, and those that wait for the replica of their group.
+"""The sequences of groups that are generated or wait to train: where each is, and which of them wait for a replica.
 
     add ──────────────► any replica     in order of priority, the lowest first
     add, with a home ─► one replica     the next free slot there; after `unbind` any replica
@@ -14,13 +14,46 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
+from dataclasses import dataclass
 
 from qwen35_trainer.pipeline.events import SequenceId
 
 type _Entry = tuple[int, int, int]  # (priority, group, index)
 
+EVALUATION_POSITION = -1
+"""The position of an evaluation's group, which never enters the window."""
 MIN_OUTDATED_ENTRIES = 64
 """A heap with at most this many outdated entries is not cleaned."""
+
+
+@dataclass(slots=True)
+class PlacedSequence:
+    """One sequence of a group: its replica, its tokens so far, and the version of its first token."""
+
+    tokens: int = 0
+    tokens_at_start: int = 0
+    """The tokens that it was given when it was last placed: they are not lost with its replica."""
+    born: int | None = None
+    """The version of its first token, or an older one that bounds it."""
+    replica: int | None = None
+    done: bool = False
+
+
+@dataclass(slots=True)
+class PlacedGroup:
+    """The sequences that are sampled for one prompt, and where they are."""
+
+    position: int
+    sequences: list[PlacedSequence]
+    unfinished: int
+    home: int | None = None
+    """The replica to which its sequences without tokens go, so that they share the computation of their prompt."""
+    home_room: int = 0
+    """The number of sequences that may still go there."""
+
+    @property
+    def is_evaluation(self) -> bool:
+        return self.position == EVALUATION_POSITION
 
 
 class WaitingSequences:

@@ -1,6 +1,6 @@
 from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
 from qwen35_trainer.progress.summary import Summary, summarise
-from qwen35_trainer.runtime.ending import summary_rows
+from qwen35_trainer.runtime.results import summary_rows
 
 UPDATE = {
     "updates_total": 9, "version": 0, "time": 1.0, "prompts": 1, "samples": 4, "tokens": 9, "loss": 0.0,
