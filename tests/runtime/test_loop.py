@@ -374,7 +374,7 @@ async def test_the_only_replica_may_hang_as_long_as_another_can_take_its_place(s
 
     run = start({"rollout.nodes": 1}, prepare=prepare)
     if method == "address":
-        with pytest.raises(TooFewReplicas, match=r"0 of 1 replicas worked for 300 s.* rollout-0 is pending"):
+        with pytest.raises(TooFewReplicas, match=r"0 of 1 replicas worked for 350 s.* rollout-0 is pending"):
             await run.outcome()
         return
     assert await run.outcome() == "Succeeded"

@@ -692,7 +692,8 @@ async def test_the_lane_does_not_count_among_the_replicas_that_a_run_needs():
     cluster.prepare = lambda actor, name: name == "rollout-0" and actor.worker.scheduled.clear()
     error = await cluster.ended()
     assert str(error) == (
-        f"0 of 1 replicas worked for {LIMITS.too_few:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 is pending"
+        f"0 of 1 replicas worked for {LIMITS.open + LIMITS.too_few:g} s, and the run needs 1 (spec.rollout.minNodes). "
+        "rollout-0 is pending"
     )
 
 

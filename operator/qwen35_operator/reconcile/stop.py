@@ -1,5 +1,7 @@
 """Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
 
+The reasons are `spec.suspend`, a deadline, and a spec that was edited while the attempt runs: the next attempt uses the new one.
+
 `cleanup.py` then deletes the RayJob.
 
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted

@@ -1,6 +1,6 @@
 """Computes backoffs: waits that grow with each failure.
 
-Operator and trainer wait so between two tries of a request, and the operator between two attempts of a training.
+Operator and trainer use them between tries of a request; the operator also uses them between attempts of a training.
 """
 
 

@@ -29,7 +29,7 @@ class DataError(ValueError):
 
 
 class RowError(Exception):
-    """A row cannot be used as a prompt. Rows with the same reason are reported as one problem."""
+    """A malformed or invalid row. All are refused together, in one DataError; those with the same reason are one problem of it."""
 
 
 def kind(value: object) -> str:

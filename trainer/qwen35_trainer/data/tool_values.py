@@ -44,7 +44,10 @@ def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str
 
 
 def _types(schema: Mapping[str, object]) -> set[str]:
-    """Return the types that a schema allows: null, boolean, integer, number, object, array, string; any if it has none."""
+    """Return the names of the types that a schema allows (null, boolean, integer, number, object, array, string).
+
+    Returns {"any"} if the schema names no type.
+    """
     named = schema.get("type")
     types = [named] if isinstance(named, str) else list(named) if isinstance(named, list | tuple) else []
     kinds = {_kind(str(each)) for each in types}

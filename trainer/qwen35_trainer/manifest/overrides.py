@@ -55,9 +55,9 @@ def _read(text: str) -> tuple[list[Segment], object]:
 
 
 def _path(spelled: str) -> list[Segment]:
-    """Return the segments of a path, which must exist in the models.
+    """Return the segments of a path to a field of the manifest. Raises OverrideError if there is no such field.
 
-    Below a map with arbitrary keys, the remainder of the path is one key, even if it contains dots.
+    In a map with arbitrary keys, the rest of the path is one key, even if it contains dots.
     """
     first = re.split(r"[.\[]", spelled)[0]
     remainder = spelled if first in fields.fields(Manifest) else f"spec.{spelled}"

@@ -46,7 +46,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Blocked:
-    """The reason why no batch is complete. `due` are the running groups that it must contain; empty if only the number is too low."""
+    """The reason why the next batch is not complete.
+
+    `due`: the running groups that the batch must wait for; empty if it lacks only finished groups (`finished` < `needed`).
+    """
 
     finished: int
     needed: int

@@ -36,9 +36,9 @@ class ReplicaLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica is gone. `kept`: for each sequence that it generated, the response tokens that are still available.
+    """A replica is gone. `kept`: for each sequence that it generated, the number of response tokens that are still available.
 
-    For a sequence that `kept` does not name, the tokens that it was given with its last `StartSequences` are available.
+    A sequence that `kept` does not name falls back to the number of tokens with which the last `StartSequences` started it.
     """
 
     replica: int

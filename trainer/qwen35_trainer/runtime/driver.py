@@ -330,7 +330,7 @@ class Driver(Process):
             generation,
             PoolLimits(
                 slots=replica_slots(spec),
-                open=START_SECONDS,
+                open=max(START_SECONDS, spec.async_.stallSeconds),
                 publish=spec.publication.timeoutSeconds,
                 too_few=spec.async_.stallSeconds,
             ),

@@ -3,8 +3,8 @@
     a checkpoint is complete ─► wanted? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
                                                            └── stop request or deadline: killed, and its files are deleted
 
-The next checkpoint waits for the export, because it may delete the checkpoint that is being exported. Training continues until that
-checkpoint is due.
+Training continues during an export. The next save waits until the export has ended, because a save deletes old checkpoints, which
+may include the one that is being exported.
 
 Each export is a process, because the driver does not import torch, and because the memory of an export is freed with its process.
 An export that fails does not end the run: the checkpoint contains the trained weights, and the record contains the problem.

@@ -29,9 +29,10 @@ class JournalNotWritten(RuntimeError):
 
 
 class JournalFile:
-    """The journal of a run, at `path`, open from `begin` to `close`.
+    """The journal of a run, at `path`. It is open from `begin` to `close`.
 
-    Read the journal of an earlier attempt before, with `path.read_bytes()`. Cancelling a caller does not interrupt a write.
+    `begin` replaces the file, so read the journal of an earlier attempt first, with `path.read_bytes()`. Cancelling a caller
+    does not interrupt a write.
     """
 
     def __init__(self, path: Path) -> None:

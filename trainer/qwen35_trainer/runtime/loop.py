@@ -46,7 +46,7 @@ from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
 
-_PROGRESS = (on.SequenceFinished, on.GroupScored, on.GroupFailed, on.ReplicaJoined)
+_PROGRESS = (on.SequenceFinished, on.GroupScored, on.GroupFailed)
 """Events that show that the run is not stalled."""
 
 type Order = do.TrainGroups | do.CopyWeights | do.SaveCheckpoint
@@ -83,6 +83,9 @@ class TrainingLoop:
     _scoring: set[asyncio.Task[None]] = field(default_factory=set)
     _reported: Counter[str] = field(default_factory=Counter)
     _idle_since: float = 0.0
+    _looked_at: float = 0.0
+    """When `_stalls_after` looked at the pool, and whether it had too few replicas then."""
+    _had_too_few: bool = False
     """Second of the event loop's clock since which nothing has shown that the run is not stalled."""
     _busy: int = 0
     """Number of orders that are not finished."""
@@ -127,14 +130,11 @@ class TrainingLoop:
 
     async def _inputs(self) -> list[on.Event | requests.Request]:
         """Wait for inputs of the coordinator, and return all that have arrived. Raises Stalled."""
-        now = asyncio.get_running_loop().time
         limit = self.training.spec.async_.stallSeconds
-        has_deadline = not self._busy and not self.generation.pool.has_too_few
-        seconds = self._idle_since + limit - now() if has_deadline else limit
         try:
-            inputs = [await asyncio.wait_for(self.inbox.get(), max(0.0, seconds))]
+            inputs = [await asyncio.wait_for(self.inbox.get(), self._stalls_after(limit))]
         except TimeoutError:
-            if not has_deadline:
+            if self._busy or self.generation.pool.has_too_few:
                 return []  # the order under way has its own deadline, and so has the pool with too few replicas
             missing = self.coordinator.buffer.missing()
             due = f"; groups {', '.join(map(str, missing.due[:5]))} are due and still running" if missing.due else ""
@@ -145,8 +145,18 @@ class TrainingLoop:
         while not self.inbox.empty():
             inputs.append(self.inbox.get_nowait())
         if any(isinstance(each, _PROGRESS) for each in inputs):
-            self._idle_since = now()
+            self._idle_since = asyncio.get_running_loop().time()
         return inputs
+
+    def _stalls_after(self, limit: float) -> float:
+        """Return the seconds until the run is stalled. Time during an order, or with too few replicas, does not count."""
+        now = asyncio.get_running_loop().time()
+        if self._had_too_few:
+            self._idle_since += now - max(self._looked_at, self._idle_since)
+        self._looked_at, self._had_too_few = now, self.generation.pool.has_too_few
+        if self._busy or self._had_too_few:
+            return limit
+        return max(0.0, self._idle_since + limit - now)
 
     def _carry_out(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         generation = self.generation

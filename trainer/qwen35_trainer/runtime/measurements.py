@@ -118,7 +118,7 @@ class UpdateTimes:
         self.publishing += seconds
 
     def driver(self, seconds: float) -> float:
-        """Return the rest of `seconds`, the time since the previous update: the driver's own work."""
+        """Return the driver's own time: `seconds`, the time since the previous update, minus the parts measured above."""
         parts = self.waiting + self.assembling + self.training + self.copying + self.saving + self.evaluating
         return max(0.0, seconds - parts)
 

@@ -11,7 +11,7 @@ pending: its process     a node with room for it                     none, until
 opening: the engine      the model is built                          PoolLimits.open
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
-too few replicas         `minimum` replicas work                     PoolLimits.too_few
+too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
 
 Whatever fails in a call to one replica is the loss of that replica: its process ended or ran out of memory, its node is gone, its
 engine failed or hangs, weights arrived damaged. Its process is killed, and another replica gets its name. The more often that
@@ -50,7 +50,7 @@ LOSS_WINDOW_SECONDS = 600.0
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 MAX_FAILED_STARTS = 3
 """If every replica is lost this often within the window and none has ever made a step, the run ends: its configuration cannot work."""
-MAX_STEP_SECONDS = 60.0
+MAX_STEP_SECONDS = 120.0
 """A replica that has sequences and makes no step for this long hangs, unless its usual steps are long."""
 STEPS_PER_HANG = 100.0
 """A replica whose steps are long hangs after this many times their mean duration."""
@@ -354,7 +354,8 @@ class RolloutPool:
             self._last_reason = FailureReason.WORKER_LOST
         self._starting.pop(replica.name, None)
         self._raise_if_none_can_work()
-        logger.warning("%s was lost: %s; its sequences continue on other replicas", replica.name, error)
+        cause = str(error) if str(error).startswith(replica.name) else f"{replica.name} was lost: {error}"
+        logger.warning("%s; its sequences continue on other replicas", cause)
         if self._replicas.pop(replica.number, None) is not None:
             self._listener.lost(replica)
             if self._leaving:
@@ -367,18 +368,20 @@ class RolloutPool:
             raise self._too_few("no replica has ever worked")
 
     async def _end_with_too_few(self) -> None:
-        """Raise TooFewReplicas once there have been too few replicas for PoolLimits.too_few seconds."""
+        """Raise TooFewReplicas once there have been too few replicas for PoolLimits.too_few seconds; at the start, also for `open`."""
+        seconds = self._limits.open + self._limits.too_few
         while True:
             try:
-                async with asyncio.timeout(self._limits.too_few):
+                async with asyncio.timeout(seconds):
                     await self._enough.wait()
             except TimeoutError as error:
                 needed = min(self._minimum, self._target)
                 raise self._too_few(
-                    f"{self._working} of {self._target} replicas worked for {self._limits.too_few:g} s, and the run needs "
+                    f"{self._working} of {self._target} replicas worked for {seconds:g} s, and the run needs "
                     f"{needed} (spec.rollout.minNodes)"
                 ) from error
             await self._lacking.wait()
+            seconds = self._limits.too_few
 
     def _recount(self) -> None:
         """Note that the target or the number of working replicas has changed."""

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
@@ -361,7 +361,7 @@ class RolloutWorker(Process):
                     await self._changed.wait()
         self._changed.clear()
         if (failure := engine.failure) is not None:
-            raise EngineFailed(f"{self.name}: {type(failure).__name__}: {failure}") from failure
+            raise _engine_failed(self.name, failure) from failure
         self._log.add(engine.report(self._log.next_number))
         return self._log.after(after)
 
@@ -395,3 +395,11 @@ class RolloutWorker(Process):
                 return
             self._running.load(weights, published.manifest.version)
             del published, buckets, weights  # a reference would keep the version in memory
+
+
+def _engine_failed(name: str, failure: BaseException) -> EngineFailed:
+    """Return the error for the driver. It has the reason of its cause, if that has one, such as too little memory."""
+    error = EngineFailed(f"{name}: {type(failure).__name__}: {failure}")
+    if (reason := reason_of(failure)) is not FailureReason.UNEXPECTED_ERROR:
+        error.failure = reason
+    return error

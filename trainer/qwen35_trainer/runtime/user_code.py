@@ -12,10 +12,11 @@ from qwen35_trainer.manifest.problems import did_you_mean
 
 
 def problem_of(target: str, base: Path) -> tuple[str, str] | None:
-    """Return what is wrong with the function named `target`, `module:function`, and what to do.
+    """Return what is wrong with a user's function and how to fix it, as two texts; None if nothing is found.
 
-    Returns None for a function that exists, and for one that only an import could find: in a compiled module, through a custom
-    finder, from a star import, or by `__getattr__`.  base: the manifest's folder, where modules are searched first.
+    The function is not imported. None is therefore also returned where only an import could tell: for a compiled module, a custom
+    finder, a star import or a module's `__getattr__`. target: the function, as `module:function`. base: the manifest's
+    folder, where modules are searched first.
     """
     module, _, name = target.partition(":")
     spec, first = _found(module, [str(base), *sys.path]), module.partition(".")[0]

@@ -1,11 +1,12 @@
 """Hugging Face checkpoint folders of this family: the content of their files, checked before any tensor is read.
 
     config.json ─► class ─► names and shapes of the model ───────┐
-    *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► every difference, in one error, or CheckpointFiles
+    *.safetensors headers ─► names, shapes and dtypes on disk ───┴─► they agree: CheckpointFiles; otherwise one error
+                                                                     that lists every difference
 
-The files may hold experts packed (one tensor of all experts, as in the library's modules) or one by one. They may also
-hold a text model as part of a vision-language model. In all cases `CheckpointFiles` has the names and shapes of the
-*module*.
+The files may store experts packed (one tensor for all experts, as in transformers' modules) or one by one, and a text model
+alone or as part of a vision-language model. In all cases `CheckpointFiles` uses the names and shapes of the PyTorch
+module that is built.
 """
 
 from __future__ import annotations

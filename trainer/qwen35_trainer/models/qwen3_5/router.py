@@ -74,10 +74,10 @@ def mix(block: HFModule, hidden: Tensor, membership: Membership | None) -> tuple
 
 
 def losses(logits: Tensor, chosen: Tensor, membership: Membership) -> Tensor:
-    """Compute the routing losses (2,) float32, load balancing and z, as sums over tokens.
+    """Compute the routing losses, (2,) float32: load balancing and z, each summed over tokens.
 
-    The load-balancing loss of a sequence counts once for each of its tokens. Where processes share sequences, each gets
-    the part of its own tokens, and the parts add up to the losses.
+    The load-balancing loss of a sequence is multiplied by its number of tokens. Under context parallelism each rank returns
+    the contribution of its own tokens; the sum over the ranks is the loss of the whole sequences.
     """
     sequences, lengths = membership.sequences, membership.lengths
     experts, top_k = logits.shape[-1], chosen.shape[-1]
