@@ -5,7 +5,7 @@
     python -m benchmarks.driver [--replicas 8] [--slots 256] [--seconds 60]
 
 The replicas are processes with the real engine thread around an engine that only counts: each running sequence gets
-50 tokens per second. Everything in this process is what a driver runs, except that a batch trains at once and publications have no
+50 tokens per second. Everything in this process is what a driver runs, except that a batch trains immediately and publications have no
 weights. To measure long responses within minutes, all clocks of the replicas run `speed` times faster, and every interval of
 the protocol is shorter by the same factor, so that the number of calls and reports for each sequence is that of real time.
 
@@ -116,7 +116,7 @@ class CountingEngine:
         started: dict[SequenceId, int] = {}
         while self._waiting and len(self._running) < self.slots:
             request = self._waiting.popleft()
-            # The first sequences are as far as if generation had gone on for long, so that ends are spread evenly.
+            # The first sequences are as far as if generation had run for a long time, so that ends are spread evenly.
             done = self._random.uniform(0, self.length) if self._first else 0.0
             self._running[request.sequence] = [len(request.kept), len(request.kept), max(1.0, self.length - done)]
             started[request.sequence] = self.version
@@ -167,7 +167,7 @@ class FakeTrainPool:
 
 @dataclass(frozen=True)
 class Load:
-    """What the replicas generate: responses of `tokens` tokens, on clocks that run `speed` times faster."""
+    """The work of the replicas: responses of `tokens` tokens, on clocks that run `speed` times faster."""
 
     tokens: int
     speed: float
@@ -182,7 +182,7 @@ class Load:
 
 @dataclass
 class Counts:
-    """What happened in a window of time."""
+    """Counts of events in a window of time."""
 
     finished: int = 0
     tokens: int = 0

@@ -106,5 +106,5 @@ def _generate(folder: Path, tokens: int, slots: int) -> float:
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[2])
-    print(json.dumps({"tokensPerSecond": _generate(Path(sys.argv[1]), given["tokens"], given["slots"])}))
+    settings = json.loads(sys.argv[2])
+    print(json.dumps({"tokensPerSecond": _generate(Path(sys.argv[1]), settings["tokens"], settings["slots"])}))

@@ -1,4 +1,4 @@
-"""The division of a batch among data-parallel ranks, and of each share into micro-batches.
+"""The division of a batch: which rank computes which samples, and the micro-batches of each rank.
 
     batch ─► update 0: samples ─► share 0, share 1, …         a share of the batch: those of all its updates
          ─► update 1: samples ─► share 0, share 1, …          every rank plans all shares, from the lengths of all samples,
