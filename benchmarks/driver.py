@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -142,7 +143,7 @@ class FakeReplica(RolloutWorker):
     def __init__(self, name: str, slots: int, length: int, speed: float, logs: Path) -> None:
         unused: Any = None
         super().__init__(unused, name, life=(), end_token=0, vocabulary=0, base=logs, threads=0, logs=logs)
-        self._build = lambda: CountingEngine(slots, length, speed)  # type: ignore[method-assign, return-value]
+        self._build = lambda: CountingEngine(slots, length, speed)  # type: ignore[method-assign]
         for interval in INTERVALS:
             setattr(rollout_worker, interval, getattr(rollout_worker, interval) / speed)
 
@@ -334,7 +335,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="driver-") as folder:
         held = memory(64, 128, 32_000, Path(folder))
-    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     results = []
     for tokens in arguments.tokens:
         # A sequence takes about 10 seconds of real time, on a clock that is faster accordingly.
