@@ -129,12 +129,23 @@ def _replace(worker: Any, weights: Iterable[NamedTensor]) -> list[str]:  # noqa:
     runner = worker.model_runner
     model = runner.get_model()
     parameters = {name for name, _ in model.named_parameters()}
+    if runner.device.type == "cpu":
+        _forget_expert_kernels(model)
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
         initialize_layerwise_reload(model)
         loaded = model.load_weights(weights)
         finalize_layerwise_reload(model, runner.model_config)
         _repack_tied_head(model)
     return sorted(parameters - loaded)
+
+
+def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
+    """Let vLLM bring the new experts into the layout of its CPU kernels. vLLM 0.32 does so only for layers that have no kernel yet,
+    and otherwise computes with weights of the wrong layout."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
