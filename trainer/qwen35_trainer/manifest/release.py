@@ -7,6 +7,7 @@ allocated for it.
 from collections.abc import Iterator
 
 from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.manifest.rollout import RolloutSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 
 
@@ -19,11 +20,23 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
     rollout = spec.rollout
     if rollout is None:
         return
-    if rollout.engine != "Torch":
-        yield Problem("spec.rollout.engine", f"this release has no {rollout.engine} engine.", "Set it to Torch.")
     if rollout.tensorParallel != 1:
-        message = f"a Torch replica is one process, not {rollout.tensorParallel}."
+        message = f"a {rollout.engine} replica of this release is one process, not {rollout.tensorParallel}."
         yield Problem("spec.rollout.tensorParallel", message, "Set it to 1.")
+    if rollout.engine == "VLLM":
+        yield from _vllm(spec, rollout)
+
+
+def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
+    if spec.accelerator.profile == "Ascend":
+        message = "the VLLM engine of this release has no Ascend support."
+        yield Problem("spec.rollout.engine", message, "Set it to Torch.")
+    if rollout.stragglerLane is not None:
+        message = "a VLLM replica of this release uses one device, so a straggler lane is not faster."
+        yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
+    if spec.train.lora is not None:
+        message = "the VLLM engine of this release loads whole models, not adapters."
+        yield Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
 
 
 def _train(spec: TrainingSpec) -> Iterator[Problem]:
