@@ -10,6 +10,12 @@ from qwen35_trainer.manifest.problems import Problem
 from qwen35_trainer.manifest.rollout import RolloutSpec
 from qwen35_trainer.manifest.training import TrainingSpec
 
+VLLM_CPU_HEADS = {
+    "headDim": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
+    "linearHeadDim": (64, 128),
+}
+"""Fields of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
+
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
     """Return every part of the spec that this release cannot run, each with what to write instead."""
@@ -34,9 +40,21 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     if rollout.stragglerLane is not None:
         message = "a VLLM replica of this release uses one device, so a straggler lane is not faster."
         yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
+    if spec.accelerator.profile == "CPU":
+        yield from _vllm_heads(spec)
     if spec.train.lora is not None:
         message = "the VLLM engine of this release loads whole models, not adapters."
         yield Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
+
+
+def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield the sizes of heads that vLLM's CPU kernels lack. Published models have sizes that they have."""
+    if (random := spec.model.source.random) is None:
+        return
+    for name, sizes in VLLM_CPU_HEADS.items():
+        if (size := getattr(random, name)) not in sizes:
+            message = f"the VLLM engine has no CPU kernels for heads of {size} channels."
+            yield Problem(f"spec.model.source.random.{name}", message, f"Use one of {', '.join(map(str, sizes))}.")
 
 
 def _train(spec: TrainingSpec) -> Iterator[Problem]:

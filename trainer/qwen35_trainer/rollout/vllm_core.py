@@ -141,7 +141,8 @@ def _replace(worker: Any, weights: Iterable[NamedTensor]) -> list[str]:  # noqa:
 
 def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
     """Let vLLM bring the new experts into the layout of its CPU kernels. vLLM 0.32 does so only for layers that have no kernel yet,
-    and otherwise computes with weights of the wrong layout."""
+    and otherwise computes with weights of the wrong layout.
+    """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
