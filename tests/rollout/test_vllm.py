@@ -347,7 +347,7 @@ def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(replica: 
 
 
 def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """(V,) probabilities by their definition: the k most likely tokens, then the fewest of these that reach top-p."""
+    """(V,) probabilities by their definition: the k most likely tokens, then the minimum of these that reaches top-p."""
     order = logits.argsort(descending=True).tolist()
     kept = order[: sampling.top_k or None]
     weights = logits.softmax(-1)
@@ -360,7 +360,7 @@ def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return probabilities
 
 
-def test_greedy_sequences_beside_sampled_ones_have_log_probabilities_at_temperature_1(replica: Replica) -> None:
+def test_greedy_sequences_next_to_sampled_ones_have_log_probabilities_at_temperature_1(replica: Replica) -> None:
     prompt = prompt_of(7, seed=5)
     replica.submit(prompt, 8, Sampling(0.5), samples=3)
     [greedy] = replica.submit(prompt, 8, GREEDY)

@@ -145,7 +145,7 @@ def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
     """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
+        if method is not None and getattr(method, "moe_kernel", None) is not None:
             method.moe_kernel = None
 
 

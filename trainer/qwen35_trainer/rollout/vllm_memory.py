@@ -34,4 +34,5 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
     per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
     tokens = -(-state // (per_token * ATTENTION_BLOCK)) * ATTENTION_BLOCK
     blocks = slots * (STATES_PER_SEQUENCE * linear + full * -(-max_length // tokens)) + SPARE_BLOCKS
-    return min(blocks * tokens * per_token, int(fraction * psutil.virtual_memory().available))
+    needed: int = blocks * tokens * per_token
+    return min(needed, int(fraction * psutil.virtual_memory().available))

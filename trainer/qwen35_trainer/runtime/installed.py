@@ -23,11 +23,11 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
         return []
     package, requirements = VLLM_PACKAGES[profile]
     try:
-        found = version(package)
+        present = version(package)
     except PackageNotFoundError:
         message = f"the package {package}, which it needs for profile {profile}, is not installed."
     else:
-        if found.startswith(f"{VLLM_VERSION}."):
+        if present.startswith(f"{VLLM_VERSION}."):
             return []
-        message = f"it needs {package} {VLLM_VERSION}, and {found} is installed."
+        message = f"it needs {package} {VLLM_VERSION}, and {present} is installed."
     return [Problem("spec.rollout.engine", message, f"Install {requirements}, or set it to Torch.")]
