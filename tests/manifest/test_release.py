@@ -12,9 +12,21 @@ from qwen35_trainer.manifest import cannot_run, load_manifest, parse_manifest
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
 EIGHT = {"accelerator.devicesPerNode": 8, "train.batch.promptsPerUpdate": 8}
+VLLM = {"rollout.engine": "VLLM", "model.source": {"random": {"headDim": 32, "linearHeadDim": 64}}}
+MEGATRON = {"train.engine": "Megatron"}
 BEYOND = {
-    "vLLM": ({"rollout.engine": "VLLM"}, ["spec.rollout.engine"]),
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
+    "a split vLLM replica": (VLLM | {"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
+    "vLLM with a straggler lane": (
+        VLLM | {"rollout.nodes": 2, "rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
+        ["spec.rollout.stragglerLane"],
+    ),
+    "vLLM with adapters": (VLLM | {"train.lora": {"rank": 4, "alpha": 8}}, ["spec.train.lora"]),
+    "vLLM on Ascend": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.rollout.engine"]),
+    "vLLM on the CPU with small heads": (
+        {"rollout.engine": "VLLM"},
+        ["spec.model.source.random.headDim", "spec.model.source.random.linearHeadDim"],
+    ),
     "Megatron": ({"train.engine": "Megatron"}, ["spec.train.engine"]),
     "FSDP with tensor parallelism": (EIGHT | {"train.parallelism.tensor": 2}, ["spec.train.parallelism.tensor"]),
     "FSDP with stages": (EIGHT | {"train.parallelism.pipeline": 2}, ["spec.train.parallelism.pipeline"]),
@@ -25,8 +37,8 @@ BEYOND = {
     ),
     "GAE": ({"algorithm.advantage": "GAE"}, ["spec.algorithm.advantage"]),
     "all together": (
-        {"rollout.engine": "VLLM", "train.engine": "Megatron", "algorithm.advantage": "GAE"},
-        ["spec.rollout.engine", "spec.train.engine", "spec.algorithm.advantage"],
+        {"rollout.tensorParallel": 2, "train.engine": "Megatron", "algorithm.advantage": "GAE"},
+        ["spec.rollout.tensorParallel", "spec.train.engine", "spec.algorithm.advantage"],
     ),
 }
 
@@ -54,6 +66,11 @@ def test_a_manifest_without_such_fields_can_be_run(document):
     assert cannot_run(spec) == []
 
 
+@pytest.mark.parametrize("profile", ["CPU", "NVIDIA"])
+def test_vllm_can_be_run(document, profile):
+    assert cannot_run(parse_manifest(document(VLLM | {"accelerator.profile": profile})).spec) == []
+
+
 def test_an_advantage_that_supervised_training_does_not_use_is_in_nobodys_way(document, removed):
     changes = {"mode": "SFT", "rollout": removed, "rewards": removed, "algorithm": {"advantage": "GAE"}}
     spec = parse_manifest(document(changes | {"train.batch.microBatchSequences": 2})).spec
@@ -67,29 +84,31 @@ def invoke(*arguments: object):
 
 @pytest.mark.parametrize("command", ["validate", "render", "plan"])
 def test_a_command_says_so_with_exit_code_3(command, written):
-    file = written({"rollout.engine": "VLLM", "async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
+    file = written(MEGATRON | {"async": {"stalenessThreshold": 1.0, "maxVersionLag": 2}})
     result = invoke(command, file)
     assert result.exit_code == 3, result.output
     output = result.stdout if command == "validate" else result.stderr
-    assert f"{file}: valid, but this release cannot run it:\n  spec.rollout.engine: this release has no VLLM" in output
-    assert "Set it to Torch." in output
+    assert (
+        f"{file}: valid, but this release cannot run it:\n  spec.train.engine: this release has no Megatron" in output
+    )
+    assert "Set it to FSDP." in output
 
 
 def test_a_command_that_prints_something_still_prints_it(written):
-    assert "kind: RayJob" in invoke("render", written({"rollout.engine": "VLLM"})).stdout
+    assert "kind: RayJob" in invoke("render", written(MEGATRON)).stdout
 
 
 def test_a_run_is_refused(written, tmp_path):
-    result = invoke("run", written({"rollout.engine": "VLLM"}), "--output", tmp_path / "out")
+    result = invoke("run", written(MEGATRON), "--output", tmp_path / "out")
     assert result.exit_code == 2
-    assert "spec.rollout.engine: this release has no VLLM engine." in result.stderr
+    assert "spec.train.engine: this release has no Megatron engine." in result.stderr
     assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_manifest_among_others_counts_more(written, tmp_path):
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text("kind: Qwen35Training\n")
-    result = invoke("validate", written({"rollout.engine": "VLLM"}), wrong)
+    result = invoke("validate", written(MEGATRON), wrong)
     assert result.exit_code == 2
     assert "but this release cannot run it" in result.stdout
 

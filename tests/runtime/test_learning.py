@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.progress.records import EvaluationRecord
+from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+
+from .conftest import Ended
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PARTS = ("train", "validation")
@@ -32,12 +34,35 @@ def test_the_first_example_learns_to_answer_nine_in_ten_held_out_prompts(local, 
     _learns(local, tmp_path, updates=300)
 
 
-def _learns(local, folder: Path, *, updates: int, changes: list[str] | None = None) -> None:
+def test_rollouts_by_vllm_train(command, tmp_path):
+    """In processes of their own. The trainer computes nearly the same log-probabilities as vLLM, whose tokens span versions."""
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    changes = ["train.updates=4", "evaluation.atStart=false", "evaluation.everyUpdates=4"]
+    ended = _run(command, EXAMPLES / "tiny-grpo-vllm.yaml", tmp_path, changes)
+    updates = ended.of(UpdateRecord)
+    assert len(updates) == 4
+    assert max(record.lag_max for record in updates) in range(1, 4)
+    assert all(abs(record.behaviour_kl) < 1e-3 for record in updates if record.lag_max == 0)
+
+
+@pytest.mark.soak
+def test_the_example_with_vllm_learns(command, tmp_path):
+    _learns(command, tmp_path, updates=300, example="tiny-grpo-vllm.yaml")
+
+
+def _learns(
+    local, folder: Path, *, updates: int, changes: list[str] | None = None, example: str = "tiny-grpo.yaml"
+) -> None:
     changes = [f"train.updates={updates}", f"evaluation.everyUpdates={updates}", *(changes or [])]
-    settings = [word for change in changes for word in ("--set", change)]
-    ended = local.run(EXAMPLES / "tiny-grpo.yaml", *settings, output=folder / "out")
-    assert ended.code == 0, ended.err
+    ended = _run(local, EXAMPLES / example, folder, changes)
     before, after = ended.of(EvaluationRecord)
     assert (before.update, after.update) == (0, updates)
     assert before.accuracy < 0.2
     assert after.accuracy >= 0.9
+
+
+def _run(starts, file: Path, folder: Path, changes: list[str]) -> Ended:
+    settings = [word for change in changes for word in ("--set", change)]
+    ended = starts.run(file, *settings, output=folder / "out")
+    assert ended.code == 0, ended.err
+    return ended

@@ -67,7 +67,7 @@ def test_a_spec_that_cannot_run_lists_every_reason(world):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
+        ({"accelerator": {"profile": "Ascend"}, "rollout": {"engine": "VLLM"}}, "spec.rollout.engine"),
         ({"train": {"engine": "Megatron"}}, "spec.train.engine"),
         ({"algorithm": {"advantage": "GAE"}}, "spec.algorithm.advantage"),
         (

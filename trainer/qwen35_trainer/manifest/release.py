@@ -7,7 +7,14 @@ allocated for it.
 from collections.abc import Iterator
 
 from qwen35_trainer.manifest.problems import Problem
+from qwen35_trainer.manifest.rollout import RolloutSpec
 from qwen35_trainer.manifest.training import TrainingSpec
+
+VLLM_CPU_HEADS = {
+    "headDim": (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512),
+    "linearHeadDim": (64, 128),
+}
+"""Fields of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
 
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
@@ -19,11 +26,35 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
     rollout = spec.rollout
     if rollout is None:
         return
-    if rollout.engine != "Torch":
-        yield Problem("spec.rollout.engine", f"this release has no {rollout.engine} engine.", "Set it to Torch.")
     if rollout.tensorParallel != 1:
-        message = f"a Torch replica is one process, not {rollout.tensorParallel}."
+        message = f"a {rollout.engine} replica of this release is one process, not {rollout.tensorParallel}."
         yield Problem("spec.rollout.tensorParallel", message, "Set it to 1.")
+    if rollout.engine == "VLLM":
+        yield from _vllm(spec, rollout)
+
+
+def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
+    if spec.accelerator.profile == "Ascend":
+        message = "the VLLM engine of this release has no Ascend support."
+        yield Problem("spec.rollout.engine", message, "Set it to Torch.")
+    if rollout.stragglerLane is not None:
+        message = "a VLLM replica of this release uses one device, so a straggler lane is not faster."
+        yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
+    if spec.accelerator.profile == "CPU":
+        yield from _vllm_heads(spec)
+    if spec.train.lora is not None:
+        message = "the VLLM engine of this release loads whole models, not adapters."
+        yield Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
+
+
+def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
+    """Yield the sizes of heads that vLLM's CPU kernels lack. Published models have sizes that they have."""
+    if (random := spec.model.source.random) is None:
+        return
+    for name, sizes in VLLM_CPU_HEADS.items():
+        if (size := getattr(random, name)) not in sizes:
+            message = f"the VLLM engine has no CPU kernels for heads of {size} channels."
+            yield Problem(f"spec.model.source.random.{name}", message, f"Use one of {', '.join(map(str, sizes))}.")
 
 
 def _train(spec: TrainingSpec) -> Iterator[Problem]:

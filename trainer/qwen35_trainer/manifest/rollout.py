@@ -63,8 +63,9 @@ class RolloutSpec(Section):
 
     engine: RolloutEngineName = Field(
         "Torch",
-        description="Inference engine: Torch, which is part of the trainer, or VLLM, which this release cannot run "
-        "yet. Default Torch, which runs everywhere. verl: actor_rollout_ref.rollout.name.",
+        description="Inference engine: Torch, which is part of the trainer and made for small models, or VLLM, which "
+        "must be installed and generates in BF16. Default Torch, which runs everywhere. verl: "
+        "actor_rollout_ref.rollout.name.",
     )
     nodes: int = Field(
         1,
@@ -98,8 +99,9 @@ class RolloutSpec(Section):
         0.6,
         gt=0,
         le=1,
-        description="Share of device memory for weights and KV cache. Default 0.6, as in the published recipes. verl:"
-        " actor_rollout_ref.rollout.gpu_memory_utilization.",
+        description="Share of device memory for weights and KV cache; with profile CPU, the maximum share of available "
+        "memory for the KV cache. Only for VLLM. Default 0.6, as in the published recipes. verl: "
+        "actor_rollout_ref.rollout.gpu_memory_utilization.",
     )
     maxSequencesPerReplica: int = Field(
         256,

@@ -75,6 +75,16 @@ class SequenceRequest:
     """Response tokens that exist already. Generation continues after them."""
 
 
+def check_lengths(requests: Sequence[SequenceRequest], max_length: int) -> None:
+    """Raise ValueError if a prompt and its response do not fit into `max_length` tokens together."""
+    for request in requests:
+        if len(request.prompt) + request.max_tokens > max_length:
+            raise ValueError(
+                f"group {request.sequence[0]}: prompt {len(request.prompt)} + response {request.max_tokens} tokens "
+                f"exceed the engine's {max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
+            )
+
+
 @dataclass(frozen=True)
 class Completed:
     """A finished sequence with its tokens."""

@@ -23,10 +23,10 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
+from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
-from qwen35_trainer.weights.weight_buckets import shapes
+from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
 
 
 class TorchEngine:
@@ -80,12 +80,7 @@ class TorchEngine:
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
         """Queue sequences for generation. Raises ValueError, and queues none, if one does not fit into `max_length`."""
-        for request in requests:
-            if len(request.prompt) + request.max_tokens > self._max_length:
-                raise ValueError(
-                    f"group {request.sequence[0]}: prompt {len(request.prompt)} + response {request.max_tokens} tokens "
-                    f"exceed the engine's {self._max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
-                )
+        check_lengths(requests, self._max_length)
         self._waiting.extend(requests)
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
@@ -128,14 +123,7 @@ class TorchEngine:
             self._adapted.append(layer)
 
     def _replace(self, weights: Mapping[str, Tensor], version: int) -> None:
-        # Compared, because copy_ would broadcast a smaller tensor.
-        own, other = shapes(self._parameters), shapes(weights)
-        misshapen = sorted(name for name in own.keys() & other.keys() if own[name] != other[name])
-        if misshapen or own.keys() != other.keys():
-            raise ValueError(
-                f"weights of version {version} do not fit the rollout model: missing {sorted(own.keys() - other.keys())}, "
-                f"unexpected {sorted(other.keys() - own.keys())}, of another shape {misshapen}"
-            )
+        check_shapes(shapes(self._parameters), weights, version)  # copy_ would broadcast a smaller tensor
         self._detach()
         for name, parameter in self._parameters.items():
             tensor = weights[name]

@@ -30,6 +30,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from qwen35_trainer.rollout.vllm_environment import VARIABLES
+
 if TYPE_CHECKING:
     from qwen35_trainer.manifest import TrainingSpec
 
@@ -48,7 +50,7 @@ def set_environment(*, in_cluster: bool) -> None:
     # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
     os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error"}
-    defaults = {
+    defaults = VARIABLES | {
         "RAY_USAGE_STATS_ENABLED": "0",  # a training sends no usage statistics
         "RAY_CLIENT_MODE": "0",  # Ray sets it to this when it is imported, while another thread reads the data
         "PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace",  # Ray sets it to this in any case

@@ -21,6 +21,7 @@ import contextlib
 import os
 import queue
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
-from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.machine import device
@@ -314,30 +315,63 @@ class RolloutWorker(Process):
             return self._build()
 
     def _build(self) -> RolloutEngine:
-        # The driver imports this module for the class. Only the worker's process imports torch.
+        """Build the engine that the manifest names. Only this process imports torch; the driver imports this module for the class."""
+        spec = self._spec
+        assert spec.rollout is not None
+        return self._vllm(spec, spec.rollout) if spec.rollout.engine == "VLLM" else self._torch(spec, spec.rollout)
+
+    def _torch(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
         from qwen35_trainer.models.qwen3_5.build_model import build
         from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.torch import TorchEngine
 
-        spec = self._spec
-        assert spec.rollout is not None
-        length = spec.data.maxPromptTokens + spec.data.maxResponseTokens
         model = build(
             spec.model,
             seed=spec.seed,
             vocabulary=self._vocabulary,
-            max_length=length,
+            max_length=self._length,
             base=self._base,
             precision=PRECISIONS[spec.model.precision],
         )
         return TorchEngine(
             model.to(device(spec.accelerator.profile)),
             end_token=self._end_token,
-            slots=spec.rollout.maxSequencesPerReplica,
-            max_length=length,
-            seed=int(np.random.SeedSequence((spec.seed, *self._life)).generate_state(1)[0]),
+            slots=rollout.maxSequencesPerReplica,
+            max_length=self._length,
+            seed=self._seed,
             float32_logits=spec.train.headPrecision == "FP32",
         )
+
+    def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
+        """Build the engine with weights without meaning: every replica loads a published version before it joins."""
+        from qwen35_trainer.models.qwen3_5.build_model import configuration
+        from qwen35_trainer.rollout.vllm import VLLMEngine
+        from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
+
+        on_cpu = spec.accelerator.profile == "CPU"
+        config = configuration(spec.model, vocabulary=self._vocabulary, max_length=self._length, base=self._base)
+        settings = CoreSettings(
+            slots=rollout.maxSequencesPerReplica,
+            max_length=self._length,
+            seed=self._seed,
+            memory_fraction=rollout.memoryFraction,
+            on_cpu=on_cpu,
+        )
+        with tempfile.TemporaryDirectory() as room:
+            if spec.model.source.path is None:
+                write_configuration(config, Path(room))
+            folder = Path(room) if spec.model.source.path is None else self._base / spec.model.source.path
+            core = build_core(folder, config, settings)
+        return VLLMEngine(core, config, end_token=self._end_token, max_length=self._length, on_cpu=on_cpu)
+
+    @property
+    def _length(self) -> int:
+        """Maximum length of a prompt and its response together, in tokens."""
+        return self._spec.data.maxPromptTokens + self._spec.data.maxResponseTokens
+
+    @property
+    def _seed(self) -> int:
+        return int(np.random.SeedSequence((self._spec.seed, *self._life)).generate_state(1)[0])
 
     async def obey(self, batch: CommandBatch) -> None:
         """Carry out commands in the order of their numbers. Those that arrived before are ignored."""

@@ -37,6 +37,7 @@ from qwen35_trainer.progress.run_view import View, make_view
 from qwen35_trainer.progress.summary import Summary, summary_of
 from qwen35_trainer.runtime.background import run_in_thread
 from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.installed import uninstalled
 from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.machine import devices_here, too_few_devices
@@ -103,7 +104,7 @@ def run(
     Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written; Interrupted when there is no time
     to save; and ReportFailed.
     """
-    problems = unsupported(manifest)
+    problems = unsupported(manifest) + uninstalled(manifest.spec)
     if manifest.spec.accelerator.profile != "CPU" and not in_cluster:
         problems += too_few_devices(manifest.spec, devices_here(manifest.spec.accelerator.profile))
     if problems:

@@ -110,6 +110,17 @@ def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in weights.items()}
 
 
+def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], version: int) -> None:
+    """Raise ValueError naming all tensors that are missing, unexpected or of another shape than the rollout model expects."""
+    other = shapes(weights)
+    misshapen = sorted(name for name in expected.keys() & other.keys() if expected[name] != other[name])
+    if misshapen or expected.keys() != other.keys():
+        raise ValueError(
+            f"weights of version {version} do not fit the rollout model: missing {sorted(expected.keys() - other.keys())}, "
+            f"unexpected {sorted(other.keys() - expected.keys())}, of another shape {misshapen}"
+        )
+
+
 def _buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Bucket, list[TensorEntry]]]:
     """Yield each bucket with the entries of its tensors. A bucket is valid only until the next one is yielded."""
     memory = np.zeros(BUCKET_BYTES, dtype=np.uint8)  # pages that are not written to cost nothing

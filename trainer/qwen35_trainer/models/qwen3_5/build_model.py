@@ -11,6 +11,7 @@ from qwen35_trainer.manifest import ModelSpec, RandomModelSpec, RandomVisionSpec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
 from qwen35_trainer.models.qwen3_5.adapter import adapt
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, check_finite
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.precision import stored_in
 
 VISION_TOKENS = {
@@ -42,12 +43,20 @@ def build(
     if model.source.random is not None:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            built = _random(model.source.random, vocabulary, max_length)
+            built = classes.construct(_random_configuration(model.source.random, vocabulary, max_length))
         for name, parameter in built.named_parameters():
             parameter.data = parameter.data.to(stored_in(name, precision))
         return adapt(built)
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
     return adapt(_from_files(CheckpointFiles.open(base / model.source.path), precision))
+
+
+def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: Path) -> HFConfig:
+    """Return the configuration of the model that `spec.model` names, without building the model. Arguments as for `build`."""
+    if model.source.random is not None:
+        return _random_configuration(model.source.random, vocabulary, max_length)
+    assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
+    return classes.read_config(base / model.source.path)
 
 
 def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
@@ -63,7 +72,7 @@ def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
     return model
 
 
-def _random(shape: RandomModelSpec, vocabulary: int, max_length: int) -> HFModule:
+def _random_configuration(shape: RandomModelSpec, vocabulary: int, max_length: int) -> HFConfig:
     import transformers
 
     text = {
@@ -86,15 +95,14 @@ def _random(shape: RandomModelSpec, vocabulary: int, max_length: int) -> HFModul
     }
     family = "Qwen3_5" if shape.experts == 0 else "Qwen3_5Moe"
     if shape.vision is None:
-        return classes.construct(getattr(transformers, f"{family}TextConfig")(**text))
-    config = getattr(transformers, f"{family}Config")(
+        return getattr(transformers, f"{family}TextConfig")(**text)
+    return getattr(transformers, f"{family}Config")(
         text_config=text,
         vision_config=_tower(shape.vision, shape),
         tie_word_embeddings=shape.tieEmbeddings,
         initializer_range=shape.initializerRange,
         **VISION_TOKENS,
     )
-    return classes.construct(config)
 
 
 def _feed_forward(shape: RandomModelSpec) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
     module ─► whole tensors, one after another ─► exported ─► a rollout engine of another program
 
-Only tests call the functions today; the vLLM engine will. `qwen35 export` writes with `hub_folder.py`.
+The vLLM engine loads with `exported`. `qwen35 export` writes with `hub_folder.py`.
 Only the names of experts differ between the module and checkpoints:
 
     packed       layers.0.mlp.experts.gate_up_proj  (E, 2·I, D), gate above up       the module; vLLM

@@ -1,0 +1,38 @@
+"""The memory of vLLM's caches on the CPU, where no device has a memory of its own."""
+
+from __future__ import annotations
+
+import psutil
+
+from qwen35_trainer.models.qwen3_5.classes import HFConfig
+
+ATTENTION_BLOCK = 128
+"""vLLM's CPU kernels store keys and values in blocks of a multiple of this number of tokens."""
+STATES_PER_SEQUENCE = 2
+"""Blocks that a linear layer holds for a sequence: its state, and the one that the prefix cache keeps."""
+SPARE_BLOCKS = 64
+
+
+def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: float) -> int:
+    """Return the bytes that keys, values and states of `slots` sequences of `max_length` tokens need, in vLLM's blocks.
+
+    All blocks of a hybrid model have the size of the state of a linear layer, rounded up to whole blocks of attention. At most
+    `fraction` of the memory that is available now; with less memory than needed, vLLM lets sequences wait.
+    """
+    text = config.get_text_config()
+    linear = text.layer_types.count("linear_attention")
+    full = len(text.layer_types) - linear
+    keys, values = (
+        heads * size
+        for heads, size in (
+            (text.linear_num_key_heads, text.linear_key_head_dim),
+            (text.linear_num_value_heads, text.linear_value_head_dim),
+        )
+    )
+    # The state is float32, the inputs of the convolution are bfloat16.
+    state = 4 * values * text.linear_key_head_dim + 2 * (2 * keys + values) * (text.linear_conv_kernel_dim - 1)
+    per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
+    tokens = -(-state // (per_token * ATTENTION_BLOCK)) * ATTENTION_BLOCK
+    blocks = slots * (STATES_PER_SEQUENCE * linear + full * -(-max_length // tokens)) + SPARE_BLOCKS
+    needed: int = blocks * tokens * per_token
+    return min(needed, int(fraction * psutil.virtual_memory().available))
