@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from qwen35_trainer.progress.coarse_spans import CoarseSpans
 from qwen35_trainer.progress.records import SpanRecord
-from qwen35_trainer.progress.timeline import merge, recent, timeline_charts
+from qwen35_trainer.progress.timeline import _busy_share, merge, recent, timeline_charts
 
 
 def span(start: float, end: float, lane: str = "rollout-0", label: str = "a") -> SpanRecord:
@@ -71,3 +71,8 @@ def test_a_run_with_more_spans_than_are_drawn_has_an_overview_from_its_start() -
     assert len(bars["x"]) == 3000
     assert "width" not in bars, "a bar without pauses is as thick as its row"
     assert detailed.note.startswith("the last 50 min 00 s; ")
+
+
+def test_a_bar_without_length_has_a_share():
+    span = SpanRecord(lane="rollout-0", kind="generate", start=5.0, end=5.0, busy=0.0)
+    assert _busy_share(span) == 1.0

@@ -518,3 +518,16 @@ def test_the_folder_of_a_release_that_recorded_no_start_continues_from_the_newes
     del record["start"]
     (shared / "owner.json").write_text(json.dumps(record))
     assert run("a").find("auto").checkpoint.progress.update == 40
+
+
+def test_checkpoints_that_do_not_name_their_attempt_are_not_of_the_last_one(run, shared):
+    """Earlier releases wrote such checkpoints. The last attempt continued from an earlier one, and was lost before its first save."""
+    run("a").start().save(20, 40).end()
+    for checkpoint in shared.glob("update-*"):
+        meta, contents = checkpoint / "progress.json", checkpoint / "contents.json"
+        progress = json.loads(meta.read_text())
+        del progress["journal"]
+        meta.write_text(json.dumps(progress))
+        contents.write_text(json.dumps(json.loads(contents.read_text()) | {"progress.json": meta.stat().st_size}))
+    run("a").start(shared / "update-000020").end()
+    assert run("a").find("auto").checkpoint.progress.update == 20

@@ -145,7 +145,8 @@ def _description(span: SpanRecord) -> str:
 
 
 def _busy_share(span: SpanRecord) -> float:
-    return 1.0 if span.busy is None else span.busy / (span.end - span.start)
+    length = span.end - span.start
+    return 1.0 if span.busy is None or length <= 0 else min(1.0, span.busy / length)
 
 
 def _lane_order(lane: str) -> tuple[int, list[tuple[int, str]]]:

@@ -187,12 +187,22 @@ def load(path: Path) -> SavedCheckpoint:
     )
 
 
-def attempt_of(path: Path) -> str:
-    """Return the attempt that saved a checkpoint; empty if it cannot be read, or is of a release that did not record it."""
+def attempt_of(path: Path) -> str | None:
+    """Return the attempt that saved a checkpoint; empty if it is not recorded, None if the storage cannot be read now."""
     try:
         return str(json.loads((path / META_FILE).read_text())["journal"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return ""
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def update_of(path: Path) -> int:
+    """Return the update in the name of a checkpoint's folder, -1 for any other name."""
+    number = _number(path)
+    return -1 if number is None else number
 
 
 def _remove(path: Path) -> None:

@@ -132,7 +132,13 @@ class TrainingLoop:
         """Wait for inputs of the coordinator, and return all that have arrived. Raises Stalled."""
         limit = self.training.spec.async_.stallSeconds
         try:
-            inputs = [await asyncio.wait_for(self.inbox.get(), self._stalls_after(limit))]
+            # With a time-out of 0, wait_for would not look into the inbox.
+            ready = not self.inbox.empty()
+            inputs = [
+                self.inbox.get_nowait()
+                if ready
+                else await asyncio.wait_for(self.inbox.get(), self._stalls_after(limit))
+            ]
         except TimeoutError:
             if self._busy or self.generation.pool.has_too_few:
                 return []  # the order under way has its own deadline, and so has the pool with too few replicas

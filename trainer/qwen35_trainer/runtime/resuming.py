@@ -35,6 +35,7 @@ from qwen35_trainer.runtime.checkpoint_store import (
     StorageFailed,
     attempt_of,
     load,
+    update_of,
 )
 from qwen35_trainer.runtime.folder import FolderRefused, RunFolder, listed, spec_in, unwritable
 from qwen35_trainer.runtime.job import checkpoint_folder, with_model_at
@@ -136,11 +137,11 @@ class _CheckpointFolder:
         owner = self.owner
         if owner is None or not owner.start:
             return self.newest
-        if saved := [path for path in self.complete if attempt_of(path) in (owner.attempt, "")]:
+        if saved := [path for path in self.complete if attempt_of(path) in (owner.attempt, None)]:
             return saved[-1]
         if (start := self.folder / owner.start).is_dir():
             return start
-        if earlier := [path for path in self.complete if path.name < start.name]:
+        if earlier := [path for path in self.complete if update_of(path) < update_of(start)]:
             return earlier[-1]
         if self.complete:
             raise CheckpointError(

@@ -331,7 +331,7 @@ class RolloutPool:
             for report in await replica.channel.receive():
                 self._worked |= report.steps > 0
                 if report.loaded is not None and report.loaded > replica.version:
-                    replica.version = report.loaded
+                    replica.version, behind_since = report.loaded, None
                     self._listener.tell(on.VersionLoaded(replica.number, replica.version))
                 self._listener.reported(replica, report)
                 assert self._newest is not None
