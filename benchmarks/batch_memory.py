@@ -28,7 +28,7 @@ from qwen35_trainer.engines.fsdp.learning_signal import LearningSignal
 from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import AlgorithmSpec
-from qwen35_trainer.rewards.scorer import CombinedScore
+from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.process import return_freed_tensors, trim
@@ -97,7 +97,7 @@ def _groups(samples: int, longest: int) -> list[ScoredGroup]:
     mean = 3 * longest / 8
     lengths = random.lognormal(np.log(mean / np.sqrt(2)), np.sqrt(np.log(2)), samples).clip(1, longest).astype(int)
     lengths[0] = longest
-    prompt = EncodedPrompt(Prompt("p/0", "p", "question"), tuple(range(PROMPT)))
+    prompt = EncodedPrompt(Prompt("p/0", "p", "question"), np.arange(PROMPT, dtype=np.int32))
     groups = []
     for number, own in enumerate(lengths.reshape(-1, GROUP)):
         sequences = [
