@@ -75,6 +75,7 @@ def _environment() -> dict[str, str]:
 
 def _generate(folder: Path, tokens: int, slots: int) -> float:
     """Keep an engine full, and return its tokens per second."""
+    import numpy as np
     import torch
 
     from qwen35_trainer.data.tokenizer import load_tokenizer
@@ -87,7 +88,7 @@ def _generate(folder: Path, tokens: int, slots: int) -> float:
     spec = ModelSpec(name="tiny-qwen3.5", source=ModelSourceSpec(path=str(folder)), precision="FP32")
     tokenizer = load_tokenizer(spec, folder)
     rows = [json.loads(line) for line in (DATA / "train.jsonl").read_text().splitlines()]
-    prompts = [tuple(tokenizer(row["prompt"])["input_ids"]) for row in rows]
+    prompts = [np.array(tokenizer(row["prompt"])["input_ids"], np.int32) for row in rows]
     length = PROMPT_TOKENS + tokens
     model = build(spec, seed=0, vocabulary=len(tokenizer), max_length=length, base=folder)
     engine = TorchEngine(model, end_token=tokenizer.eos_token_id, slots=slots, max_length=length, seed=0)

@@ -1,11 +1,12 @@
 import asyncio
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from qwen35_trainer.data import Prompt
 from qwen35_trainer.rewards import isolated
-from qwen35_trainer.rewards.reward import PromptFields, Response, RewardSetupError
+from qwen35_trainer.rewards.reward import PromptFields, Response, RewardError, RewardSetupError, as_score
 from tests.patience import PATIENCE
 
 CODE = """
@@ -145,3 +146,18 @@ async def test_all_functions_that_cannot_be_loaded_are_reported_together(build, 
     assert f"absent:f: module absent was not found in the manifest's folder {tmp_path} or on sys.path" in absent
     assert "importing broken failed: ModuleNotFoundError: No module named 'no_such_module'" in broken
     assert 'broken.py", line 1' in broken
+
+
+@pytest.mark.parametrize("value", [1e16, -1e200, 10**400])
+def test_a_score_whose_square_does_not_fit_into_float32_is_refused_with_the_value(value):
+    with pytest.raises(RewardError, match=r"a score is at most 1e\+15 in magnitude") as refused:
+        as_score(value)
+    assert refused.value.kind == "NotANumber"
+
+
+def test_a_truth_value_of_numpy_is_a_score():
+    assert (as_score(np.True_), as_score(np.bool_(False))) == (1.0, 0.0)
+
+
+def test_the_name_of_an_exception_reaches_logs_without_control_characters():
+    assert RewardError("message", kind="\x1b[31mE").kind == "\\x1b[31mE"

@@ -49,6 +49,13 @@ async def first_dies(path, dies):
 async def dies():
     os._exit(3)
 
+def forks():
+    child = os.fork()
+    if child == 0:
+        return 777
+    os.waitpid(child, 0)
+    return 1
+
 def loop():
     while True:
         pass
@@ -159,6 +166,11 @@ async def test_a_worker_that_dies_is_reported_with_its_exit_code_and_replaced(is
     for _ in range(2):
         with pytest.raises(RewardError, match=r"the worker process died \(exit code 3\)"):
             await function.call()
+
+
+async def test_a_child_that_the_function_forks_does_not_answer_in_its_place(isolated) -> None:
+    function = isolated("forks")
+    assert [await function.call() for _ in range(2)] == [1.0, 1.0]
 
 
 async def test_a_worker_killed_between_calls_is_replaced(isolated) -> None:

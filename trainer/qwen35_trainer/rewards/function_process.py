@@ -62,24 +62,36 @@ def _serve(connection: socket.socket) -> None:
     if is_asynchronous(function):
         asyncio.run(_serve_concurrently(function, timeout_seconds, connection))
         return
+    process = os.getpid()
     while True:
         number, request = read_frame(stream)
         # The caller kills a late process. If the caller has ended, the kernel does, even if the function never releases
         # the interpreter's lock.
         signal.setitimer(signal.ITIMER_REAL, 2 * timeout_seconds + 1)
         reply = _attempt(function, request)
+        _end_if_forked(process)
         signal.setitimer(signal.ITIMER_REAL, 0)
         connection.sendall(packed(number, _encoded(reply)))
 
 
 async def _serve_concurrently(function: Callable[..., Any], timeout_seconds: float, connection: socket.socket) -> None:
+    process = os.getpid()
+
     async def answer(request: bytes) -> bytes:
-        return _encoded(await _attempt_asynchronous(function, request, timeout_seconds))
+        reply = await _attempt_asynchronous(function, request, timeout_seconds)
+        _end_if_forked(process)
+        return _encoded(reply)
 
     connection.setblocking(False)
     _, server = await asyncio.get_running_loop().create_unix_connection(lambda: CallServer(answer), sock=connection)
     await server.ended
     os._exit(0)  # without waiting for calls under way, which nobody waits for
+
+
+def _end_if_forked(process: int) -> None:
+    """End this process if it is a child that the function has forked: only `process` answers calls."""
+    if os.getpid() != process:
+        os._exit(0)
 
 
 def _load(loader: str, arguments: tuple[object, ...]) -> tuple[Callable[..., Any] | None, Reply]:

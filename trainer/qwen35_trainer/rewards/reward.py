@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from qwen35_trainer.failure_reasons import FailureReason
 
@@ -142,7 +142,7 @@ class RewardError(Exception):
 
     def __init__(self, message: str, *, kind: str = "RewardError", details: str = "") -> None:
         super().__init__(_plain(message))
-        self.kind = kind
+        self.kind = _plain(kind)
         self.details = _plain(details)
 
 
@@ -173,11 +173,20 @@ class RewardSetupError(ValueError):
         return "\n  ".join([f"{count} problem{'' if count == 1 else 's'} in the rewards", *self.problems])
 
 
+MAX_SCORE: Final = 1e15
+"""Maximum magnitude of a score. Advantages are computed from squares of rewards in float32, which hold up to 3e38."""
+
+
 def as_score(value: object) -> float:
-    """Return the number that a scorer returned. Raises RewardError for anything else, NaN and infinity included."""
+    """Return the number that a scorer returned. Raises RewardError for anything else, NaN and magnitudes above MAX_SCORE included."""
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        value = bool(value)  # not a Real for Python, other than its own bool
     if not isinstance(value, Real):
         shown = repr(value)[:80]
         raise RewardError(f"returned {shown} ({type(value).__name__}), not a number", kind="NotANumber")
+    if MAX_SCORE < abs(value) < math.inf:
+        shown = repr(value)[:80]
+        raise RewardError(f"returned {shown}; a score is at most {MAX_SCORE:g} in magnitude", kind="NotANumber")
     if not math.isfinite(value):
         raise RewardError(f"returned {float(value)}; a score is a finite number", kind="NotANumber")
     return float(value)

@@ -15,6 +15,8 @@ from qwen35_trainer.failure_reasons import FailureReason
 
 _MAX_NAMED_PROCESSES = 3
 """Number of processes that an out-of-memory error lists."""
+MAX_LOSS_CHARACTERS = 400
+"""Maximum length of Ray's text about a lost process in messages."""
 LOSS_DETECTION_SECONDS = 30.0
 """Maximum time from a broken connection to Ray's report that the process at its other end has ended.
 
@@ -105,8 +107,8 @@ def _lost(of: str, act: str, loss: RayError) -> ActorLost:
     if isinstance(loss, Killed):
         return ActorOutOfMemory(_out_of_memory(of, act, str(loss)))
     if isinstance(loss, ActorUnavailableError):
-        return ActorUnreachable(f"{of} cannot be reached during {act}: {_reason(loss)}")
-    return ActorLost(f"{of} was lost during {act}: {_reason(loss)}")
+        return ActorUnreachable(f"{of} cannot be reached during {act}: {loss_text(loss)}")
+    return ActorLost(f"{of} was lost during {act}: {loss_text(loss)}")
 
 
 def _cause(error: RayTaskError) -> Exception:
@@ -120,8 +122,10 @@ def _cause(error: RayTaskError) -> Exception:
     return RuntimeError(str(error).strip().splitlines()[-1].strip())
 
 
-def _reason(error: RayError) -> str:
-    return " ".join(str(error).split())[:400]
+def loss_text(error: RayError) -> str:
+    """Return Ray's message about a lost process in one line, without its list of common causes."""
+    text = " ".join(str(error).split()).partition(" Some common causes")[0]
+    return text[:MAX_LOSS_CHARACTERS]
 
 
 def _out_of_memory(of: str, act: str, ray_message: str) -> str:

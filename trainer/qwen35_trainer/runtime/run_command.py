@@ -233,7 +233,7 @@ def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> Finis
     import ray
     from ray.exceptions import RayActorError
 
-    from qwen35_trainer.runtime.calls import Stalled
+    from qwen35_trainer.runtime.calls import Stalled, loss_text
     from qwen35_trainer.runtime.driver import Driver
     from qwen35_trainer.runtime.site import driver_options
 
@@ -250,7 +250,7 @@ def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> Finis
             raise Interrupted(SECOND_SIGNAL) from error
         message, reason = str(error), FailureReason.STALLED
         if isinstance(error, RayActorError):
-            message, reason = f"the driver was lost: {' '.join(message.split())[:400]}", FailureReason.DRIVER_LOST
+            message, reason = f"the driver was lost: {loss_text(error)}", FailureReason.DRIVER_LOST
         message = f"{message} Continue with --resume auto"
         finish = FinishRecord(outcome="Failed", message=message, time=time.time() - job.started, reason=reason)
         with Recorder(job.folder.metrics, [follower.view, follower.reporter]) as recorder:
