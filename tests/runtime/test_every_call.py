@@ -6,6 +6,7 @@ with more numbers: test_loop.py.
 """
 
 import itertools
+import re
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,20 +195,21 @@ def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, 
 
 @pytest.mark.parametrize(
     ("method", "seconds"),
-    [("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS), ("obey", ANSWER_SECONDS)],
+    [("open", START_SECONDS), ("exchange", MAX_REPORT_SECONDS + ANSWER_SECONDS), ("obey", ANSWER_SECONDS)],
 )
 def test_a_replica_that_hangs_is_replaced(local, write, tmp_path, method, seconds):
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), seconds)
     log = (ended.folder / "logs" / "driver.log").read_text()
-    assert "rollout-0 was lost: rollout-0 did not finish " in log
-    assert f"within {seconds:g} s" in log
+    assert re.search(
+        rf"rollout-0 did not finish .* within {seconds:g} s.*; its sequences continue on other replicas", log
+    )
     _complete(ended)
 
 
-@pytest.mark.parametrize(("method", "state"), [("address", "is pending"), ("open", "loads the model on ")])
-def test_a_replica_that_never_starts_ends_the_run_if_no_other_works(local, write, tmp_path, method, state):
-    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), PATIENCE)
+def test_a_replica_that_never_starts_ends_the_run_if_no_other_works(local, write, tmp_path):
+    seconds = START_SECONDS + PATIENCE
+    ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", "address"), seconds)
     assert ended.err.startswith(
-        f"0 of 1 replicas worked for {PATIENCE:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 {state}"
+        f"0 of 1 replicas worked for {seconds:g} s, and the run needs 1 (spec.rollout.minNodes). rollout-0 is pending"
     )
     _failed(ended, "WorkerLost")
