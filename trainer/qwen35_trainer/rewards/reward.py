@@ -184,12 +184,16 @@ def as_score(value: object) -> float:
     if not isinstance(value, Real):
         shown = repr(value)[:80]
         raise RewardError(f"returned {shown} ({type(value).__name__}), not a number", kind="NotANumber")
-    if MAX_SCORE < abs(value) < math.inf:
-        shown = repr(value)[:80]
-        raise RewardError(f"returned {shown}; a score is at most {MAX_SCORE:g} in magnitude", kind="NotANumber")
-    if not math.isfinite(value):
-        raise RewardError(f"returned {float(value)}; a score is a finite number", kind="NotANumber")
-    return float(value)
+    too_large = f"returned {repr(value)[:80]}; a score is at most {MAX_SCORE:g} in magnitude"
+    try:
+        score = float(value)
+    except OverflowError as error:
+        raise RewardError(too_large, kind="NotANumber") from error
+    if not math.isfinite(score):
+        raise RewardError(f"returned {score}; a score is a finite number", kind="NotANumber")
+    if abs(score) > MAX_SCORE:
+        raise RewardError(too_large, kind="NotANumber")
+    return score
 
 
 def required_answer(response: Response) -> str:
