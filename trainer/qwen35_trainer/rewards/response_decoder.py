@@ -28,7 +28,7 @@ class ResponseDecoder:
     backend: str | None
     """JSON of the tokenizers library."""
     tokenizer: bytes | None = None
-    """The pickled tokenizer, where there is no such backend."""
+    """The pickled tokenizer; None if it has a backend."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ResponseDecoder:

@@ -2,7 +2,7 @@
 
 vLLM adds some fifteen more itself while its engine is built, among them LD_PRELOAD and NUMEXPR_MAX_THREADS. Their values depend on the
 machine, so they are not set in advance. The worker's own threads start later, but those of Ray run already
-(`runtime/environment.py` describes the danger).
+(`runtime/process.py` describes the danger).
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import gc
 import itertools
 import logging
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -144,10 +143,6 @@ class Process:
         handler = logging.FileHandler(self._logs / f"{name}.log", delay=not final)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-
-    def ready(self) -> str:
-        """Return the name of the host, or of the pod in a cluster. An answer means that the actor is constructed."""
-        return socket.gethostname()
 
 
 class MemoryWatch:

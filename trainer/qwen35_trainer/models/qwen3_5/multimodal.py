@@ -31,8 +31,8 @@ def multimodal_input(
 ) -> ModelInput:
     """Build the input of sequences of token ids, each (length,) int64, and the pictures of each (None: no picture).
 
-    config: the configuration of a vision-language model.  written: for each sequence (length,) bool, true for tokens
-    that the model generated; placeholders among these do not stand for pictures.  Raises ValueError naming
+    config: the configuration of a vision-language model. written: for each sequence (length,) bool, true for tokens
+    that the model generated; placeholders among these do not stand for pictures. Raises ValueError naming
     the sequences whose placeholders do not match their pictures.
     """
     text = ModelInput.of_text(sequences, packed=packed, device=device)
