@@ -30,6 +30,7 @@ from .conftest import Running
 
 PROMPTS_PER_UPDATE = 4
 LOSS_MINUTES = 30.0
+TENSOR_BYTES = 256 * 1024
 LOST = "its sequences continue on other replicas"
 """Part of the driver's warning about each lost replica."""
 
@@ -43,7 +44,7 @@ def _disconnect(process: psutil.Process) -> None:
 
 
 def _starve(process: psutil.Process) -> None:
-    """Let every further allocation fail that needs memory of the kernel: the C library takes it for each tensor of 1 MiB or more."""
+    """Let every further allocation fail that needs memory of the kernel: each tensor of TENSOR_BYTES or more, see `pool`."""
     process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
 
 
@@ -56,11 +57,13 @@ WAYS: dict[str, Callable[[psutil.Process], object]] = {
 
 
 @pytest.fixture
-def pool(command, write, tmp_path) -> Running:
+def pool(command, write, tmp_path, monkeypatch) -> Running:
     if os.geteuid() != 0 or shutil.which("ss") is None:
         pytest.skip("only root can cut the connections of a process, with ss of iproute2")
+    # Otherwise the C library raises this threshold up to 32 MiB, and then takes tensors from memory that it has freed.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(TENSOR_BYTES))
     changes = {
-        # Its activations, of 64 kB for each sequence, are the tensors of more than 1 MiB.
+        # Its activations, of 64 kB for each sequence, are the tensors above TENSOR_BYTES.
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 16_384, "fullAttentionInterval": 2, "layers": 2}
         | {"characters": "0123456789>="},
         "train.updates": 1_000_000,

@@ -1,4 +1,4 @@
-"""Reported tokens: packed in reports, and in one growing buffer for each sequence."""
+"""Reported tokens: packed in reports, and in a buffer for each sequence."""
 
 import pickle
 from collections.abc import Sequence
@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
-from qwen35_trainer.runtime import token_buffer
 from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer
 
 BYTES_PER_TOKEN = 12
-FIRST = token_buffer._MIN_GROWTH_TOKENS
 
 
 def drawn(count: int, seed: int = 0) -> GeneratedTokens:
@@ -67,23 +65,20 @@ def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps):
 
 
 @given(st.lists(st.integers(0, 2000), max_size=40))
-def test_a_buffer_has_a_quarter_more_memory_than_its_tokens_at_most(lengths):
+def test_a_buffer_has_the_memory_of_its_tokens_and_no_more(lengths):
     buffer = TokenBuffer()
     for length in lengths:
         buffer.append(packed(drawn(length)))
-        needed = BYTES_PER_TOKEN * len(buffer)
-        assert buffer._data.nbytes <= max(1.25 * needed, needed + BYTES_PER_TOKEN * FIRST)
+    assert sum(part.nbytes for part in buffer._parts) == BYTES_PER_TOKEN * len(buffer)
+    buffer.tokens()
+    assert [part.nbytes for part in buffer._parts] == [BYTES_PER_TOKEN * len(buffer)], "the parts are gone"
 
 
-def test_each_token_is_copied_a_few_times_however_long_the_sequence_is():
-    """Small parts: a buffer that grew by a constant would copy half of the final length at each of 3,000 appends."""
-    buffer, copied = TokenBuffer(), 0
-    for _ in range(3000):
-        before, length = buffer._data, len(buffer)
-        buffer.append(packed(drawn(10)))
-        copied += length if buffer._data is not before else 0
-    assert len(buffer) == 30_000
-    assert copied <= 5 * len(buffer), "1 / 0.25 + 1 by the geometric series"
+def test_no_token_is_copied_again_while_a_sequence_grows():
+    buffer = buffer_of([drawn(10), drawn(20)])
+    before = list(buffer._parts)
+    buffer.append(packed(drawn(30)))
+    assert all(old is new for old, new in zip(before, buffer._parts, strict=False))
 
 
 def test_tokens_that_are_read_do_not_change_when_more_arrive():
@@ -101,8 +96,9 @@ def test_a_buffer_keeps_no_array_of_a_report_alive():
     for _, data in block.packed():
         buffers.append(TokenBuffer())
         buffers[-1].append(data)
-        assert not np.shares_memory(buffers[-1]._data, block._data)
-        assert buffers[-1]._data.base is None
+        [part] = buffers[-1]._parts
+        assert not np.shares_memory(part, block._data)
+        assert part.base is None
     assert [len(buffer) for buffer in buffers] == [3, 5000]
 
 

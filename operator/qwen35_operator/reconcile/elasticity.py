@@ -1,6 +1,6 @@
 """Chooses the target size of the rollout pool, and returns the writes that give a running cluster this size.
 
-    spec.rollout.nodes, or autoscaling's choice ──► target ──► -control ──► RayCluster replicas, idlest pods deleted first
+    spec.rollout.nodes, or autoscaling's choice ──► target ──► ConfigMap NAME-control ──► RayCluster replicas, idlest pods deleted first
 
 A RayJob ignores later edits of its cluster spec, so the operator patches the RayCluster itself. The operator does not
 change the size if something else decides it: Ray's autoscaler, or Kueue if the job is not elastic.

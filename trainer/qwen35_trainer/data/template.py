@@ -127,7 +127,10 @@ class TemplateEncoder:
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Return how many characters of an assistant's turn the model writes: all through the last end token."""
+        """Return how many characters of an assistant's turn the model writes itself: those up to and including the last end token.
+
+        text: the rendered turn. Without an end token the model writes all of it.
+        """
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
         return len(text) if at < 0 else at + len(str(end))

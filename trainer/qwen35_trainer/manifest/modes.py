@@ -19,7 +19,7 @@ def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that there are rewards, unless the mode is SFT, which scores nothing."""
+    """Check that there are rewards, and none in mode SFT, which scores nothing."""
     if spec.mode == "SFT" and spec.rewards:
         yield Problem("spec.rewards", "mode SFT has no rewards.", "Remove them, or use mode FullyAsync or Colocated.")
     if spec.mode != "SFT" and not spec.rewards:

@@ -153,15 +153,18 @@ class Placement:
     def progressed(self, event: on.SequencesProgressed) -> None:
         """Note the tokens of running sequences. Sequences that have become stragglers wait for a slot of the lane."""
         by_replica: dict[int, dict[SequenceId, int]] = {}
-        for name, tokens in event.tokens.items():
-            group = self.groups.get(name[0])
-            sequence = None if group is None else group.sequences[name[1]]
-            if sequence is None or sequence.replica is None or tokens <= sequence.tokens:
+        groups, straggler = self.groups, math.inf if self._lane_after is None else self._lane_after
+        for name, tokens in event.tokens.items():  # for every few tokens of a run
+            group = groups.get(name[0])
+            if group is None:
                 continue
-            was_straggler = self._is_straggler(sequence)
+            sequence = group.sequences[name[1]]
+            before, replica = sequence.tokens, sequence.replica
+            if replica is None or tokens <= before:
+                continue
             sequence.tokens = tokens
-            by_replica.setdefault(sequence.replica, {})[name] = tokens
-            if self._is_straggler(sequence) and not was_straggler:
+            by_replica.setdefault(replica, {})[name] = tokens
+            if before < straggler <= tokens:
                 self._enqueue_for_lane(name)
         for number, sequences in by_replica.items():
             self.pool_of(number).grow(number, sequences)

@@ -67,7 +67,7 @@ class PublicationState:
         return all(step is None for step in waiting) and not self._evaluations.is_running
 
     def version_trained(self, version: int) -> None:
-        """Begin to publish a version, all of whose batches have trained."""
+        """Begin to publish `version`: the batches that lead to it have trained."""
         if not self._stopped:
             self._pending = version
 

@@ -53,7 +53,7 @@ class FailureCounts:
 
 @dataclass(slots=True)
 class RunTotals:
-    """RunTotals of a run so far. The state is a few numbers and the newest record of each kind.
+    """The totals of a run so far: some sums and counts, and the newest record of each kind, but no history.
 
     Updates and evaluations that a later attempt repeated (`repeats.py`) are not counted.
     """

@@ -167,9 +167,10 @@ class Driver(Process):
         )
 
     def obey(self, control: Control) -> None:
-        """Take over the operator's orders, except an order to stop, which is a call of `stop`.
+        """Take over the live settings, the size of the pool and the leaving pods that the operator has set.
 
-        Live settings take effect at the next update; the pool's size and leaving pods do so immediately.
+        An order to stop is not handled here: the caller calls `stop` for it. Live settings take effect at the next
+        update; the pool's size and leaving pods do so immediately.
         """
         spec = self._job.spec
         self._live.now = control.live or LiveFields.of(spec).now

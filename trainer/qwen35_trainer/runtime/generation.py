@@ -170,9 +170,10 @@ class Generation:
             if self._holders.get(name) == here:
                 self.tell(on.SequenceStarted(name, version))
         lengths: dict[SequenceId, int] = {}
-        for name, tokens in report.tokens.packed():
-            if self._holders.get(name) == here:
-                buffer = self._buffers[name]
+        holders, buffers = self._holders, self._buffers
+        for name, tokens in report.tokens.packed():  # the driver's most frequent operation
+            if holders.get(name) == here:
+                buffer = buffers[name]
                 buffer.append(tokens)
                 lengths[name] = len(buffer)
         for name, truncated in report.finished.items():

@@ -55,12 +55,12 @@ from qwen35_trainer.weights.published import PublishedWeights
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
 MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 5.0
-GATHER_SHARE = 0.02
+GATHER_SHARE = 0.05
 """Sequences that finish within this share of the mean duration of a sequence are reported together: each call costs the driver
 time, and this delays a sequence by at most that share."""
 PROGRESS_SECONDS = 1.0
 """Interval at which unfinished sequences are asked for new tokens. Tokens that are not reported are lost with the process."""
-PROGRESS_SHARE = 1 / 16
+PROGRESS_SHARE = 1 / 8
 """A long sequence reports new tokens when they are this share of it, and a replica reports without a finished sequence after this
 share of the mean duration of a sequence: the number of reports grows slowly with the length of responses."""
 MAX_GAP_SECONDS = 0.002

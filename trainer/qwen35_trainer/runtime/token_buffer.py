@@ -1,4 +1,4 @@
-"""The tokens that replicas have reported: packed on their way to the driver, and in a growing buffer for each sequence there."""
+"""The tokens that replicas have reported: packed on their way to the driver, and in a buffer for each sequence there."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from numpy.typing import NDArray
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 
-_MIN_GROWTH_TOKENS = 64
-_GROWTH = 1.25
-"""Each time the buffer is full its capacity grows by this factor, so that copying costs a constant time per token."""
+_EMPTY = np.empty((3, 0), np.int32)
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
-    """New tokens of any number of sequences in one array, because pickling an array costs as much as a hundred tokens."""
+    """New tokens of any number of sequences in one array, because each array in a pickle costs as much as a hundred more tokens."""
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
         """parts: the tokens of each sequence, in pieces."""
@@ -47,38 +45,43 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 
 
 class TokenBuffer:
-    """A growing copy of a sequence's tokens: 12 bytes per token, and at most a quarter more."""
+    """The tokens of one sequence: 12 bytes per token, and about 150 bytes for each part that was appended.
 
-    __slots__ = ("_data", "_length")
+    Parts are joined only when the tokens are read: growing one array would copy each token several times.
+    """
+
+    __slots__ = ("_length", "_parts")
 
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
-        self._data = np.empty((3, 0), np.int32)  # ids, the bits of the log-probs, versions
+        self._parts: list[NDArray[np.int32]] = []  # each (3, T): ids, the bits of the log-probs, versions
         self._length = 0
-        self.append(_packed(tokens))
+        if len(tokens):
+            self.append(_packed(tokens))
 
     def __len__(self) -> int:
         return self._length
 
     def append(self, tokens: NDArray[np.int32]) -> None:
         """Copy tokens, (3, T) as in `TokenBlock.packed`, to the end. The array, which may be part of a large one, is not kept."""
-        end = self._length + tokens.shape[1]
-        if end > self._data.shape[1]:
-            capacity = max(end, int(self._length * _GROWTH), self._length + _MIN_GROWTH_TOKENS)
-            grown = np.empty((3, capacity), np.int32)
-            grown[:, : self._length] = self._data[:, : self._length]
-            self._data = grown
-        self._data[:, self._length : end] = tokens
-        self._length = end
+        self._parts.append(tokens.copy())
+        self._length += tokens.shape[1]
 
     def cut(self, length: int) -> None:
         """Keep only the first `length` tokens. Raises ValueError when there are fewer."""
         if length > self._length:
             raise ValueError(f"{length} tokens are to be kept, and there are {self._length}")
-        self._length = length
+        if length < self._length:
+            self._parts = [self._joined()[:, :length].copy()]
+            self._length = length
 
     def tokens(self) -> GeneratedTokens:
-        """Return a copy of the tokens."""
-        return _unpacked(self._data[:, : self._length].copy())
+        """Return the tokens, which no later call changes."""
+        return _unpacked(self._joined())
+
+    def _joined(self) -> NDArray[np.int32]:
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([_EMPTY, *self._parts], axis=1)]
+        return self._parts[0]
 
 
 def _packed(tokens: GeneratedTokens) -> NDArray[np.int32]:

@@ -130,10 +130,10 @@ class TrainSession:
             )
         self.times = UpdateTimes()
 
-    def evaluation_due(self, step: int) -> bool:
-        """Return whether an evaluation is due after one of the last `step` updates."""
+    def evaluation_due(self, count: int) -> bool:
+        """Return whether an evaluation was due at one of the last `count` updates, or this is the last update of the run."""
         every = self.live.now.evaluationEveryUpdates
-        return self.update >= self.updates_total or bool(every and self.update % every < step and self.update >= every)
+        return self.update >= self.updates_total or bool(every and self.update % every < count and self.update >= every)
 
     @property
     def saved(self) -> bool:

@@ -59,7 +59,10 @@ class TrainWorker(Process):
         return WorkerLocation(socket.gethostname(), context.get_node_id(), ",".join(assigned))
 
     def listen(self, ranks: int) -> tuple[str, int]:
-        """Open the rendezvous of the process group on a free port. Returns its host and port."""
+        """Open the rendezvous of the process group on a free port. Returns its host and port.
+
+        The driver passes both to the other ranks, so MASTER_ADDR and MASTER_PORT are not used.
+        """
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
         host = socket.gethostbyname(socket.gethostname()) if "KUBERNETES_SERVICE_HOST" in os.environ else "127.0.0.1"

@@ -25,7 +25,7 @@ from qwen35_trainer.simulate.workload import Workload
 def simulate(workload: Workload) -> SimulationResult:
     """Simulate a workload. Deterministic: equal workloads give equal results.
 
-    Raises ValueError if the run cannot end because groups have a signal too rarely.
+    Raises ValueError if the run cannot end, because with dynamic sampling too few groups have rewards that differ.
     """
     try:
         return Simulation(workload).run()
