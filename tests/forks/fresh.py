@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from tests.forks.server import Request
 
 PR_SET_PDEATHSIG = 1
-M_MMAP_THRESHOLD = -3
-MMAP_THRESHOLD = "MALLOC_MMAP_THRESHOLD_"
-"""The one of the C library's own variables that tests set: it reads them only when a program starts."""
 LIBC = ctypes.CDLL(None)
 
 
@@ -52,8 +49,6 @@ def become(request: Request, files: list[int], server: int) -> NoReturn:
     os.environ.clear()
     os.environ.update(request.environment)
     time.tzset()
-    if (size := os.environ.get(MMAP_THRESHOLD)) is not None:
-        LIBC.mallopt(M_MMAP_THRESHOLD, int(size))
     tempfile.tempdir = None
     import numpy  # here: imported by this module it would start its threads before the server has set how many
 

@@ -420,11 +420,11 @@ def test_the_longer_sequences_take_the_longer_reports_wait_within_limits(monkeyp
         with monkeypatch.context() as patch:
             patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: thread.now))
             thread._submit(requests(0, samples=1, tokens=1))
-            thread.now += 100.0
+            thread.now += 50.0
             thread._step()
         waits.append((thread.gather_seconds, thread.report_seconds))
     assert waits == sorted(waits), "they grow"
-    assert waits[-1] == pytest.approx((100.0 * GATHER_SHARE, 100.0 * PROGRESS_SHARE), rel=0.01)
+    assert waits[-1] == pytest.approx((50.0 * GATHER_SHARE, 50.0 * PROGRESS_SHARE), rel=0.01)
     thread._duration = 1e6
     assert (thread.gather_seconds, thread.report_seconds) == (MAX_GATHER_SECONDS, MAX_REPORT_SECONDS)
 

@@ -2,7 +2,8 @@
 
 killed          the process ends                                     found immediately
 stopped         SIGSTOP: the process exists and answers nothing      found by the deadline of a call
-out of memory   the kernel refuses it memory, so its engine fails    found by its next report
+out of memory   the kernel refuses it memory: its engine fails, or   found by its next report, or the deadline of a publication
+                it cannot map new weights
 disconnected    its TCP connections are cut, and it continues        not a loss: calls to it repeat
 
 `make test` loses one replica in each way. `make soak` loses one every 30 seconds for LOSS_MINUTES.
@@ -30,7 +31,6 @@ from .conftest import Running
 
 PROMPTS_PER_UPDATE = 4
 LOSS_MINUTES = 30.0
-TENSOR_BYTES = 256 * 1024
 LOST = "its sequences continue on other replicas"
 """Part of the driver's warning about each lost replica."""
 
@@ -44,7 +44,7 @@ def _disconnect(process: psutil.Process) -> None:
 
 
 def _starve(process: psutil.Process) -> None:
-    """Let every further allocation fail that needs memory of the kernel: each tensor of TENSOR_BYTES or more, see `pool`."""
+    """Let every further allocation fail that needs memory of the kernel: tensors of 1 MiB or more, and the weights of a version."""
     process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
 
 
@@ -57,19 +57,19 @@ WAYS: dict[str, Callable[[psutil.Process], object]] = {
 
 
 @pytest.fixture
-def pool(command, write, tmp_path, monkeypatch) -> Running:
+def pool(command, write, tmp_path) -> Running:
     if os.geteuid() != 0 or shutil.which("ss") is None:
         pytest.skip("only root can cut the connections of a process, with ss of iproute2")
-    # Otherwise the C library raises this threshold up to 32 MiB, and then takes tensors from memory that it has freed.
-    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", str(TENSOR_BYTES))
     changes = {
-        # Its activations, of 64 kB for each sequence, are the tensors above TENSOR_BYTES.
+        # Its activations, of 64 kB for each sequence, are the tensors of more than 1 MiB.
         "model.source.random": {"hiddenSize": 32, "intermediateSize": 16_384, "fullAttentionInterval": 2, "layers": 2}
         | {"characters": "0123456789>="},
         "train.updates": 1_000_000,
         "rollout.nodes": 2,
         "rollout.minNodes": 1,
         "checkpoint.everyUpdates": 1_000_000,
+        # A replica that has no memory to map new weights is lost after this time, and everything waits for it meanwhile.
+        "publication.timeoutSeconds": 20,
     }
     file = write(tmp_path, changes | {"evaluation.atStart": False}, prompts=2000)
     return command.start("run", file, output=tmp_path / "out")
