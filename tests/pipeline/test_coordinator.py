@@ -571,7 +571,7 @@ def test_a_run_in_which_every_group_fails_ends_and_names_the_last_cause():
         NothingToTrain, match=r"100 groups in a row left untrained; the last one failed: prompt b: too long"
     ):
         played.send(on.GroupFailed(99, "prompt b: too long"))
-    assert [left.position for left in actions_of(played, notices.GroupLeft)] == list(range(99)), "each prompt once"
+    assert [notice.position for notice in actions_of(played, notices.GroupLeft)] == list(range(99)), "each prompt once"
 
 
 # Checkpoints and the end.

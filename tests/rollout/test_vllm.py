@@ -402,7 +402,7 @@ def test_samples_of_a_prompt_share_its_prefill_but_versions_do_not(replica: Repl
 
 
 def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) -> None:
-    """By this project's checks or by vLLM's own, which here has something against a negative temperature."""
+    """By this project's checks, or by those of vLLM, which here refuses a negative temperature."""
     prompt = np.array(prompt_of(8), np.int32)
     wrong = {
         (9001, 0): SequenceRequest((9001, 0), prompt, MAX_LENGTH),

@@ -129,7 +129,7 @@ class Completed:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """What an engine can take."""
+    """The longest sequence and the tokens that an engine can generate from."""
 
     max_length: int
     """Maximum length of a prompt and its response together, in tokens."""
@@ -223,7 +223,7 @@ class RolloutEngine(Protocol):
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Check and prepare a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
 
-        It may run beside steps, and takes the place of a received version that was not committed. Raises ValueError naming all
+        It may run during steps, and takes the place of a received version that was not committed. Raises ValueError naming all
         tensors that are missing, unexpected, or of another shape or type. The version in service stays, whatever happens. The
         engine may keep the tensors, because the caller never changes them.
         """

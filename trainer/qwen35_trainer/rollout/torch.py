@@ -141,7 +141,7 @@ class TorchEngine:
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """On the device and in the type of the model, tensors are kept and not copied: other replicas may compute with them."""
+        """Tensors on the device and in the type of the model are kept, not copied: other replicas may compute with them."""
         check_types(weights, version)
         self._received = self._adapters(weights, version) if are_adapters(weights) else self._whole(weights, version)
 

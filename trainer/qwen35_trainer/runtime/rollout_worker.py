@@ -468,7 +468,7 @@ class RolloutWorker(Process):
                 return
 
     async def _load(self, published: PublishedWeights) -> None:
-        """Fetch, verify and receive a version beside the engine's steps, then commit it between two of them."""
+        """Fetch, verify and receive a version during the engine's steps, then commit it between two of them."""
         manifest, engine = published.manifest, self._running
         buckets = await asyncio.gather(*published.buckets)
         await asyncio.to_thread(_receive, engine, manifest, buckets)
