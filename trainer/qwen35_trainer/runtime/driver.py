@@ -312,7 +312,10 @@ class Driver(Process):
     def _loop(self, training: TrainSession, data: RunData, scoring: Scoring) -> TrainingLoop:
         spec = self._job.spec
         inbox: asyncio.Queue[on.Event | Request] = asyncio.Queue()
+        start = scheduling_start(self._job)
         order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
+        for position in {start.position, *start.pending}:
+            order.prepare(position)
         parts = GenerationParts(
             spec,
             data.prompts,
@@ -342,7 +345,7 @@ class Driver(Process):
         return TrainingLoop(
             coordinator=Coordinator(
                 coordinator_settings(spec, self._job.updates_total),
-                scheduling_start(self._job),
+                start,
                 source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
             ),
             generation=generation,
