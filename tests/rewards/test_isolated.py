@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from qwen35_trainer.rewards import isolated as isolated_module
-from qwen35_trainer.rewards.isolated import IsolatedFunction, most_processes
+from qwen35_trainer.rewards.isolated import MAX_REPLY_BYTES, IsolatedFunction, most_processes
 from qwen35_trainer.rewards.reward import RewardError, RewardTimeoutError
 from tests.patience import PATIENCE
 
@@ -67,6 +67,13 @@ def tell_and_loop():
 def starts_and_loops(path, command):
     subprocess.run(["sh", "-c", command + " & echo $! > " + path + ".new"], start_new_session=True)
     os.rename(path + ".new", path)
+    loop()
+
+def replies_too_much(size):
+    import struct
+    for descriptor in os.listdir("/proc/self/fd"):
+        if os.path.exists(path := "/proc/self/fd/" + descriptor) and os.readlink(path).startswith("socket:"):
+            os.write(int(descriptor), struct.pack("<QI", 2, size))
     loop()
 
 def starts_and_dies(path):
@@ -167,6 +174,13 @@ async def test_what_a_killed_call_started_is_killed_with_it(isolated, tmp_path: 
     with pytest.raises(RewardTimeoutError):
         await function.call()
     wait_until_ended(started)
+
+
+async def test_a_reply_that_is_too_long_is_not_reported_as_a_death(isolated) -> None:
+    with pytest.raises(RewardError) as raised:
+        await isolated("replies_too_much").call(MAX_REPLY_BYTES + 1)
+    assert raised.value.kind == "ReplyTooLong"
+    assert str(raised.value) == "a message of 1048577 bytes; at most 1048576 are accepted as the reply to a call"
 
 
 @pytest.mark.parametrize("command", ["sleep 1000", "setsid sleep 1000", "sh -c 'sleep 1000; true'"])

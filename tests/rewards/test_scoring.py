@@ -123,6 +123,24 @@ async def test_the_groups_of_a_scoring_process_that_dies_are_scored_by_another_o
     assert scoring.process_ids != (first,)
 
 
+async def test_the_death_of_a_scoring_process_is_logged_once_however_many_groups_it_scores(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scoring = await opened(function("appears", timeoutSeconds=PATIENCE), functions=4)
+    groups = [asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))) for _ in range(20)]
+    for _ in range(2):
+        [process_id] = scoring.process_ids
+        os.kill(process_id, signal.SIGKILL)
+        while scoring.process_ids in ((), (process_id,)):  # noqa: ASYNC110  # no event is set
+            await asyncio.sleep(0.005)
+        groups.append(asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))))
+    (tmp_path / "file").touch()
+    await asyncio.gather(*groups)
+    assert [record.getMessage() for record in caplog.records if "scoring process ended" in record.getMessage()] == [
+        "a scoring process ended (signal SIGKILL); its groups are scored again, once"
+    ] * 2
+
+
 async def test_a_group_that_two_scoring_processes_did_not_survive_has_failed(opened: Open, tmp_path: Path) -> None:
     scoring = await opened(function("appears", timeoutSeconds=PATIENCE))
     group = asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "absent")))

@@ -107,7 +107,7 @@ def read_frame(stream: BinaryIO) -> Frame:
 
 
 class ChildEnded(Exception):
-    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, or `not reaped`."""
+    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, `not reaped`, or why it was ended."""
 
     def __init__(self, how: str) -> None:
         super().__init__(f"the process ended ({how})")
@@ -125,6 +125,8 @@ class ChildProcess(asyncio.Protocol):
         self._calls: dict[int, tuple[asyncio.Future[bytes], asyncio.TimerHandle | None]] = {}
         self._number = 0
         self._ending: asyncio.Task[str] | None = None
+        self.refused = ""
+        """Why a message of the process was not accepted; then the process is ended. Empty if all were."""
         self.heard = time.monotonic()
         """Second of `time.monotonic` at which something last arrived from the process."""
 
@@ -201,8 +203,8 @@ class ChildProcess(asyncio.Protocol):
         self.heard = time.monotonic()
         try:
             frames = self._reader.feed(data)
-        except FrameTooLongError:
-            logger.exception("process %d is ended", self._process.pid)
+        except FrameTooLongError as error:
+            self.refused = str(error)
             self._end(0.0)
             return
         for number, reply in frames:
@@ -231,7 +233,7 @@ class ChildProcess(asyncio.Protocol):
         if code is None:
             # It hangs in the kernel, for example on a dead network file system, and cannot be killed.
             logger.error("process %d has not ended %g s after SIGKILL", self._process.pid, REAP_SECONDS)
-        how = _how(code)
+        how = self.refused or _how(code)
         calls, self._calls = self._calls, {}
         for future, timer in calls.values():
             if timer is not None:

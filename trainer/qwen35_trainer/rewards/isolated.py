@@ -15,7 +15,7 @@ call: a process      another call's end, or an added process    the sum of the t
 call: its score      the process, or its death                  timeout_seconds, from the moment it is sent
 
 A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It
-is killed if it does not (BLOCKED_SECONDS), because then its event loop is blocked.
+is killed if the call then does not end (BLOCKED_SECONDS): the function blocks the event loop, or ignores the cancellation.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class IsolatedFunction:
         except TimeoutError as error:
             await process.end()
             if self.asynchronous:
-                late = f"{no_score}; the function blocked its event loop, and its process was ended"
+                late = f"{no_score}; the function blocked its event loop or ignored its cancellation, and its process was ended"
             raise RewardTimeoutError(late) from error
         except asyncio.CancelledError:
             # The process is still busy with the call, and must not get another one.
@@ -132,6 +132,8 @@ class IsolatedFunction:
             how = await process.end()
             if self._closed:
                 raise _closed() from error
+            if process.refused:
+                raise RewardError(f"{process.refused} as the reply to a call", kind="ReplyTooLong") from error
             if how == _ENDED_BY_TIMER:
                 raise RewardTimeoutError(late) from error
             if self.asynchronous:

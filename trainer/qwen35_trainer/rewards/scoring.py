@@ -65,11 +65,19 @@ class _Place:
     process: asyncio.Task[ChildProcess]
     groups: int = 0
     """Groups that it is scoring."""
+    warned_of: asyncio.Task[ChildProcess] | None = None
+    """The last process of whose end a warning was logged: one for all groups that it was scoring."""
 
     @property
     def over(self) -> bool:
         """Whether the process could not be started, or has ended."""
         return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
+
+    def warn(self, process: asyncio.Task[ChildProcess], text: str) -> None:
+        """Log a warning about the end of a process of this place, unless there was one for another of its groups."""
+        if self.warned_of is not process:
+            self.warned_of = process
+            logger.warning("%s", text)
 
 
 class Scoring:
@@ -142,15 +150,16 @@ class Scoring:
         for _ in range(_TRIES):
             place = self._next_place()
             place.groups += 1
+            started = place.process
             try:
-                process = await asyncio.shield(place.process)
+                process = await asyncio.shield(started)
                 return received_scores(await process.call(*request))
             except ChildEnded as ended:
                 how = ended.how
-                logger.warning("a scoring process ended (%s); its groups are scored again, once", how)
+                place.warn(started, f"a scoring process ended ({how}); its groups are scored again, once")
             except (OSError, RewardSetupError, TimeoutError) as error:
                 how = f"{type(error).__name__}: {error}"
-                logger.warning("a scoring process could not be started again: %s", how)
+                place.warn(started, f"a scoring process could not be started again: {how}")
             finally:
                 place.groups -= 1
         raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
