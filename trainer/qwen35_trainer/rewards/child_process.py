@@ -131,8 +131,10 @@ class ChildProcess(asyncio.Protocol):
         """Second of `time.monotonic` at which something last arrived from the process."""
 
     @classmethod
-    async def start(cls, entry: str, *, max_reply_bytes: int) -> Self:
+    async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
         """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
+
+        output: descriptor to which it prints; None: to the same places as this process.
 
         On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as
         the process.
@@ -148,6 +150,8 @@ class ChildProcess(asyncio.Protocol):
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # this interpreter; takes milliseconds
                 [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,

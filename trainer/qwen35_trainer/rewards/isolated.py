@@ -55,15 +55,23 @@ class IsolatedFunction:
 
     loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
     processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is
-    slow. The time-out of a call starts when the call runs. The object belongs to one event loop.
+    slow. output: descriptor to which the processes print. The time-out of a call starts when the call runs. The object
+    belongs to one event loop.
     """
 
     def __init__(
-        self, loader: str, arguments: tuple[object, ...], timeout_seconds: float, *, processes: int = 1, cores: int = 1
+        self,
+        loader: str,
+        arguments: tuple[object, ...],
+        timeout_seconds: float,
+        *,
+        processes: int = 1,
+        cores: int = 1,
+        output: int | None = None,
     ) -> None:
         self._setup = pickle.dumps((loader, arguments, timeout_seconds))
         self._timeout = timeout_seconds
-        self._most, self._cores = processes, cores
+        self._most, self._cores, self._output = processes, cores, output
         self._idle: list[tuple[ChildProcess, float]] = []  # the last one was used last
         self._busy: dict[ChildProcess, float] = {}  # the second at which its call began
         self._starting = 0
@@ -229,7 +237,7 @@ class IsolatedFunction:
         if self._closed:
             raise _closed()
         try:
-            process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
+            process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES, output=self._output)
         except OSError as error:
             raise RewardError(f"no worker process could be started: {error}", kind="NoWorker") from error
         self._loading.add(process)

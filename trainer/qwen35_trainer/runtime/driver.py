@@ -238,7 +238,7 @@ class Driver(Process):
         trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
         setup = RewardsSetup.of(spec.rewards, [*spec.data.train, *spec.data.validation], self._job.base)
         limits = ProcessLimits.of(usable_cores()) if spec.rewards else ProcessLimits(scoring=0)
-        return Scoring(setup, limits, trial=trial)
+        return Scoring(setup, limits, trial=trial, logs=self._job.folder.logs)
 
     async def _open(self, scoring: Scoring) -> RunData:
         """Fetch the data, in a thread because that takes a while and the workers load at the same time, and open the scoring."""
