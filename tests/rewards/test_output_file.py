@@ -26,7 +26,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 
 def write(output: OutputFile, *lines: str) -> None:
-    """Write each line by itself, when the one before has arrived."""
+    """Write each line in a call of its own."""
     for line in lines:
         os.write(output.descriptor, f"{line}\n".encode())
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 MIN_PREPARED_PROMPTS: Final = 20_000
 """With fewer prompts, a permutation takes less than 10 ms, and is computed when it is needed."""
-_KEPT_EPOCHS: Final = 3
+_MAX_KEPT_PERMUTATIONS: Final = 3
 """The one being dispatched, that of the last stragglers, and the next one."""
 
 
@@ -53,7 +53,7 @@ class EpochPermutations:
             is_new = epoch not in self._computed
             future = self._computed.setdefault(epoch, Future())
             self._computed.move_to_end(epoch)
-            if len(self._computed) > _KEPT_EPOCHS:
+            if len(self._computed) > _MAX_KEPT_PERMUTATIONS:
                 self._computed.popitem(last=False)
         return future, is_new
 

@@ -46,11 +46,11 @@ def _marked(mark: dict[str, str]) -> list[int]:
     """Return the processes with a mark. A process that has ended and was not waited for has no variables."""
     if not _PROCESSES.is_dir():
         return []
-    found = []
+    processes = []
     wanted = f"\0{_VARIABLE}={mark[_VARIABLE]}".encode()
     for entry in _PROCESSES.iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 if wanted in b"\0" + (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-    return found
+                    processes.append(int(entry.name))
+    return processes

@@ -51,7 +51,7 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
     """Return the message of a failed run, with its logs, and the command that continues it if that can succeed."""
     finish, lines = finished.finish, [finished.finish.message]
-    may_succeed = finish.reason in list(FailureReason) and FailureReason(finish.reason).retryable
+    may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)
     if may_succeed and finished.summary["checkpoint"] and "--resume" not in finish.message:
         lines.append(f"Continue with: {how_to_resume}")
     return "\n".join([*lines, f"Logs: {finished.folder.logs}"])
