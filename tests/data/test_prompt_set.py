@@ -1,10 +1,14 @@
+import hashlib
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.data import DataError, Prompt, PromptOrder, PromptSet
+from qwen35_trainer.data import DataError, Prompt, PromptOrder, PromptSet, epoch_permutations
+from qwen35_trainer.data.epoch_permutations import MIN_PREPARED_PROMPTS
 from qwen35_trainer.manifest.data import SourceSpec
 
 lengths = st.integers(1, 60)
@@ -112,3 +116,46 @@ def test_nothing_to_train_on_is_an_error() -> None:
 def test_the_order_of_a_seed_stays_the_same_from_release_to_release() -> None:
     order = PromptOrder(6, seed=3, epochs=2)
     assert [order.prompt_index(position) for position in range(12)] == [0, 5, 1, 2, 4, 3, 3, 0, 1, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "digest"),
+    [
+        (0, "aacc9c5ee5fcc8b85e5439a145603fb1fe6bf1b2f47177ac12d2ea7a4a496358"),
+        (1, "75fec62ecf127649ebe4de05123e0f43c5543dad7262a1a9882de2a5e6fe3cd2"),
+    ],
+)
+def test_the_order_of_many_prompts_stays_the_same_from_release_to_release(epoch: int, digest: str) -> None:
+    length = 50_000
+    assert length >= MIN_PREPARED_PROMPTS
+    order = PromptOrder(length, seed=7, epochs=2)
+    indices = [order.prompt_index(epoch * length + place) for place in range(length)]
+    assert hashlib.sha256(np.array(indices, "<i8").tobytes()).hexdigest() == digest
+
+
+def test_the_order_of_the_next_epoch_is_computed_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes half a second per million prompts, in which the driver would do nothing else."""
+    computed: dict[int, threading.Thread] = {}
+
+    def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
+        computed[epoch] = threading.current_thread()
+        return np.arange(length)
+
+    monkeypatch.setattr(epoch_permutations, "permutation", permutation)
+    order = PromptOrder(MIN_PREPARED_PROMPTS, epochs=4)
+    order.prepare(MIN_PREPARED_PROMPTS + 5)
+    for position in (MIN_PREPARED_PROMPTS + 5, 2 * MIN_PREPARED_PROMPTS, 3 * MIN_PREPARED_PROMPTS):
+        order.prompt_index(position)
+    assert list(computed) == [1, 2, 3]
+    assert threading.current_thread() not in computed.values()
+
+
+def test_an_error_on_the_other_thread_is_raised_where_the_order_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
+        raise MemoryError
+
+    monkeypatch.setattr(epoch_permutations, "permutation", permutation)
+    order = PromptOrder(MIN_PREPARED_PROMPTS)
+    order.prepare(0)
+    with pytest.raises(MemoryError):
+        order.prompt_index(0)

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -222,6 +223,16 @@ def test_what_cannot_be_exported_is_refused_with_the_fix(run: Path, tmp_path: Pa
     assert "is missing, which names its model" in refused(tmp_path / "elsewhere" / "update-000000", "--output", out)
     assert not out.exists()
     assert not list(tmp_path.glob(".out*"))
+
+
+def test_a_checkpoint_of_an_abandoned_attempt_is_not_the_newest(run: Path, tmp_path: Path) -> None:
+    """The run was resumed from update 0 and has not saved since: `--resume auto` continues from there, too."""
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "update-000000", checkpoints / "update-000005")
+    assert export(run, tmp_path / "before").checkpoint == checkpoints / "update-000005"
+    owner = {"run": "default/tiny", "attempt": "second", "host": "", "output": str(run), "start": "update-000000"}
+    (checkpoints / "owner.json").write_text(json.dumps(owner))
+    assert export(run, tmp_path / "after").checkpoint == checkpoints / "update-000000"
 
 
 @pytest.mark.parametrize("file", [".metadata", "__0_0.distcp"])

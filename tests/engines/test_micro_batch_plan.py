@@ -1,5 +1,9 @@
 """Which rank computes which samples together."""
 
+import sys
+from types import FrameType
+from typing import Any
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,6 +42,43 @@ def test_a_token_budget_of_packed_samples_counts_no_padding(lengths, ranks, budg
         assert all(tokens <= budget or len(part) == 1 for tokens, part in zip(filled, share, strict=False))
         # Two micro-batches that would fit into one were not kept apart.
         assert sum(2 * tokens <= budget for tokens in filled) <= 1
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 800))
+def test_each_packed_sample_is_in_the_first_micro_batch_that_has_room(lengths, budget) -> None:
+    expected: list[list[int]] = []
+    for sample in np.argsort(-lengths, kind="stable").tolist():
+        fitting = [cut for cut in expected if lengths[[*cut, sample]].sum() <= budget]
+        if fitting:
+            fitting[0].append(sample)
+        else:
+            expected.append([sample])
+    [share] = plan(lengths, 1, sequences=1, max_tokens=budget, packed=True)
+    assert [part.tolist() for part in share] == expected
+
+
+def test_packing_four_times_as_many_samples_takes_about_four_times_as_many_steps() -> None:
+    """Also when no two samples fit together, so that every micro-batch before is too full for each sample."""
+    few, many = (lines_executed(np.full(count, 60)) for count in (256, 1024))
+    assert many < 6 * few
+
+
+def lines_executed(lengths: np.ndarray) -> int:
+    """The number of lines of Python that packing into micro-batches of 100 tokens executes."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        plan(lengths, 1, sequences=1, max_tokens=100, packed=True)
+    finally:
+        sys.settrace(before)
+    return lines
 
 
 @given(lengths=LENGTHS, ranks=st.integers(1, 5))

@@ -333,6 +333,17 @@ def test_a_straggler_of_a_lost_lane_continues_in_the_pool_and_returns_to_the_nex
     assert actions_of(played, do.MoveSequences)[-1] == do.MoveSequences(0, 2, ((0, 0),))
 
 
+def test_a_straggler_whose_lane_is_lost_before_it_arrives_continues_from_what_it_had_reported():
+    """As when the lane is lost while the journal is flushed: it does not know the straggler yet."""
+    played = world(4, lane_after=5)
+    lane = played.join(1, lane=True)
+    played.generate(0, 5)
+    played.tell(0)
+    played.lose(lane, keep=None)
+    played.finish((0, 1))
+    assert actions_of(played, do.StartSequences)[-1].sequences[0] == ((0, 0), 5)
+
+
 def test_stragglers_that_end_while_the_lane_is_full_are_forgotten():
     masks = MissedDeadlinePolicy.MASK_TOKENS
     played = world(8, groups=4, group_size=1, lane_after=1, batches=100, on_missed_deadline=masks)

@@ -61,7 +61,10 @@ class World:
         self.joined = 0
         self.positions: dict[int, int] = {}  # of every group ever dispatched
         self.held: dict[int, None] = {}
-        self.tokens_at_start: dict[SequenceId, list[int]] = {}  # tokens with which each running sequence was started
+        self.reported: dict[SequenceId, list[int]] = {}  # tokens of each running sequence that the coordinator knows
+        self.tokens_at_start: dict[
+            SequenceId, list[int]
+        ] = {}  # tokens that it knew when each was last started or moved
         self.kept: dict[SequenceId, list[int]] = {}  # tokens of sequences whose replica was lost
         self.places: dict[int, set[int]] = {}  # group → replicas on which its sequences started
         self.finished: dict[SequenceId, list[int]] = {}
@@ -111,7 +114,7 @@ class World:
                     tokens = self.kept.pop(name, [])
                     assert keep == (len(tokens) if self.settings.partial_rollout else 0), "all that there are, no more"
                     self.replicas[replica].running[name] = tokens[:keep]
-                    self.tokens_at_start[name] = tokens[:keep]
+                    self.reported[name] = self.tokens_at_start[name] = tokens[:keep]
                     self.places.setdefault(name[0], set()).add(replica)
                     if name[0] >= EVALUATION:
                         self._evaluation_of(name[0]).is_running = True
@@ -122,6 +125,7 @@ class World:
                     assert self.settings.lane_after is not None
                     assert len(tokens) >= self.settings.lane_after, "only stragglers go to the lane"
                     self.replicas[target].running[name] = tokens
+                    self.tokens_at_start[name] = self.reported[name]
             case do.CancelSequences(replica, names):
                 if replica in self.replicas:  # else it was lost in the same moment
                     for name in names:
@@ -205,7 +209,7 @@ class World:
         return number
 
     def lose(self, number: int, keep: int | None) -> None:
-        """The first `keep` tokens of each of its sequences are available. None: those with which it was started."""
+        """The first `keep` tokens of each of its sequences are available. None: those with which it was started or moved."""
         running = self.replicas.pop(number).running
         if keep is None:
             self.kept |= {name: self.tokens_at_start[name] for name in running}
@@ -229,6 +233,7 @@ class World:
         begun = {name: list(tokens) for name, tokens in self.replicas[number].running.items() if tokens}
         for name, tokens in begun.items():
             self.send(on.SequenceStarted(name, tokens[0]))
+        self.reported |= begun
         self.send(on.SequencesProgressed({name: len(tokens) for name, tokens in begun.items()}))
 
     def finish(self, name: SequenceId) -> None:

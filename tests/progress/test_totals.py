@@ -2,7 +2,7 @@
 
 import pytest
 
-from qwen35_trainer.progress.records import EvaluationRecord, FinishRecord
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord
 from qwen35_trainer.progress.summary import summarise
 from qwen35_trainer.progress.totals import FailureCounts, RunTotals, TimeMean
 
@@ -33,6 +33,18 @@ def test_a_repeated_update_counts_only_for_the_course_of_time() -> None:
     assert totals.finish is not None
     totals.add(make_update(1, time=55.0), repeated=True)
     assert totals.finish is None, "another attempt has begun"
+
+
+def test_an_evaluation_or_checkpoint_of_an_earlier_version_does_not_lower_the_version() -> None:
+    totals = RunTotals()
+    totals.add(make_update(4, version=3))
+    totals.add(EvaluationRecord(update=2, version=2, time=60.0, samples=1))
+    totals.add(CheckpointRecord(update=1, version=1, time=61.0, path="checkpoints/update-1", seconds=0.5))
+    assert totals.version == 3
+    totals.add(EvaluationRecord(update=4, version=4, time=62.0, samples=1))
+    assert totals.version == 4
+    totals.add(make_update(3, version=2))
+    assert totals.version == 2, "another attempt continues from an earlier version"
 
 
 def test_the_shares_of_the_parts_are_of_all_time_and_parts_without_time_are_left_out() -> None:

@@ -45,6 +45,15 @@ async def blocks(prompt, response, answer, metadata):
         time.sleep(1000)
     return 1
 
+async def ignores(prompt, response, answer, metadata):
+    import asyncio
+    while response == "ignores":
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            pass
+    return 1
+
 async def nothing(prompt, response, answer, metadata):
     pass
 
@@ -89,14 +98,15 @@ async def test_a_coroutine_that_never_returns_is_cancelled(build, complete) -> N
     assert scored.timeouts == {"never"}
 
 
-async def test_a_coroutine_that_blocks_is_killed_and_another_process_takes_the_next_call(
-    build, complete, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["blocks", "ignores"])
+async def test_a_coroutine_that_cannot_be_cancelled_is_killed_and_another_process_takes_the_next_call(
+    build, complete, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setattr(isolated, "BLOCKED_SECONDS", 0.1)
-    scorer = await build(function("blocks", timeoutSeconds=0.2))
-    scored = await scorer.score(complete("blocks"))
-    reason = "the function blocked its event loop, and its process was ended"
-    assert scored.errors == {"blocks": f"Timeout: no score within timeoutSeconds 0.2; {reason}"}
+    scorer = await build(function(name, timeoutSeconds=0.2))
+    scored = await scorer.score(complete(name))
+    reason = "the function blocked its event loop or ignored its cancellation, and its process was ended"
+    assert scored.errors == {name: f"Timeout: no score within timeoutSeconds 0.2; {reason}"}
     assert (await scorer.score(complete("x"))).value == 1.0
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from qwen35_trainer.rewards import isolated as isolated_module
-from qwen35_trainer.rewards.isolated import IsolatedFunction, most_processes
+from qwen35_trainer.rewards.isolated import MAX_REPLY_BYTES, IsolatedFunction, most_processes
 from qwen35_trainer.rewards.reward import RewardError, RewardTimeoutError
 from tests.patience import PATIENCE
 
@@ -64,6 +64,24 @@ def tell_and_loop():
     print(os.getpid(), flush=True)
     loop()
 
+def starts_and_loops(path, command):
+    subprocess.run(["sh", "-c", command + " & echo $! > " + path + ".new"], start_new_session=True)
+    os.rename(path + ".new", path)
+    loop()
+
+def replies_too_much(size):
+    import struct
+    for descriptor in os.listdir("/proc/self/fd"):
+        if os.path.exists(path := "/proc/self/fd/" + descriptor) and os.readlink(path).startswith("socket:"):
+            os.write(int(descriptor), struct.pack("<QI", 2, size))
+    loop()
+
+def starts_and_dies(path):
+    child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    with open(path, "w") as file:
+        file.write(str(child.pid))
+    die()
+
 def big_number():
     return len(str(9 ** 9 ** 8))
 
@@ -86,6 +104,10 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def number_has_ended(process_id: int) -> bool:
+    return not psutil.pid_exists(process_id) or has_ended(psutil.Process(process_id))
 
 
 def wait_until_ended(process: psutil.Process) -> None:
@@ -152,6 +174,40 @@ async def test_what_a_killed_call_started_is_killed_with_it(isolated, tmp_path: 
     with pytest.raises(RewardTimeoutError):
         await function.call()
     wait_until_ended(started)
+
+
+async def test_a_reply_that_is_too_long_is_not_reported_as_a_death(isolated) -> None:
+    with pytest.raises(RewardError) as raised:
+        await isolated("replies_too_much").call(MAX_REPLY_BYTES + 1)
+    assert raised.value.kind == "ReplyTooLong"
+    assert str(raised.value) == "a message of 1048577 bytes; at most 1048576 are accepted as the reply to a call"
+
+
+@pytest.mark.parametrize("command", ["sleep 1000", "setsid sleep 1000", "sh -c 'sleep 1000; true'"])
+async def test_what_a_killed_call_started_in_a_session_of_its_own_is_killed_with_it(
+    isolated, tmp_path: Path, command: str
+) -> None:
+    """Its parent has ended, too, so that neither a process group nor the tree of processes leads to it."""
+    function = isolated("starts_and_loops", seconds=0.5)
+    with pytest.raises(RewardTimeoutError):
+        await function.call(str(tmp_path / "pid"), command)
+    assert number_has_ended(int((tmp_path / "pid").read_text()))
+
+
+async def test_what_a_process_that_died_started_is_killed(isolated, tmp_path: Path) -> None:
+    with pytest.raises(RewardError, match="exit code 3"):
+        await isolated("starts_and_dies").call(str(tmp_path / "pid"))
+    assert number_has_ended(int((tmp_path / "pid").read_text()))
+
+
+async def test_a_killed_call_leaves_alone_what_other_processes_started(isolated, tmp_path: Path) -> None:
+    other = isolated("double", str(tmp_path / "pid"))
+    assert await other.call(1) == 2.0
+    started = psutil.Process(int((tmp_path / "pid").read_text()))
+    with pytest.raises(RewardTimeoutError):
+        await isolated("loop", seconds=0.5).call()
+    assert not has_ended(started)
+    assert await other.call(1) == 2.0
 
 
 async def test_a_new_worker_takes_the_next_call_after_a_killed_one(isolated) -> None:

@@ -26,7 +26,7 @@ from .test_isolated import has_ended, wait_until_ended
 
 TOKENIZER = character_tokenizer("0123456789abcdefghijklmnopqrstuvwxyz äß€🙂")
 CODE = """
-import os, subprocess, time
+import os, subprocess, sys, time
 
 def number(prompt, response, answer, metadata):
     return float(response[:5])
@@ -37,6 +37,12 @@ def fails(prompt, response, answer, metadata):
 def appears(prompt, response, answer, metadata):
     while not os.path.exists(metadata["path"]):
         time.sleep(0.005)
+    return 1
+
+def prints(prompt, response, answer, metadata):
+    print("scoring", response)
+    print("to stderr:", response, file=sys.stderr, flush=True)
+    os.system("true")
     return 1
 
 def starts_another(prompt, response, answer, metadata):
@@ -54,9 +60,11 @@ async def opened(tmp_path: Path) -> AsyncIterator[Open]:
     (tmp_path / "mine.py").write_text(CODE)
     made: list[Scoring] = []
 
-    async def start(*rewards: dict[str, object], trial: int = 0, processes: int = 1, functions: int = 1) -> Scoring:
+    async def start(
+        *rewards: dict[str, object], trial: int = 0, processes: int = 1, functions: int = 1, logs: Path | None = None
+    ) -> Scoring:
         setup = RewardsSetup.of([RewardSpec.model_validate(reward) for reward in rewards], (), tmp_path)
-        made.append(Scoring(setup, ProcessLimits(processes, functions), trial=trial))
+        made.append(Scoring(setup, ProcessLimits(processes, functions), trial=trial, logs=logs))
         await made[-1].__aenter__()
         await made[-1].open(ResponseDecoder.of(TOKENIZER))
         return made[-1]
@@ -121,6 +129,24 @@ async def test_the_groups_of_a_scoring_process_that_dies_are_scored_by_another_o
     (tmp_path / "file").touch()
     assert [each.value for each in await group] == [1.0]
     assert scoring.process_ids != (first,)
+
+
+async def test_the_death_of_a_scoring_process_is_logged_once_however_many_groups_it_scores(
+    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scoring = await opened(function("appears", timeoutSeconds=PATIENCE), functions=4)
+    groups = [asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))) for _ in range(20)]
+    for _ in range(2):
+        [process_id] = scoring.process_ids
+        os.kill(process_id, signal.SIGKILL)
+        while scoring.process_ids in ((), (process_id,)):  # noqa: ASYNC110  # no event is set
+            await asyncio.sleep(0.005)
+        groups.append(asyncio.ensure_future(score(scoring, "a", path=str(tmp_path / "file"))))
+    (tmp_path / "file").touch()
+    await asyncio.gather(*groups)
+    assert [record.getMessage() for record in caplog.records if "scoring process ended" in record.getMessage()] == [
+        "a scoring process ended (signal SIGKILL); its groups are scored again, once"
+    ] * 2
 
 
 async def test_a_group_that_two_scoring_processes_did_not_survive_has_failed(opened: Open, tmp_path: Path) -> None:
@@ -195,6 +221,15 @@ async def test_the_first_traceback_of_a_kind_reaches_the_log_of_the_driver(
     [record] = caplog.records
     assert "reward fails failed on prompt s/0: KeyError: 'a'" in record.getMessage()
     assert 'mine.py", line 8, in fails' in record.getMessage()
+
+
+async def test_what_functions_print_is_in_the_log_folder(opened: Open, tmp_path: Path, capfd) -> None:
+    scoring = await opened(function("prints"), logs=tmp_path / "logs")
+    await score(scoring, "a", "b")
+    await scoring.close()
+    printed = (tmp_path / "logs" / "rewards-0.log").read_text().splitlines()
+    assert sorted(printed) == ["scoring a", "scoring b", "to stderr: a", "to stderr: b"]
+    assert not any("scoring" in text or "stderr" in text for text in capfd.readouterr())
 
 
 async def test_metadata_that_cannot_be_sent_is_an_error(opened: Open) -> None:

@@ -89,6 +89,18 @@ async def test_a_full_disk_leaves_the_earlier_one_whole_and_no_half_one(tmp_path
     assert store.latest().progress == progress(20)
 
 
+async def test_the_message_of_a_first_checkpoint_that_fails_speaks_of_no_earlier_ones(tmp_path):
+    async def run_out(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "state" / "part-1"))
+
+    with pytest.raises(CheckpointError) as raised:
+        await CheckpointStore(tmp_path, 2).save(progress(20), run_out)
+    assert str(raised.value).endswith(
+        "; it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "
+        "--resume auto"
+    )
+
+
 @pytest.mark.parametrize("crash_at", ["_seal", "_remove", "sync"])
 async def test_a_crash_between_two_steps_of_a_save_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
     class Crash(BaseException):

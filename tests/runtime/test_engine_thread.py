@@ -325,9 +325,12 @@ class Building(RolloutWorker):
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
+        self._opening: asyncio.Task[None] | None = None
         self.addressed = threading.Event()
+        self.started = 0
 
     def _start(self) -> Any:
+        self.started += 1
         assert self.addressed.wait(30.0), "its address is not answered before its engine is built"
         return Played()
 
@@ -346,6 +349,21 @@ async def test_a_worker_answers_with_its_address_while_it_builds_its_engine():
     assert await opened == 7, "the answer is its token room"
     assert (await address).process_id == os.getpid()
     worker._running.close()
+
+
+async def test_a_worker_builds_one_engine_however_often_it_is_asked_to():
+    """The driver repeats a call whose answer was lost."""
+    worker = Building()
+    worker.addressed.set()
+    lost = asyncio.ensure_future(worker.open())
+    await asyncio.sleep(0)
+    lost.cancel()
+    await worker.open()
+    running = worker._running
+    await worker.open()
+    assert worker.started == 1
+    assert worker._running is running
+    running.close()
 
 
 # A played engine.

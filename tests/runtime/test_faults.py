@@ -192,6 +192,7 @@ def _ended_by_name(ended: Ended, message: str) -> None:
     assert ended.code == 1
     assert message in ended.err
     assert "Traceback" not in ended.err
+    assert "--resume auto" in ended.err
     assert ended.of(FinishRecord)[-1].outcome == "Failed"
     assert CheckpointStore(ended.folder / "checkpoints", 3).latest() is not None
 

@@ -372,6 +372,31 @@ async def test_a_sequence_whose_source_is_lost_on_the_way_continues_from_what_it
     assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
 
 
+async def test_a_sequence_whose_target_was_lost_before_its_move_continues_from_what_the_coordinator_knew(room):
+    """The journal is flushed between the coordinator's decision and the move."""
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.lose(LANE)
+        room.move()
+        assert room.of(on.ReplicaLost) == [on.ReplicaLost(LANE, {})]
+        room.report(POOL, {NAME: tokens(7)})
+        room.start(OTHER, NAME, keep=2)
+        room.give_back(POOL, NAME, tokens(8))
+        assert room.sent(OTHER) == [[5, 6]]
+        room.finish(OTHER, NAME, tokens=tokens(9))
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished(NAME, 3)]
+
+
+async def test_a_sequence_that_starts_keeps_at_most_the_tokens_that_it_has(room):
+    """The coordinator counted tokens that were reported after it had decided to start the sequence from fewer."""
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5, 6)})
+        room.start(OTHER, NAME, keep=3)
+        assert room.sent(OTHER) == [[5, 6]]
+
+
 async def test_a_sequence_whose_target_is_lost_on_the_way_goes_where_the_coordinator_says(room):
     async with room.open():
         room.begin()

@@ -1,5 +1,6 @@
 """`qwen35 report RUN`."""
 
+import resource
 import shutil
 
 import pytest
@@ -73,3 +74,14 @@ def test_what_cannot_be_drawn_says_why(folder, spoil, why):
     code, output = told(folder)
     assert code == REFUSED
     assert why in output
+
+
+def test_a_report_for_which_there_is_no_space_names_its_file(folder):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        code, output = told(folder)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (code, output) == (REFUSED, f"[Errno 27] File too large: '{folder / 'report.html'}'\n")
+    assert [path.name for path in folder.iterdir() if "report" in path.name] == []

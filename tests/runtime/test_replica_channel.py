@@ -273,6 +273,19 @@ async def test_a_replica_that_does_not_answer_has_failed(driver, method, seconds
     assert now() - before == pytest.approx(seconds, abs=1.0)
 
 
+async def test_what_a_replica_reported_before_it_failed_arrives(driver):
+    """It would be lost with the replica, and finished sequences would be generated again."""
+    driver.actor.hangs.add("obey")
+    async with driver.open():
+        await settled()
+        driver.channel.send(command(1))
+        await settled()
+        driver.actor.engine.tell(finished={(0, 0): False})
+        error = await driver.failure()
+    assert isinstance(error.__cause__, Stalled)
+    assert [list(report.finished) for report in driver.reports if report.finished] == [[(0, 0)]]
+
+
 ARGUMENTS: dict[str, Any] = {
     "function_name": "exchange",
     "traceback_str": "Traceback …",

@@ -1,6 +1,13 @@
-from qwen35_trainer.progress.records import EvaluationRecord, UpdateRecord
+from pathlib import Path
+
+import pytest
+
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.progress.records import CheckpointRecord, EvaluationRecord, FinishRecord, UpdateRecord
 from qwen35_trainer.progress.summary import Summary, summarise
-from qwen35_trainer.runtime.results import summary_rows
+from qwen35_trainer.runtime.folder import RunFolder
+from qwen35_trainer.runtime.results import failure_text, summary_rows
+from qwen35_trainer.runtime.run_command import FinishedRun
 
 UPDATE = {
     "updates_total": 9, "version": 0, "time": 1.0, "prompts": 1, "samples": 4, "tokens": 9, "loss": 0.0,
@@ -55,3 +62,23 @@ def test_failed_rewards_are_listed_by_name_with_the_first_exception_on_one_line(
         ("reward errors", "digit 1 error; judge 12 errors, 1 time-out"),
         ("first of them", "reward judge, prompt s/5: ValueError: the judge is ill"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "saved", "advice"),
+    [
+        (FailureReason.WORKER_LOST, "the train pool was lost during training a batch", True, True),
+        (FailureReason.WORKER_LOST, "the train pool was lost during training a batch", False, False),
+        (FailureReason.WORKER_LOST, "lost; continue with --resume auto", True, False),
+        (FailureReason.REWARD_FAILED, "reward judge failed", True, False),
+        ("", "of another release", True, False),
+    ],
+)
+def test_a_failed_run_names_the_command_that_continues_it_if_that_can_succeed(reason, message, saved, advice):
+    checkpoint = CheckpointRecord(update=1, version=1, time=1.0, path="update-000001", seconds=1.0)
+    records = [UpdateRecord(update=1, **UPDATE), *([checkpoint] if saved else [])]
+    finish = FinishRecord(outcome="Failed", message=message, time=2.0, reason=reason)
+    text = summarise([*records, finish], max_version_lag=3, peak_rss_mib=None)
+    lines = failure_text(FinishedRun(finish, text, RunFolder(Path("runs/a"))), "qwen35 run a.yaml --resume auto")
+    command = ["Continue with: qwen35 run a.yaml --resume auto"] if advice else []
+    assert lines.splitlines() == [message, *command, f"Logs: {Path('runs/a/logs')}"]

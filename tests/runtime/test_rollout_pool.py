@@ -432,6 +432,30 @@ async def test_a_replica_that_cannot_be_reached_for_long_is_replaced():
         assert cluster.actors[0].killed, "it runs, and would hold the device"
 
 
+@pytest.mark.parametrize("method", ["address", "open"])
+@pytest.mark.parametrize("fault", ["request", "reply", "late"])
+async def test_a_replica_that_cannot_be_reached_for_a_while_when_it_starts_is_not_lost(method, fault):
+    cluster = Cluster()
+    cluster.prepare = lambda actor, name: actor.faults[method].extend([fault] * 5)
+    async with cluster.running():
+        await cluster.joined(1)
+    assert list(cluster.actors) == [0]
+    assert cluster.actors[0].counts[method] == 6
+
+
+@pytest.mark.parametrize("method", ["address", "open"])
+async def test_a_replica_that_cannot_be_reached_for_long_when_it_starts_is_replaced(method):
+    cluster = Cluster()
+    cluster.prepare = lambda actor, name: actor.faults[method].extend(["request"] * 10_000)
+    async with cluster.running():
+        await settled()
+        cluster.prepare = lambda actor, name: None
+        await cluster.joined(1)
+        assert now() == pytest.approx(LIMITS.open, abs=3.0)
+        assert cluster.actors[0].killed
+    assert (cluster.listener.losses, cluster.listener.joined) == ([], [1])
+
+
 # Hangs (A8).
 
 

@@ -10,7 +10,7 @@ def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial
     """Write to `.<name>.<suffix>` and rename it to `path`, so that a reader never sees half a file.
 
     suffix: differs between processes that may write the same file at the same time. durable: return only when the file
-    is on disk. If writing fails, removes the file `.<name>.<suffix>` and raises OSError.
+    is on disk. If writing fails, removes the file `.<name>.<suffix>` and raises OSError, which names a file.
     """
     partial = path.with_name(f".{path.name}.{suffix}")
     try:
@@ -20,7 +20,9 @@ def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial
         partial.replace(path)
         if durable:
             sync(path.parent)
-    except OSError:
+    except OSError as error:
+        if error.filename is None:  # as when the disk is full
+            error.filename = str(path)
         partial.unlink(missing_ok=True)
         raise
 

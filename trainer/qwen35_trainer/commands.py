@@ -81,7 +81,7 @@ def run(
     from qwen35_trainer.runtime.folder import FolderRefused
     from qwen35_trainer.runtime.link.operator_link import LinkRefused
     from qwen35_trainer.runtime.link.reporter import OutcomeUndelivered, reporting
-    from qwen35_trainer.runtime.results import NOTHING_SAVED, print_end
+    from qwen35_trainer.runtime.results import NOTHING_SAVED, failure_text, print_end
     from qwen35_trainer.runtime.run_command import ReportFailed
     from qwen35_trainer.runtime.run_command import run as run_manifest
 
@@ -110,7 +110,7 @@ def run(
     except (ReportFailed, OutcomeUndelivered) as error:
         fail(str(error), INTERRUPTED if isinstance(error.__cause__, Interrupted) else FAILED)
     if finished.finish.outcome == "Failed":
-        fail(f"{finished.finish.message}\nLogs: {finished.folder.logs}", FAILED)
+        fail(failure_text(finished, how_to_resume), FAILED)
     print_end(console, finished, how_to_resume)
     if link is None and finished.saved_nothing:
         fail(NOTHING_SAVED, INTERRUPTED)

@@ -1,18 +1,14 @@
 """The prompts of several sources as one set, and the order in which they train."""
 
-import hashlib
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import overload
 
-import numpy as np
-from numpy.typing import NDArray
-
 from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.data.epoch_permutations import EpochPermutations
 from qwen35_trainer.data.gym_prompts import GymPrompts
 from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.prompt_files import read_prompts
@@ -75,8 +71,10 @@ class PromptOrder:
     seed: int = 0
     epochs: int | None = 1
     shuffle: bool = True
+    _permutations: EpochPermutations = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "_permutations", EpochPermutations(self.length, self.seed))
         if self.length < 1 or (self.epochs is not None and self.epochs < 1):
             raise DataError([f"{self.length} prompts × {self.epochs} epochs: nothing to train on. Add prompts."])
 
@@ -91,17 +89,14 @@ class PromptOrder:
             passes = "any number of" if self.epochs is None else self.epochs
             raise IndexError(f"position {position} is outside {passes} passes over {self.length} prompts")
         epoch, place = divmod(position, self.length)
-        return int(_permutation(self.length, self.seed, epoch)[place]) if self.shuffle else place
+        if not self.shuffle:
+            return place
+        index = int(self._permutations.of(epoch)[place])
+        if self.epochs is None or epoch + 1 < self.epochs:
+            self._permutations.prepare(epoch + 1)
+        return index
 
-
-# Two epochs are in use together: the one being dispatched and that of the last stragglers.
-@lru_cache(maxsize=2)
-def _permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the indices sorted by a hash, (length,). Unlike `random.shuffle`, the result is the same in every version of Python."""
-
-    def key(index: int) -> bytes:
-        return hashlib.blake2b(f"{seed}/{epoch}/{index}".encode(), digest_size=16).digest()
-
-    keys = np.frombuffer(b"".join(map(key, range(length))), dtype=">u8").reshape(length, 2)
-    order: NDArray[np.int64] = np.lexsort((keys[:, 1], keys[:, 0]))
-    return order
+    def prepare(self, position: int) -> None:
+        """Begin to compute the order of the epoch of `position` on another thread, if that takes long."""
+        if self.shuffle:
+            self._permutations.prepare(position // self.length)

@@ -165,13 +165,38 @@ def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int)
     This is first-fit decreasing, which needs at most 22 % more micro-batches than the optimum.
     """
     cuts: list[list[int]] = []
-    room: list[int] = []
+    room = _FirstFit(len(share), max_tokens)
     for sample in share.tolist():
-        length = int(lengths[sample])
-        place = next((i for i, free in enumerate(room) if length <= free), len(room))
-        if place == len(room):
+        place = room.take(int(lengths[sample]))
+        if place == len(cuts):
             cuts.append([])
-            room.append(max_tokens)
         cuts[place].append(sample)
-        room[place] -= length
     return [np.array(cut, dtype=np.int64) for cut in cuts]
+
+
+class _FirstFit:
+    """The free tokens of `count` micro-batches, as a binary tree whose nodes are the maxima of their children.
+
+    The first one with enough room is found in O(log count). Samples arrive longest first, so those above the limit come
+    before all others, and each gets the next empty micro-batch.
+    """
+
+    def __init__(self, count: int, max_tokens: int) -> None:
+        self._leaves = 1 << max(0, count - 1).bit_length()
+        self._most = [max_tokens] * (2 * self._leaves)  # node n has the children 2n and 2n + 1; the leaves come last
+        self._overlong = 0
+
+    def take(self, length: int) -> int:
+        """Take room for a sample out of the first micro-batch that has it. Returns that one's number."""
+        most, node = self._most, 1
+        if length > most[node]:
+            node = self._leaves + self._overlong
+            self._overlong += 1
+        while node < self._leaves:
+            node = 2 * node if length <= most[2 * node] else 2 * node + 1
+        place = node - self._leaves
+        most[node] -= length
+        while node > 1:
+            node //= 2
+            most[node] = max(most[2 * node], most[2 * node + 1])
+        return place

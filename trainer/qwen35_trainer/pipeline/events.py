@@ -38,7 +38,8 @@ class ReplicaLeaving:
 class ReplicaLost:
     """A replica is gone. `kept`: for each sequence that it generated, the number of response tokens that are still available.
 
-    A sequence that `kept` does not name falls back to the number of tokens with which the last `StartSequences` started it.
+    A sequence that `kept` does not name had not reached the replica. It falls back to the number of tokens with which the last
+    `StartSequences` started it, or that it had reported before the last `MoveSequences`.
     """
 
     replica: int

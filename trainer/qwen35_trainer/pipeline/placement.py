@@ -212,7 +212,7 @@ class Placement:
             moves.setdefault((sequence.replica, target.number), []).append((number, index))
             self._release((number, index), sequence)
             self.lane.add_sequence(target, (number, index), sequence.tokens)
-            sequence.replica = target.number
+            sequence.replica, sequence.tokens_at_start = target.number, sequence.tokens
             self._update_birth(number, sequence, target)
         actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
 

@@ -32,7 +32,7 @@ class PlacedSequence:
 
     tokens: int = 0
     tokens_at_start: int = 0
-    """The tokens that it was given when it was last placed: they are not lost with its replica."""
+    """The tokens that it was known to have when it was last placed or moved: they are not lost with its replica."""
     born: int | None = None
     """The version of its first token, or an older one that bounds it."""
     replica: int | None = None

@@ -24,6 +24,7 @@ class Summary(TypedDict):
     updates: int
     updatesTotal: int | None
     weightVersion: int
+    """The newest version that trained, was saved or evaluated. Lower than before only where an attempt resumed."""
     accuracyBefore: float | None
     """Held-out accuracy of the original model."""
     accuracyAfter: float | None

@@ -61,6 +61,7 @@ class RunTotals:
     started: str | None = None
     seconds: float = 0.0
     version: int = 0
+    """The newest version of the attempt. Evaluations and checkpoints of earlier versions end while later batches train."""
     updates: int = 0
     first_update_time: float | None = None
     update: UpdateRecord | None = None
@@ -98,8 +99,10 @@ class RunTotals:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record. repeated: a later attempt repeated this update or evaluation."""
         self.seconds = max(self.seconds, record.end if isinstance(record, SpanRecord) else record.time)
-        if not isinstance(record, SpanRecord | FinishRecord):
-            self.version = record.version
+        if isinstance(record, UpdateRecord):
+            self.version = record.version  # lower where an attempt resumes
+        elif not isinstance(record, SpanRecord | FinishRecord):
+            self.version = max(self.version, record.version)
         match record:
             case UpdateRecord():
                 self.finish = None

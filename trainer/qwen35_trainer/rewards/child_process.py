@@ -6,11 +6,12 @@
     call(request, seconds) ── number, bytes ──────► …
     reply, or an error ◄───── number, bytes ───────
                        ◄───── 0: it is alive ──────
-    end() ─────────────────── SIGKILL ────────────► the whole process group; reaped
+    end() ─────────────────── SIGKILL ────────────► the whole process group; reaped; all that it has started (descendants.py)
 
 waits on            unblocked by                                         deadline
 call: reply         the process, or its death (the socket closes)        `seconds`; None: the caller watches `heard`
 end: reaped         the kernel                                           `patience`, then REAP_SECONDS
+end: descendants    the kernel                                           seconds, see descendants.py
 
 A message is a number, a length, and that many bytes. A reply has the number of its call. The number 0 belongs to no call.
 
@@ -33,6 +34,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import BinaryIO, Final, Self
+
+from qwen35_trainer.rewards.descendants import kill_marked, new_mark
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +107,7 @@ def read_frame(stream: BinaryIO) -> Frame:
 
 
 class ChildEnded(Exception):
-    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, or `not reaped`."""
+    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, `not reaped`, or why it was ended."""
 
     def __init__(self, how: str) -> None:
         super().__init__(f"the process ended ({how})")
@@ -114,20 +117,24 @@ class ChildEnded(Exception):
 class ChildProcess(asyncio.Protocol):
     """A started process. Use it from the event loop that started it only."""
 
-    def __init__(self, process: subprocess.Popen[bytes], max_reply_bytes: int) -> None:
-        self._process = process
+    def __init__(self, process: subprocess.Popen[bytes], mark: dict[str, str], max_reply_bytes: int) -> None:
+        self._process, self._mark = process, mark
         self._reader = FrameReader(max_reply_bytes)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, tuple[asyncio.Future[bytes], asyncio.TimerHandle | None]] = {}
         self._number = 0
         self._ending: asyncio.Task[str] | None = None
+        self.refused = ""
+        """Why a message of the process was not accepted; then the process is ended. Empty if all were."""
         self.heard = time.monotonic()
         """Second of `time.monotonic` at which something last arrived from the process."""
 
     @classmethod
-    async def start(cls, entry: str, *, max_reply_bytes: int) -> Self:
+    async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
         """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
+
+        output: descriptor to which it prints; None: to the same places as this process.
 
         On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as
         the process.
@@ -138,10 +145,13 @@ class ChildProcess(asyncio.Protocol):
             unless_started.callback(ours.close)
             # -P: without the current folder on sys.path.
             code = f"from {module} import {function}; {function}({theirs.fileno()})"
-            environment = os.environ | {"PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
+            mark = new_mark()
+            environment = os.environ | mark | {"PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder)}
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # this interpreter; takes milliseconds
                 [sys.executable, "-P", "-c", code],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 start_new_session=True,
@@ -150,7 +160,7 @@ class ChildProcess(asyncio.Protocol):
             unless_started.callback(process.kill)
             ours.setblocking(False)
             loop = asyncio.get_running_loop()
-            _, child = await loop.create_unix_connection(lambda: cls(process, max_reply_bytes), sock=ours)
+            _, child = await loop.create_unix_connection(lambda: cls(process, mark, max_reply_bytes), sock=ours)
             unless_started.pop_all()
         return child
 
@@ -183,7 +193,8 @@ class ChildProcess(asyncio.Protocol):
     async def end(self, patience: float = 0.0) -> str:
         """End the process, and return how it ended. Calls that have no reply yet fail. May be called again.
 
-        patience: seconds in which the process may end because its socket closes. Then its process group is killed.
+        patience: seconds in which the process may end because its socket closes. Then its process group is killed, and all
+        other processes that it has started.
         """
         return await asyncio.shield(self._end(patience))
 
@@ -196,8 +207,8 @@ class ChildProcess(asyncio.Protocol):
         self.heard = time.monotonic()
         try:
             frames = self._reader.feed(data)
-        except FrameTooLongError:
-            logger.exception("process %d is ended", self._process.pid)
+        except FrameTooLongError as error:
+            self.refused = str(error)
             self._end(0.0)
             return
         for number, reply in frames:
@@ -222,10 +233,11 @@ class ChildProcess(asyncio.Protocol):
         with contextlib.suppress(ProcessLookupError, PermissionError):  # a zombie's group, on macOS
             os.killpg(self._process.pid, signal.SIGKILL)
         code = await self._polled(REAP_SECONDS)
+        await asyncio.to_thread(kill_marked, self._mark)
         if code is None:
             # It hangs in the kernel, for example on a dead network file system, and cannot be killed.
             logger.error("process %d has not ended %g s after SIGKILL", self._process.pid, REAP_SECONDS)
-        how = _how(code)
+        how = self.refused or _how(code)
         calls, self._calls = self._calls, {}
         for future, timer in calls.values():
             if timer is not None:

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import importlib
 import inspect
+import io
 import json
 import os
 import pickle
@@ -43,6 +44,8 @@ type Reply = Mapping[str, object]
 def serve(descriptor: int) -> None:
     """Run the process. descriptor: of its end of the socket."""
     os.set_inheritable(descriptor, False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a killed call has printed is not lost
     signal_when_parent_ends(signal.SIGKILL)
     with contextlib.suppress(EOFError, OSError):
         _serve(socket.socket(fileno=descriptor))

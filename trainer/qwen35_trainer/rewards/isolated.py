@@ -15,7 +15,7 @@ call: a process      another call's end, or an added process    the sum of the t
 call: its score      the process, or its death                  timeout_seconds, from the moment it is sent
 
 A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It
-is killed if it does not (BLOCKED_SECONDS), because then its event loop is blocked.
+is killed if the call then does not end (BLOCKED_SECONDS): the function blocks the event loop, or ignores the cancellation.
 """
 
 from __future__ import annotations
@@ -55,15 +55,23 @@ class IsolatedFunction:
 
     loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
     processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is
-    slow. The time-out of a call starts when the call runs. The object belongs to one event loop.
+    slow. output: descriptor to which the processes print. The time-out of a call starts when the call runs. The object
+    belongs to one event loop.
     """
 
     def __init__(
-        self, loader: str, arguments: tuple[object, ...], timeout_seconds: float, *, processes: int = 1, cores: int = 1
+        self,
+        loader: str,
+        arguments: tuple[object, ...],
+        timeout_seconds: float,
+        *,
+        processes: int = 1,
+        cores: int = 1,
+        output: int | None = None,
     ) -> None:
         self._setup = pickle.dumps((loader, arguments, timeout_seconds))
         self._timeout = timeout_seconds
-        self._most, self._cores = processes, cores
+        self._most, self._cores, self._output = processes, cores, output
         self._idle: list[tuple[ChildProcess, float]] = []  # the last one was used last
         self._busy: dict[ChildProcess, float] = {}  # the second at which its call began
         self._starting = 0
@@ -121,7 +129,7 @@ class IsolatedFunction:
         except TimeoutError as error:
             await process.end()
             if self.asynchronous:
-                late = f"{no_score}; the function blocked its event loop, and its process was ended"
+                late = f"{no_score}; the function blocked its event loop or ignored its cancellation, and its process was ended"
             raise RewardTimeoutError(late) from error
         except asyncio.CancelledError:
             # The process is still busy with the call, and must not get another one.
@@ -132,6 +140,8 @@ class IsolatedFunction:
             how = await process.end()
             if self._closed:
                 raise _closed() from error
+            if process.refused:
+                raise RewardError(f"{process.refused} as the reply to a call", kind="ReplyTooLong") from error
             if how == _ENDED_BY_TIMER:
                 raise RewardTimeoutError(late) from error
             if self.asynchronous:
@@ -227,7 +237,7 @@ class IsolatedFunction:
         if self._closed:
             raise _closed()
         try:
-            process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
+            process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES, output=self._output)
         except OSError as error:
             raise RewardError(f"no worker process could be started: {error}", kind="NoWorker") from error
         self._loading.add(process)

@@ -87,7 +87,7 @@ def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, Rewa
 
 async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dict[int, RewardError]:
     async def error_of(reward: RewardSpec) -> RewardError | None:
-        function = _isolated(settings_of("", reward, base), (), ProcessLimits())
+        function = _isolated(settings_of("", reward, base), (), ProcessLimits(), None)
         assert function is not None
         try:
             await function.load()
@@ -101,13 +101,13 @@ async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dic
     return {at: error for at, error in zip(rewards, errors, strict=True) if error is not None}
 
 
-async def build_scorer(setup: RewardsSetup, limits: ProcessLimits) -> Scorer:
+async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: int | None = None) -> Scorer:
     """Return the scorer, with a process of each function started and the function loaded in it.
 
-    The process of a Gym reward loads the tasks of all sources before its first call. Raises RewardSetupError with
+    output: descriptor to which functions print; None: to the same places as this process. The process of a Gym reward loads the tasks of all sources before its first call. Raises RewardSetupError with
     every problem.
     """
-    functions = [_isolated(reward, setup.gyms, limits) for reward in setup.rewards]
+    functions = [_isolated(reward, setup.gyms, limits, output) for reward in setup.rewards]
     # All functions load at the same time.
     loading = [asyncio.create_task(function.load()) for function in functions if function is not None]
     loaded = iter(await asyncio.gather(*loading, return_exceptions=True))
@@ -127,7 +127,7 @@ async def build_scorer(setup: RewardsSetup, limits: ProcessLimits) -> Scorer:
 
 
 def _isolated(
-    reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits
+    reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits, output: int | None
 ) -> IsolatedFunction | None:
     """Return the function of a reward, in no process yet; None for a reward whose calls cannot hang."""
     package = __name__.rpartition(".")[0]
@@ -141,7 +141,9 @@ def _isolated(
             loader, arguments = f"{package}.reasoning_gym:grader", (tuple(gyms),)
         case "Function":
             loader, arguments = f"{package}.function:load_scorer", (reward.function, reward.base)
-    return IsolatedFunction(loader, arguments, reward.timeout_seconds, processes=limits.functions, cores=limits.cores)
+    return IsolatedFunction(
+        loader, arguments, reward.timeout_seconds, processes=limits.functions, cores=limits.cores, output=output
+    )
 
 
 def _reward(

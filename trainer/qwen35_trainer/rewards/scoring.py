@@ -44,6 +44,8 @@ from qwen35_trainer.rewards.scoring_process import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from qwen35_trainer.data.prompt import Prompt
 
 logger = logging.getLogger(__name__)
@@ -63,13 +65,22 @@ class _Place:
     """One of the scoring processes, and the next one after it has died."""
 
     process: asyncio.Task[ChildProcess]
+    number: int
     groups: int = 0
     """Groups that it is scoring."""
+    warned_of: asyncio.Task[ChildProcess] | None = None
+    """The last process of whose end a warning was logged: one for all groups that it was scoring."""
 
     @property
     def over(self) -> bool:
         """Whether the process could not be started, or has ended."""
         return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
+
+    def warn(self, process: asyncio.Task[ChildProcess], text: str) -> None:
+        """Log a warning about the end of a process of this place, unless there was one for another of its groups."""
+        if self.warned_of is not process:
+            self.warned_of = process
+            logger.warning("%s", text)
 
 
 class Scoring:
@@ -79,16 +90,22 @@ class Scoring:
     leaving ends them. Belongs to one event loop, whose thread must live until then.
     """
 
-    def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0) -> None:
-        """trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them."""
-        self._setup, self._limits = setup, limits
+    def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0, logs: Path | None = None) -> None:
+        """trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them.
+
+        logs: the folder for files with what functions print, one for each scoring process, of limited size. None: they
+        print to the same places as this process.
+        """
+        self._setup, self._limits, self._logs = setup, limits, logs
         self._combiner = Combiner(setup.terms, trial)
         self._places: list[_Place] = []
         self._watch: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._decoder: asyncio.Future[ResponseDecoder] = asyncio.get_running_loop().create_future()
-        self._places = [_Place(asyncio.create_task(self._start())) for _ in range(self._limits.scoring)]
+        self._places = [
+            _Place(asyncio.create_task(self._start(number)), number) for number in range(self._limits.scoring)
+        ]
         self._watch = asyncio.create_task(self._end_silent())
         return self
 
@@ -142,15 +159,16 @@ class Scoring:
         for _ in range(_TRIES):
             place = self._next_place()
             place.groups += 1
+            started = place.process
             try:
-                process = await asyncio.shield(place.process)
+                process = await asyncio.shield(started)
                 return received_scores(await process.call(*request))
             except ChildEnded as ended:
                 how = ended.how
-                logger.warning("a scoring process ended (%s); its groups are scored again, once", how)
+                place.warn(started, f"a scoring process ended ({how}); its groups are scored again, once")
             except (OSError, RewardSetupError, TimeoutError) as error:
                 how = f"{type(error).__name__}: {error}"
-                logger.warning("a scoring process could not be started again: %s", how)
+                place.warn(started, f"a scoring process could not be started again: {how}")
             finally:
                 place.groups -= 1
         raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
@@ -161,14 +179,15 @@ class Scoring:
             raise RewardError("scoring is closed", kind="Closed")
         place = min(self._places, key=lambda place: place.groups)
         if place.over:
-            place.process = asyncio.create_task(self._start())
+            place.process = asyncio.create_task(self._start(place.number))
         return place
 
-    async def _start(self) -> ChildProcess:
+    async def _start(self, number: int) -> ChildProcess:
         """Return a process that can score. Raises RewardSetupError, ChildEnded, TimeoutError or OSError."""
+        output = None if self._logs is None else self._logs / f"rewards-{number}.log"
         process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
         try:
-            built = process.call(*setup_request(self._setup, self._limits), seconds=START_SECONDS)
+            built = process.call(*setup_request(self._setup, self._limits, output), seconds=START_SECONDS)
             loading = asyncio.ensure_future(self._load_decoder(process))
             try:
                 if problems := json.loads(await built):

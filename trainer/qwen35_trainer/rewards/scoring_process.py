@@ -36,9 +36,11 @@ import struct
 import sys
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from qwen35_trainer.rewards.child_process import CallServer, RequestPart, signal_when_parent_ends
+from qwen35_trainer.rewards.output_file import OutputFile
 from qwen35_trainer.rewards.response_decoder import Decode, ResponseDecoder
 from qwen35_trainer.rewards.reward import PromptFields, Response, ResponseTokens, RewardSetupError, Score
 from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup
@@ -65,8 +67,9 @@ _LENGTH: Final = struct.Struct("<I")
 _TOKEN_BYTES: Final = 4
 
 
-def setup_request(setup: RewardsSetup, limits: ProcessLimits) -> tuple[RequestPart, ...]:
-    return SETUP, pickle.dumps((setup, limits))
+def setup_request(setup: RewardsSetup, limits: ProcessLimits, output: Path | None = None) -> tuple[RequestPart, ...]:
+    """output: the file for what functions print; None: they print to the same places as the driver."""
+    return SETUP, pickle.dumps((setup, limits, output))
 
 
 def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
@@ -167,6 +170,7 @@ class ScoringProcess:
 
     def __init__(self) -> None:
         self._scorer: Scorer | None = None
+        self._output: OutputFile | None = None
         self._decode: Decode | None = None
         self._decoding = asyncio.Lock()
         self._undecoded = 0
@@ -188,10 +192,15 @@ class ScoringProcess:
     async def close(self) -> None:
         if self._scorer is not None:
             await self._scorer.close()
+        if self._output is not None:
+            await asyncio.to_thread(self._output.close)
 
-    async def _build(self, setup: RewardsSetup, limits: ProcessLimits) -> bytes:
+    async def _build(self, setup: RewardsSetup, limits: ProcessLimits, output: Path | None) -> bytes:
+        if output is not None:
+            self._output = OutputFile(output)
+        descriptor = None if self._output is None else self._output.descriptor
         try:
-            self._scorer = await build_scorer(setup, limits)
+            self._scorer = await build_scorer(setup, limits, output=descriptor)
         except RewardSetupError as error:
             return json.dumps(error.problems).encode()
         return json.dumps([]).encode()

@@ -83,7 +83,9 @@ class CheckpointStore:
         final = self.folder / f"update-{progress.update:06d}"
         name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
         partial = self.folder / f".{name}.partial"
+        earlier = True
         try:
+            earlier = bool(self.complete)
             await asyncio.to_thread(self._begin, partial)
             await write(partial)
             await asyncio.to_thread(self._finish, partial, final, progress)  # in a thread, because flushing takes long
@@ -93,11 +95,7 @@ class CheckpointStore:
         except Exception as error:
             reason = _reason(error) + _full(self.folder, error)
             shutil.rmtree(partial, ignore_errors=True)
-            raise StorageFailed(
-                f"checkpoint {final} was not saved: {reason}; earlier checkpoints are untouched. "
-                "Free space, then continue with --resume auto; or point spec.checkpoint.storage elsewhere, and continue with "
-                "--resume and the newest of them"
-            ) from error
+            raise StorageFailed(f"checkpoint {final} was not saved: {reason}; {_advice(earlier=earlier)}") from error
         try:
             await asyncio.to_thread(self._delete_old, final)
         except FolderRefused as error:
@@ -233,6 +231,19 @@ def _seal(folder: Path) -> None:
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.is_file() else None
+
+
+def _advice(*, earlier: bool) -> str:
+    """Return what to do after a checkpoint was not saved. earlier: whether there may be earlier ones."""
+    if not earlier:
+        return (
+            "it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "
+            "--resume auto"
+        )
+    return (
+        "earlier checkpoints are untouched. Free space, then continue with --resume auto; or point spec.checkpoint.storage "
+        "elsewhere, and continue with --resume and the newest of them"
+    )
 
 
 def _full(folder: Path, error: Exception) -> str:

@@ -239,7 +239,7 @@ class Driver(Process):
         trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
         setup = RewardsSetup.of(spec.rewards, [*spec.data.train, *spec.data.validation], self._job.base)
         limits = ProcessLimits.of(usable_cores()) if spec.rewards else ProcessLimits(scoring=0)
-        return Scoring(setup, limits, trial=trial)
+        return Scoring(setup, limits, trial=trial, logs=self._job.folder.logs)
 
     async def _open(self, scoring: Scoring) -> RunData:
         """Fetch the data, in a thread because that takes a while and the workers load at the same time, and open the scoring."""
@@ -313,7 +313,10 @@ class Driver(Process):
     def _loop(self, training: TrainSession, data: RunData, scoring: Scoring) -> TrainingLoop:
         spec = self._job.spec
         inbox: asyncio.Queue[on.Event | Request] = asyncio.Queue()
+        start = scheduling_start(self._job)
         order = PromptOrder(len(data.prompts), seed=spec.seed, epochs=None, shuffle=spec.data.shuffle)
+        for position in {start.position, *start.pending}:
+            order.prepare(position)
         parts = GenerationParts(
             spec,
             data.prompts,
@@ -343,7 +346,7 @@ class Driver(Process):
         return TrainingLoop(
             coordinator=Coordinator(
                 coordinator_settings(spec, self._job.updates_total),
-                scheduling_start(self._job),
+                start,
                 source_of=lambda position: data.prompts[order.prompt_index(position)].prompt.source,
             ),
             generation=generation,

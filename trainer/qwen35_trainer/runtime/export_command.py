@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING
 
 from qwen35_trainer.atomic_files import sync
 from qwen35_trainer.manifest import LoRASpec, Manifest, TrainingSpec, TrainSpec, load_manifest
-from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, CheckpointStore, SavedCheckpoint, load
+from qwen35_trainer.runtime.checkpoint_store import CONTENTS_FILE, MANIFEST_FILE, SavedCheckpoint, load
 from qwen35_trainer.runtime.folder import RunFolder
 from qwen35_trainer.runtime.job import checkpoint_folder
 from qwen35_trainer.runtime.owner import read_owner, run_of
+from qwen35_trainer.runtime.resuming import newest_of_lineage
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,6 +52,8 @@ class Exported:
 
 def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
     """Write the model of `what`, a checkpoint or the newest one of a run's folder, to the folder `output`.
+
+    The newest one is that from which the run would continue, as in `resuming.py`: not one of an abandoned attempt.
 
     source: the folder of the model that the run started from, if it is not at the path in the manifest. It is required if that path
     is relative, and refused for a run that started from random weights.
@@ -104,18 +107,18 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
                 f"spec.checkpoint.storage.path {storage.path} is relative to a manifest elsewhere; name a checkpoint in it"
             )
         place = checkpoint_folder(run, manifest.spec, Path())
-        newest = CheckpointStore(place, 1).latest()
+        owner = read_owner(place)
+        newest = newest_of_lineage(place, owner)
         if newest is None:
             raise ExportRefused(
                 f"{what}: no checkpoint in {place}. A run saves one at its end, and by checkpoint.everyUpdates"
             )
-        owner = read_owner(place)
         if owner is not None and owner.run not in [run_of(manifest, run, in_cluster=pods) for pods in (False, True)]:
             raise ExportRefused(
                 f"{what}: {place} holds the checkpoints of another run now, {owner}; name a checkpoint in it"
             )
-        own = newest.path / MANIFEST_FILE
-        return load_manifest(own) if own.is_file() else manifest, newest
+        own = newest / MANIFEST_FILE
+        return load_manifest(own) if own.is_file() else manifest, load(newest)
     if not (what / CONTENTS_FILE).is_file():
         raise ExportRefused(
             f"{what} is neither a run's folder, which has a run.yaml, nor a checkpoint like update-000020 in one"

@@ -110,8 +110,13 @@ class Generation:
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
 
     def start(self, command: commands.StartSequences) -> None:
+        """Submit sequences with the tokens that they keep, as far as there are that many.
+
+        The coordinator may have counted more: those of a report that arrived after it decided to start a sequence over.
+        """
         for name, keep in command.sequences:
-            self._buffers.setdefault(name, TokenBuffer()).cut(keep)
+            buffer = self._buffers.setdefault(name, TokenBuffer())
+            buffer.cut(min(keep, len(buffer)))
         self._submit(command.replica, [name for name, _ in command.sequences])
 
     def move(self, command: commands.MoveSequences) -> None:

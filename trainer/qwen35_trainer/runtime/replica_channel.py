@@ -169,6 +169,7 @@ class ReplicaChannel:
         self._next_command = 1
         self._received = 0  # number of the last report
         self._answers_follow = False  # the last reports will make the coordinator send commands
+        self._failure: ReplicaFailed | None = None  # raised by the next call: the last reports came before it
 
     def send(self, command: ReplicaCommand) -> None:
         """Queue a command for the call of `receive` under way, or for the next one."""
@@ -176,7 +177,12 @@ class ReplicaChannel:
         self._queued.set()
 
     async def receive(self) -> tuple[EngineReport, ...]:
-        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed."""
+        """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed.
+
+        Reports that have arrived before a call fails are returned, and the next call raises: their sequences are finished.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._answers_follow:
             await asyncio.sleep(_COMBINE_SECONDS)
         exchange = asyncio.ensure_future(self._exchange())
@@ -190,7 +196,7 @@ class ReplicaChannel:
                 finally:
                     queued.cancel()
                 if not exchange.done():
-                    await self._call("obey", self._take_queue(), act="receiving commands", seconds=ANSWER_SECONDS)
+                    await self._obey(exchange)
             reports = exchange.result()
         finally:
             exchange.cancel()
@@ -198,6 +204,15 @@ class ReplicaChannel:
         self._received = max((report.number for report in new), default=self._received)
         self._answers_follow = any(report.finished for report in new)
         return new
+
+    async def _obey(self, exchange: asyncio.Future[tuple[EngineReport, ...]]) -> None:
+        """Send queued commands. Raises ReplicaFailed, at the next `receive` if `exchange` has answered meanwhile."""
+        try:
+            await self._call("obey", self._take_queue(), act="receiving commands", seconds=ANSWER_SECONDS)
+        except ReplicaFailed as error:
+            if not exchange.done():
+                raise
+            self._failure = error
 
     async def _exchange(self) -> tuple[EngineReport, ...]:
         reports: tuple[EngineReport, ...] = await self._call(

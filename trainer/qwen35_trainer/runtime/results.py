@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from qwen35_trainer import formatting
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.manifest import load_manifest
 from qwen35_trainer.progress import held_out
 from qwen35_trainer.progress.html_report import write_report
@@ -45,6 +46,15 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
     lines.append(f"Report: {folder.root / 'report.html'}")
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)
+
+
+def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
+    """Return the message of a failed run, with its logs, and the command that continues it if that can succeed."""
+    finish, lines = finished.finish, [finished.finish.message]
+    may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)
+    if may_succeed and finished.summary["checkpoint"] and "--resume" not in finish.message:
+        lines.append(f"Continue with: {how_to_resume}")
+    return "\n".join([*lines, f"Logs: {finished.folder.logs}"])
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:

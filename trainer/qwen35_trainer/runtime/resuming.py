@@ -96,6 +96,14 @@ def find_start(
     return RunStart(checkpoint, claim)
 
 
+def newest_of_lineage(folder: Path, owner: Owner | None) -> Path | None:
+    """Return the checkpoint in a folder that `--resume auto` continues from; None if there is none.
+
+    owner: the folder's owner record. Raises CheckpointError when only checkpoints of abandoned attempts are left.
+    """
+    return _CheckpointFolder(folder, owner, tuple(CheckpointStore(folder, 1).complete)).newest_of_lineage
+
+
 def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
     """Return how the owner record of `folder` names the checkpoint that an attempt begins from. See `Owner.start`."""
     if checkpoint is None:

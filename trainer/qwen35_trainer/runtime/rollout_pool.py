@@ -9,6 +9,7 @@
 waits on                 unblocked by                                deadline
 pending: its process     a node with room for it                     none, until there are too few replicas
 opening: the engine      the model is built                          PoolLimits.open
+an unreachable one       the network works again: the call repeats   PoolLimits.open, from the first call of its kind
 loading: weights         the worker's report                         PoolLimits.publish
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
@@ -33,7 +34,7 @@ import ray
 from qwen35_trainer.contract.retry import backoff_seconds
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.pipeline import events as on
-from qwen35_trainer.runtime.calls import ActorLost, answer
+from qwen35_trainer.runtime.calls import ActorLost, ActorUnreachable, answer
 from qwen35_trainer.runtime.replica_channel import (
     EngineReport,
     LoadWeights,
@@ -54,6 +55,7 @@ MAX_STEP_SECONDS = 120.0
 """A replica that has sequences and makes no step for this long hangs, unless its usual steps are long."""
 STEPS_PER_HANG = 100.0
 """A replica whose steps are long hangs after this many times their mean duration."""
+_REPEAT_SECONDS = 0.5
 
 LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
@@ -293,9 +295,31 @@ class RolloutPool:
 
     async def _open(self, replica: RolloutReplica) -> None:
         """Wait for the replica's process, however long it is pending, and for its engine."""
-        address = await _answered(replica.address, replica.name, "starting its process", None)
+        address = await self._answered(replica, "address", replica.address, "starting its process", None)
         replica.host, replica.state = address.host, f"loads the model on {address.host}"
-        replica.token_room = await _answered(replica.opened, replica.name, "loading the model", self._limits.open)
+        replica.token_room = await self._answered(
+            replica, "open", replica.opened, "loading the model", self._limits.open
+        )
+
+    async def _answered(self, replica: RolloutReplica, method: str, call: Any, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
+        """Await `call`, a call of `method` of a replica that is starting. While the replica cannot be reached, repeat the call.
+
+        Raises ReplicaFailed for any failure, and when the replica cannot be reached PoolLimits.open seconds after the first
+        call of this method, or, as a process may be pending for long, after the first time that it could not be reached.
+        """
+        loop = asyncio.get_running_loop()
+        give_up = None if seconds is None else loop.time() + self._limits.open
+        while True:
+            try:
+                return await answer(call, of=replica.name, act=act, seconds=seconds)
+            except ActorUnreachable as error:
+                give_up = give_up or loop.time() + self._limits.open
+                if loop.time() >= give_up:
+                    raise ReplicaFailed(str(error)) from error
+                await asyncio.sleep(_REPEAT_SECONDS)
+                call = getattr(replica.actor, method).remote()
+            except Exception as error:
+                raise ReplicaFailed(str(error) or type(error).__name__) from error
 
     async def _load_newest(self, replica: RolloutReplica) -> None:
         """Load the newest weights, and again while newer ones are published meanwhile."""
@@ -409,14 +433,6 @@ class RolloutPool:
             losses = self._losses[name]
             lines.append(f"{name} {state}" + (f", lost {len(losses)} times, last: {losses[-1][1]}" if losses else ""))
         return "; ".join(lines)
-
-
-async def _answered(call: Any, name: str, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
-    """Await a call of a replica that is starting. Raises ReplicaFailed for any failure."""
-    try:
-        return await answer(call, of=name, act=act, seconds=seconds)
-    except Exception as error:
-        raise ReplicaFailed(str(error) or type(error).__name__) from error
 
 
 def _late(replica: RolloutReplica, version: int, seconds: float) -> str:

@@ -329,6 +329,7 @@ class RolloutWorker(Process):
         self._order, self._log = CommandOrder(self._apply), ReportLog()
         self._changed = asyncio.Event()
         self._arrived: asyncio.Queue[PublishedWeights] = asyncio.Queue()
+        self._opening: asyncio.Task[int | None] | None = None
         self._loading: asyncio.Task[None] | None = None
 
     async def address(self) -> WorkerAddress:
@@ -338,8 +339,13 @@ class RolloutWorker(Process):
     async def open(self) -> int | None:
         """Build the engine. Returns its token room, or None if its slots limit it more than its memory.
 
-        In a thread: otherwise this actor would not answer `address` before the engine is built.
+        A repeated call, whose predecessor's answer was lost, waits for the same engine.
         """
+        self._opening = self._opening or asyncio.create_task(self._open())
+        return await asyncio.shield(self._opening)
+
+    async def _open(self) -> int | None:
+        """Build the engine in a thread: otherwise this actor would not answer `address` before the engine is built."""
         loop = asyncio.get_running_loop()
         engine = await asyncio.to_thread(self._start)
         self._engine = EngineThread(engine, lambda: loop.call_soon_threadsafe(self._changed.set))

@@ -1,0 +1,70 @@
+"""A file of limited size for what other processes print: its last part is kept.
+
+    processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, in place of the one before
+
+waits on                unblocked by                                             deadline
+the thread: the pipe    output, or its end: all processes that hold it have ended  none: the thread ends with its process
+a process that prints   the thread, unless the disk hangs                        that of the call (isolated.py)
+close: the thread       everything written                                       CLOSE_SECONDS
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import BinaryIO, Final
+
+logger = logging.getLogger(__name__)
+
+MAX_BYTES: Final = 8 * 2**20
+"""Size of the file and of the one before it, each."""
+CLOSE_SECONDS: Final = 0.5
+_READ_BYTES: Final = 2**16  # the capacity of a pipe
+
+
+class OutputFile:
+    """Writes what arrives in a pipe to the file `path`. What does not fit on the disk is lost, and one warning is logged."""
+
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
+        self._file: BinaryIO | None = None
+        self._size = 0
+        self._warned = False
+        self._reader, self.descriptor = os.pipe()
+        """descriptor: the end of the pipe for the output of processes."""
+        self._thread = threading.Thread(target=self._run, name="output of rewards", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait until everything that ended processes have printed is written, at most CLOSE_SECONDS."""
+        os.close(self.descriptor)
+        self._thread.join(CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        with os.fdopen(self._reader, "rb", buffering=0) as reader:
+            while data := reader.read(_READ_BYTES):
+                try:
+                    self._write(data)
+                except OSError as error:
+                    if not self._warned:
+                        self._warned = True
+                        logger.warning("output of rewards is missing in %s: %s", self._path, error.strerror)
+        if self._file is not None:
+            self._file.close()
+
+    def _write(self, data: bytes) -> None:
+        """Append to the file, of which there is none before the first output."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab", buffering=0)
+            self._size = self._path.stat().st_size
+        if self._size and self._size + len(data) > self._max_bytes:
+            self._file.close()
+            self._file = None
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+            self._write(data)
+            return
+        self._size += len(data)
+        self._file.write(data)
