@@ -13,9 +13,9 @@ It takes 15 GB of disk for an image, in a folder that it deletes, and is not a p
 images/README.md.
 """
 
-import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -28,12 +28,18 @@ from typing import Annotated, Final
 import typer
 
 from images.definition import MACHINES, Architecture, Definition, definition
-from images.locks import PLATFORM, files, is_current, locked_images
+from images.locks import PLATFORM, blocks, files, is_current, locked_images, pins
 from images.repository import REPOSITORY
 from images.versions import versions
 
 SOURCE_ONLY: Final = ("cellpylib", "pycosat", "zss")
 """Packages that reasoning-gym needs and of which the index has the source only. pycosat is written in C."""
+DISAGREEMENT: Final = re.compile(
+    r"^The package `\S+` requires `(?P<name>[\w-]+)(?:==(?P<wanted>[^ `]+))?[^`]*`, "
+    r"but (?:it's not installed|`(?P<present>[^`]+)` is installed)$",
+    re.MULTILINE,
+)
+"""A line of `uv pip check`."""
 IMPORT_SECONDS: Final = 300.0
 """Maximum time of one import."""
 INSTALL_SECONDS: Final = 3600.0
@@ -51,7 +57,8 @@ class Result:
     """Empty for success."""
 
     def __str__(self) -> str:
-        return f"{self.image:16}{self.architecture:8}{self.step:44}{self.problem or 'ok'}"
+        problem = "\n".join(self.problem.splitlines()[-12:])
+        return f"{self.image:16}{self.architecture:8}{self.step:36}{problem or 'ok'}"
 
 
 def check(image: str, folder: Path, *, download: bool) -> Iterator[Result]:
@@ -69,7 +76,9 @@ def check(image: str, folder: Path, *, download: bool) -> Iterator[Result]:
         if here:
             yield from _installed(image, image_definition, architecture, folder)
         elif download:
-            yield Result(image, architecture, "downloaded", _install(folder, lock, *wheels, *target))
+            yield Result(
+                image, architecture, "downloaded", _install(folder, _wheels_of(lock, folder), *wheels, *target)
+            )
         shutil.rmtree(folder / f"{image}-{architecture}", ignore_errors=True)
 
 
@@ -88,11 +97,34 @@ def _installed(image: str, image_definition: Definition, architecture: Architect
         variables["PATH"] = f"{python.parent}:{os.environ['PATH']}"
         options = ["--no-build-isolation", "--no-binary", ":all:"]
         built = _install(folder, image_definition.built, *into, *options, variables=variables)
-        yield Result(image, architecture, f"compiled with {json.dumps(image_definition.check_environment)}", built)
-    yield Result(image, architecture, "requirements agree", _run(folder, "uv", "pip", "check", *into))
+        yield Result(image, architecture, "compiled without the base image", built)
+    disagreements = _unexplained(_run(folder, "uv", "pip", "check", *into), image)
+    yield Result(image, architecture, "requirements agree", disagreements)
+    for name in image_definition.check_without:
+        yield Result(image, architecture, f"removed {name}", _run(folder, "uv", "pip", "uninstall", *into, name))
+    variables = image_definition.build_environment | image_definition.check_environment
     for module in image_definition.imports:
-        yield Result(image, architecture, f"import {module}", _run(folder, python, "-c", f"import {module}"))
+        problem = _run(folder, python, "-c", f"import {module}", variables=variables)
+        yield Result(image, architecture, f"import {module}", problem)
     shutil.rmtree(environment)
+
+
+def _wheels_of(lock: str, folder: Path) -> str:
+    """Return the path of a copy of a lock without the packages that this machine would have to compile for another one."""
+    copy = folder / "wheels.txt"
+    content = blocks((REPOSITORY / lock).read_text())
+    copy.write_text("".join(block for block in content if not pins(block).keys() & set(SOURCE_ONLY)))
+    return str(copy)
+
+
+def _unexplained(report: str, image: str) -> str:
+    """Return the lines of uv's report of disagreements that versions.yaml does not explain."""
+    absent = {*versions().omitted_from(image), *versions().of(image, "vendor")}
+    lines = []
+    for match in DISAGREEMENT.finditer(report):
+        explained = match["name"] in absent or (match["wanted"] or "").partition("+")[0] == match["present"]
+        lines += [] if explained else [match[0]]
+    return "\n".join(lines)
 
 
 def _install(folder: Path, lock: str, *options: str | Path, variables: dict[str, str] | None = None) -> str:
@@ -103,7 +135,7 @@ def _install(folder: Path, lock: str, *options: str | Path, variables: dict[str,
 
 
 def _run(folder: Path, *command: str | Path, variables: dict[str, str] | None = None) -> str:
-    """Run a command in the folder. Returns the end of what it printed if it failed, or an empty text."""
+    """Run a command in the folder. Returns what it printed if it failed, or an empty text."""
     environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     limit = INSTALL_SECONDS if command[0] == "uv" else IMPORT_SECONDS
     try:
@@ -120,7 +152,7 @@ def _run(folder: Path, *command: str | Path, variables: dict[str, str] | None = 
     except subprocess.TimeoutExpired:
         return f"took more than {limit:g} s"
     except subprocess.CalledProcessError as error:
-        return "\n".join(str(error.stdout).strip().splitlines()[-12:]) or f"exit status {error.returncode}"
+        return str(error.stdout).strip() or f"exit status {error.returncode}"
     return ""
 
 

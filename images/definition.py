@@ -62,7 +62,9 @@ class Definition(BaseModel):
     environment: dict[str, str] = {}
     entrypoint: tuple[str, ...] = ("qwen35",)
     check_environment: dict[str, str] = {}
-    """Variables with which images/check.py compiles `built` on a machine without the base image."""
+    """Variables with which images/check.py compiles `built` and imports on a machine without the base image."""
+    check_without: tuple[str, ...] = ()
+    """Packages that images/check.py removes before it imports, because they load libraries of the base image."""
     imports: tuple[str, ...] = ()
     """Modules that images/check.py imports on a machine without accelerators."""
 

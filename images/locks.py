@@ -72,15 +72,15 @@ def write(image: str) -> None:
     built: dict[str, None] = {}
     for architecture, path in image_definition.locks.items():
         lock = REPOSITORY / path
-        blocks = list(_blocks(_resolve(image, architecture, lock)))
+        resolved = list(blocks(_resolve(image, architecture, lock)))
         compiled = set(versions().of(image, "distribution"))
-        _write(image, lock, [block for block in blocks if not pins(block).keys() & compiled])
-        built |= dict.fromkeys(block for block in blocks if pins(block).keys() & compiled)
+        _write(image, lock, [block for block in resolved if not pins(block).keys() & compiled])
+        built |= dict.fromkeys(block for block in resolved if pins(block).keys() & compiled)
     if image_definition.built:
         # Source distributions are the same for all architectures. The table lists them in the order of their compilation.
         order = list(versions().of(image, "distribution"))
-        blocks = sorted(built, key=lambda block: order.index(next(iter(pins(block)))))
-        _write(image, REPOSITORY / image_definition.built, blocks)
+        ordered = sorted(built, key=lambda block: order.index(next(iter(pins(block)))))
+        _write(image, REPOSITORY / image_definition.built, ordered)
 
 
 def files(image_definition: Definition) -> list[str]:
@@ -107,7 +107,7 @@ def _resolve(image: str, architecture: Architecture, present: Path) -> str:
         return output.read_text()
 
 
-def _blocks(lock: str) -> Iterator[str]:
+def blocks(lock: str) -> Iterator[str]:
     """Yield each requirement of a lock with its hashes."""
     block: list[str] = []
     for line in lock.splitlines(keepends=True):
@@ -120,8 +120,8 @@ def _blocks(lock: str) -> Iterator[str]:
         yield "".join(block)
 
 
-def _write(image: str, lock: Path, blocks: Sequence[str]) -> None:
-    lines = "".join(blocks)
+def _write(image: str, lock: Path, content: Sequence[str]) -> None:
+    lines = "".join(content)
     lock.write_text(f"{_head(image, lines)}\n{lines}")
 
 
