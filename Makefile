@@ -25,7 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 # All clones share this cache: mypy validates entries by file contents, and checking every library again takes minutes.
 export MYPY_CACHE_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/qwen35/mypy
 
-.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint docs generate picture benchmark benchmark-operator clean
+.PHONY: help setup laptop system testbed demo demo-cluster test check soak lint docs generate picture images-check benchmark \
+    benchmark-operator clean
 
 help:
 	@echo "make demo               train a tiny Qwen3.5 by asynchronous GRPO, in about a minute"
@@ -39,6 +40,7 @@ help:
 	@echo "make generate           write crds/, docs/reference/, the migration tables and requirements/"
 	@echo "make picture            run the demo and take the README's picture of its report"
 	@echo "make testbed            build the Kubernetes control plane that tests start; needs Go, and minutes the first time"
+	@echo "make images-check       install and import what the images for GPUs and NPUs contain; downloads 6 GB, takes 15 GB of disk"
 	@echo "make benchmark          compare the trainer with its own synchronous run and with TRL; prints JSON"
 	@echo "make benchmark-operator run the operator with 100, 1,000 and 5,000 trainings; prints JSON, needs an idle machine"
 
@@ -103,7 +105,7 @@ soak: setup system testbed
 
 # Marks that requirements/ fits pyproject.toml: this check takes as long as all others together.
 LOCKED := $(VENV)/.locked
-$(LOCKED): pyproject.toml tools/lock.sh $(wildcard requirements/*.txt) | setup
+$(LOCKED): pyproject.toml tools/lock.sh $(wildcard requirements/*.txt images/*.yaml images/*/*.yaml images/*/uv.toml) | setup
 	tools/lock.sh --check
 	@touch $@
 
@@ -122,6 +124,7 @@ lint: setup $(LOCKED)
 	python -m qwen35_operator.api.crd | diff crds/rl.qwen35.io_qwen35trainings.yaml - || { echo "run make generate"; exit 1; }
 	diff crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml || { echo "run make generate"; exit 1; }
 	python -m images.dockerfile --check
+	python -m images.versions_reference --check
 	python -m qwen35_operator.api.field_reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.reconcile.conditions_reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
 	python -m tools.migration --check
@@ -136,6 +139,7 @@ generate: setup
 	python -m qwen35_operator.api.crd > crds/rl.qwen35.io_qwen35trainings.yaml
 	cp crds/rl.qwen35.io_qwen35trainings.yaml helm/qwen35-operator/files/crd.yaml
 	python -m images.dockerfile
+	python -m images.versions_reference
 	python -m qwen35_operator.api.field_reference > docs/reference/api.md
 	python -m qwen35_operator.reconcile.conditions_reference > docs/reference/conditions.md
 	python -m tools.migration
@@ -145,6 +149,9 @@ generate: setup
 picture: setup system
 	run="runs/picture-$$(date +%Y%m%d-%H%M%S)"; qwen35 run examples/tiny-grpo.yaml --output "$$run"; \
 	python tools/picture.py "$$run/report.html" docs/images/report.png
+
+images-check: setup
+	python -m images.check
 
 benchmark: setup
 	python benchmarks/embedded.py

