@@ -27,7 +27,7 @@ import torch
 
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
-from qwen35_trainer.rollout.vllm_environment import set_variables
+from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 
 type Core = Any
@@ -65,34 +65,40 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
     config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
     """
     set_variables()
+    if settings.on_cpu:
+        reuse_freed_tensors()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
     _quieten()
-    arguments = EngineArgs(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        limit_mm_per_prompt={"image": 0, "video": 0},
-        dtype="bfloat16",
-        seed=settings.seed,
-        max_model_len=settings.max_length,
-        max_num_seqs=settings.slots,
-        # The distribution that a token is drawn from, after temperature, top-k and top-p.
-        logprobs_mode="processed_logprobs",
-        async_scheduling=False,
-        distributed_executor_backend="uni",
-        # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
-        enable_prefix_caching=True,
-        enforce_eager=settings.on_cpu,
-        **_memory(config, settings),
-    )
-    configuration = arguments.create_engine_config()
+    configuration = EngineArgs(**core_arguments(folder, config, settings)).create_engine_config()
     core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
         raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
     return core
+
+
+def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
+    """Return vLLM's arguments of an engine core. Arguments as for `build_core`."""
+    return {
+        "model": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "limit_mm_per_prompt": {"image": 0, "video": 0},
+        "dtype": "bfloat16",
+        "seed": settings.seed,
+        "max_model_len": settings.max_length,
+        "max_num_seqs": settings.slots,
+        # The distribution that a token is drawn from, after temperature, top-k and top-p.
+        "logprobs_mode": "processed_logprobs",
+        "async_scheduling": False,
+        "distributed_executor_backend": "uni",
+        # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
+        "enable_prefix_caching": True,
+        "enforce_eager": settings.on_cpu,
+        **_memory(config, settings),
+    }
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
