@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -126,7 +127,8 @@ class OwnEngine:
         config, weights, settings = _model(_spec())
         self._core = offline.core
         engine = VLLMEngine(self._core, config, end_token=END, max_length=settings.max_length, on_cpu=settings.on_cpu)
-        engine.load(weights, 1)  # before the thread starts: `LLM` uses the same engine core
+        engine.receive(weights, 1)  # before the thread starts: `LLM` uses the same engine core
+        engine.commit(1)
         self._changed = threading.Event()
         self._thread, self._reports = EngineThread(engine, self._changed.set), count(1)
         self._steps = 0
@@ -179,7 +181,7 @@ class Replica:
         from qwen35_trainer.runtime.replica_channel import ReplicaChannel
         from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 
-        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         spec = _spec()
         self._weights = _model(spec)[1]
         worker: Any = ray.remote(RolloutWorker)

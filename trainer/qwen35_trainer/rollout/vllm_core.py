@@ -19,12 +19,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
@@ -50,6 +51,8 @@ class CoreSettings:
     memory_fraction: float
     """Share of the device's memory for weights and caches; on the CPU, the maximum share of available memory for caches."""
     on_cpu: bool
+    options: VLLMSpec = field(default_factory=VLLMSpec)
+    """Options of the manifest."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
@@ -81,7 +84,8 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
 
 def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
     """Return vLLM's arguments of an engine core. Arguments as for `build_core`."""
-    return {
+    options = settings.options
+    arguments: dict[str, Any] = {
         "model": str(folder),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -95,10 +99,15 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "async_scheduling": False,
         "distributed_executor_backend": "uni",
         # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
-        "enable_prefix_caching": True,
-        "enforce_eager": settings.on_cpu,
+        "enable_prefix_caching": options.prefixCache,
+        "enforce_eager": settings.on_cpu or options.eager,
         **_memory(config, settings),
     }
+    if options.maxBatchedTokens is not None:
+        arguments["max_num_batched_tokens"] = options.maxBatchedTokens
+    if options.kvCachePrecision == "FP8":
+        arguments["kv_cache_dtype"] = "fp8"
+    return arguments | options.extraArguments
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
