@@ -135,6 +135,26 @@ CASES = {
         "spec.rollout.stragglerLane.nodes",
         {"rollout": {"nodes": 2, "stragglerLane": LANE}},
     ),
+    "options of another engine": (
+        {"rollout": {"engine": "Torch", "vllm": {"eager": True}}},
+        "spec.rollout.vllm",
+        {"rollout": {"engine": "VLLM", "vllm": {"eager": True}}},
+    ),
+    "a step without room for every sequence": (
+        {"rollout": {"engine": "VLLM", "maxSequencesPerReplica": 256, "vllm": {"maxBatchedTokens": 255}}},
+        "spec.rollout.vllm.maxBatchedTokens",
+        {"rollout": {"engine": "VLLM", "maxSequencesPerReplica": 256, "vllm": {"maxBatchedTokens": 256}}},
+    ),
+    "an argument of vLLM with a field of its own": (
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"max_num_seqs": 8}}}},
+        "spec.rollout.vllm.extraArguments.max_num_seqs",
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"block_size": 256}}}},
+    ),
+    "speculative decoding": (
+        {"rollout": {"engine": "VLLM", "vllm": {"extraArguments": {"speculative_config": "mtp"}}}},
+        "spec.rollout.vllm.extraArguments.speculative_config",
+        {"rollout": {"engine": "VLLM"}},
+    ),
     "a variable of nothing": (
         {"pods": {"env": [{"name": "KEY"}]}},
         "spec.pods.env[0]",

@@ -23,6 +23,10 @@ BEYOND = {
     ),
     "vLLM with adapters": (VLLM | {"train.lora": {"rank": 4, "alpha": 8}}, ["spec.train.lora"]),
     "vLLM on Ascend": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.rollout.engine"]),
+    "vLLM with a rounded cache on the CPU": (
+        VLLM | {"rollout.vllm": {"kvCachePrecision": "FP8"}},
+        ["spec.rollout.vllm.kvCachePrecision"],
+    ),
     "vLLM on the CPU with small heads": (
         {"rollout.engine": "VLLM"},
         ["spec.model.source.random.headDim", "spec.model.source.random.linearHeadDim"],

@@ -90,6 +90,19 @@ def _fixed(what: str) -> Rule:
     return Rule("self == oldSelf", message, reason="FieldValueForbidden")
 
 
+def _suspended_option(field: str) -> Rule:
+    """Return the rule that an optional section of rollout can change only while the training is suspended."""
+    new, old = f"self.rollout.{field}", f"oldSelf.rollout.{field}"
+    return Rule(
+        "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
+        f"(has({new}) == has({old}) && (!has({new}) || {new} == {old}))",
+        f"rollout.{field} can change only while the training is suspended. Set suspend: true, change it, then set suspend: "
+        "false.",
+        field=f".rollout.{field}",
+        reason="FieldValueForbidden",
+    )
+
+
 def _suspended(section: str, *fields: str) -> Rule:
     """Return the rule that a section, or only some of its fields, can change only while the training is suspended.
 
@@ -250,15 +263,8 @@ WHILE_SUSPENDED = (
     _suspended(
         "rollout", "engine", "tensorParallel", "memoryFraction", "maxSequencesPerReplica", "temperature", "topP", "topK"
     ),
-    Rule(
-        "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
-        "(has(self.rollout.stragglerLane) == has(oldSelf.rollout.stragglerLane) && "
-        "(!has(self.rollout.stragglerLane) || self.rollout.stragglerLane == oldSelf.rollout.stragglerLane))",
-        "rollout.stragglerLane can change only while the training is suspended. Set suspend: true, change it, then set suspend: "
-        "false.",
-        field=".rollout.stragglerLane",
-        reason="FieldValueForbidden",
-    ),
+    _suspended_option("stragglerLane"),
+    _suspended_option("vllm"),
     Rule(
         "has(self.checkpoint.storage) == has(oldSelf.checkpoint.storage) && "
         "(!has(self.checkpoint.storage) || self.checkpoint.storage == oldSelf.checkpoint.storage)",
@@ -359,6 +365,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "!has(self.stragglerLane) || self.stragglerLane.nodes < self.nodes",
             "stragglerLane.nodes must be less than nodes: the lane is a part of the pool.",
             field=".stragglerLane.nodes",
+        ),
+        Rule(
+            "!has(self.vllm) || self.engine == 'VLLM'",
+            "vllm has options of the engine VLLM. Remove it, or set engine to VLLM.",
+            field=".vllm",
+        ),
+        Rule(
+            "!has(self.vllm) || !has(self.vllm.maxBatchedTokens) || "
+            "self.vllm.maxBatchedTokens >= self.maxSequencesPerReplica",
+            "vllm.maxBatchedTokens must be at least maxSequencesPerReplica: a step computes one token for each sequence.",
+            field=".vllm.maxBatchedTokens",
         ),
     ),
     "spec.train.engine": (_fixed("train.engine"),),

@@ -16,7 +16,11 @@ REPOSITORY = Path(__file__).parents[3]
 SCHEMA = crd.schema()
 NODES = dict(crd.fields(SCHEMA))
 # gym.config is the one place where values of several types are let through, for the operator's own check.
-UNTYPED = {"spec.data.train[].gym.config{}", "spec.data.validation[].gym.config{}"}
+UNTYPED = {
+    "spec.data.train[].gym.config{}",
+    "spec.data.validation[].gym.config{}",
+    "spec.rollout.vllm.extraArguments{}",
+}
 # Parts of pod templates: the API server checks them when the RayJob is made from them.
 TEMPLATES = {f"spec.pods.{pool}" for pool in ("head", "rollout", "train")}
 BY_MODE = {

@@ -37,6 +37,7 @@ WHILE_SUSPENDED = {
     ".pods",
     ".rollout",
     ".rollout.stragglerLane",
+    ".rollout.vllm",
 }
 
 
@@ -136,6 +137,7 @@ def test_every_section_is_fixed_or_changes_while_suspended_or_is_live():
 def test_every_field_of_the_rollout_pool_is_ruled_or_is_its_size():
     (rule,) = (rule for _, rule in ALL if rule.field == ".rollout" and "oldSelf.suspend" in rule.rule)
     ruled = {name for name in NODES["spec.rollout"]["properties"] if f"self.rollout.{name} ==" in rule.rule} | {
-        "stragglerLane"
+        "stragglerLane",
+        "vllm",
     }
     assert set(NODES["spec.rollout"]["properties"]) - ruled == {"nodes", "minNodes", "maxNodes", "autoscale"}

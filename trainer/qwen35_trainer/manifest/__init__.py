@@ -29,6 +29,7 @@ from qwen35_trainer.manifest.train import (
     TrainSpec,
 )
 from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.manifest.vllm import VLLMSpec
 
 __all__ = [
     "API_VERSION",
@@ -69,6 +70,7 @@ __all__ = [
     "TrackingSpec",
     "TrainSpec",
     "TrainingSpec",
+    "VLLMSpec",
     "apply_overrides",
     "cannot_run",
     "check",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
 from qwen35_trainer.manifest.training import TrainingSpec
+from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 
 FLOORED = ("IcePop", "SequenceMask")
 
@@ -42,6 +43,23 @@ def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
     for path, source in places:
         yield from _exactly_one(path, source, options=("files", "gym"))
     yield from _unique("source", [(path, source.name) for path, source in places])
+
+
+def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that options of vLLM are used with it, fit each other, and that extra arguments are not set by other means."""
+    if (rollout := spec.rollout) is None or (options := rollout.vllm) is None:
+        return
+    path = "spec.rollout.vllm"
+    if rollout.engine != "VLLM":
+        yield Problem(path, f"the engine is {rollout.engine}.", "Remove it, or set rollout.engine to VLLM.")
+        return
+    if options.maxBatchedTokens is not None and options.maxBatchedTokens < rollout.maxSequencesPerReplica:
+        message = f"{options.maxBatchedTokens} tokens are less than one for each of {rollout.maxSequencesPerReplica} sequences."
+        fix = f"Raise it to at least {rollout.maxSequencesPerReplica}, or lower rollout.maxSequencesPerReplica."
+        yield Problem(f"{path}.maxBatchedTokens", message, fix)
+    for name in options.extraArguments:
+        if (reason := RESERVED_ARGUMENTS.get(name.replace("-", "_"))) is not None:
+            yield Problem(f"{path}.extraArguments.{name}", f"it cannot be set here: {reason}.", "Remove it.")
 
 
 def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:

@@ -42,6 +42,9 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
         yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
     if spec.accelerator.profile == "CPU":
         yield from _vllm_heads(spec)
+        if rollout.vllm is not None and rollout.vllm.kvCachePrecision != "BF16":
+            message = "on the CPU, this release stores keys and values in BF16 only."
+            yield Problem("spec.rollout.vllm.kvCachePrecision", message, "Set it to BF16.")
     if spec.train.lora is not None:
         message = "the VLLM engine of this release loads whole models, not adapters."
         yield Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")

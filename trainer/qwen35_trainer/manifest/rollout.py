@@ -6,6 +6,7 @@ from pydantic import Field
 
 from qwen35_trainer.manifest.accelerator import MAX_NODES
 from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.vllm import VLLMSpec
 
 RolloutEngineName = Literal["VLLM", "Torch"]
 
@@ -130,6 +131,9 @@ class RolloutSpec(Section):
         le=1_000_000,
         description="Sample from the k most likely tokens; 0 disables it. Default 0, so that sampler and trainer "
         "agree on probabilities. verl: actor_rollout_ref.rollout.top_k.",
+    )
+    vllm: VLLMSpec | None = Field(
+        None, description="Options of the engine VLLM. Default: those of its fields. verl: none."
     )
     stragglerLane: StragglerLaneSpec | None = Field(
         None,

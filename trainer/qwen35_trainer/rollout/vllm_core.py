@@ -19,15 +19,16 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
-from qwen35_trainer.rollout.vllm_environment import set_variables
+from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 
 type Core = Any
@@ -50,6 +51,8 @@ class CoreSettings:
     memory_fraction: float
     """Share of the device's memory for weights and caches; on the CPU, the maximum share of available memory for caches."""
     on_cpu: bool
+    options: VLLMSpec = field(default_factory=VLLMSpec)
+    """Options of the manifest."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
@@ -65,34 +68,46 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
     config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
     """
     set_variables()
+    if settings.on_cpu:
+        reuse_freed_tensors()
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
     _quieten()
-    arguments = EngineArgs(
-        model=str(folder),
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        limit_mm_per_prompt={"image": 0, "video": 0},
-        dtype="bfloat16",
-        seed=settings.seed,
-        max_model_len=settings.max_length,
-        max_num_seqs=settings.slots,
-        # The distribution that a token is drawn from, after temperature, top-k and top-p.
-        logprobs_mode="processed_logprobs",
-        async_scheduling=False,
-        distributed_executor_backend="uni",
-        # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
-        enable_prefix_caching=True,
-        enforce_eager=settings.on_cpu,
-        **_memory(config, settings),
-    )
-    configuration = arguments.create_engine_config()
+    configuration = EngineArgs(**core_arguments(folder, config, settings)).create_engine_config()
     core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
         raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
     return core
+
+
+def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
+    """Return vLLM's arguments of an engine core. Arguments as for `build_core`."""
+    options = settings.options
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "limit_mm_per_prompt": {"image": 0, "video": 0},
+        "dtype": "bfloat16",
+        "seed": settings.seed,
+        "max_model_len": settings.max_length,
+        "max_num_seqs": settings.slots,
+        # The distribution that a token is drawn from, after temperature, top-k and top-p.
+        "logprobs_mode": "processed_logprobs",
+        "async_scheduling": False,
+        "distributed_executor_backend": "uni",
+        # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
+        "enable_prefix_caching": options.prefixCache,
+        "enforce_eager": settings.on_cpu or options.eager,
+        **_memory(config, settings),
+    }
+    if options.maxBatchedTokens is not None:
+        arguments["max_num_batched_tokens"] = options.maxBatchedTokens
+    if options.kvCachePrecision == "FP8":
+        arguments["kv_cache_dtype"] = "fp8"
+    return arguments | options.extraArguments
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:

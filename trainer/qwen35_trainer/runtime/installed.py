@@ -1,11 +1,17 @@
-"""The packages that a manifest needs beyond those of every run. Checked before Ray starts."""
+"""The packages that a manifest needs beyond those of every run, and the arguments that they must know. Checked before Ray starts."""
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 
 from qwen35_trainer.manifest import Problem, TrainingSpec
 from qwen35_trainer.manifest.accelerator import ProfileName
+from qwen35_trainer.manifest.problems import either, near
+from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 
 VLLM_VERSION = "0.32"
 """The engine uses internals of vLLM, which other versions may change."""
@@ -17,7 +23,9 @@ VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
 
 
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
-    """Return what is wrong if the spec needs a package that this environment lacks, or has in another version."""
+    """Return what is wrong if the spec needs a package that this environment lacks, or has in another version, or arguments that
+    the package does not have.
+    """
     profile = spec.accelerator.profile
     if spec.rollout is None or spec.rollout.engine != "VLLM" or profile not in VLLM_PACKAGES:
         return []
@@ -28,6 +36,37 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
         message = f"the package {package}, which it needs for profile {profile}, is not installed."
     else:
         if present.startswith(f"{VLLM_VERSION}."):
-            return []
+            return list(unknown_arguments(spec, present, engine_arguments()))
         message = f"it needs {package} {VLLM_VERSION}, and {present} is installed."
     return [Problem("spec.rollout.engine", message, f"Install {requirements}, or set it to Torch.")]
+
+
+def unknown_arguments(spec: TrainingSpec, present: str, known: frozenset[str]) -> Iterator[Problem]:
+    """Yield the extra arguments of vLLM that the installed version does not have.
+
+    present: the installed version. known: names of its arguments.
+    """
+    if spec.rollout is None or spec.rollout.vllm is None:
+        return
+    for name in spec.rollout.vllm.extraArguments:
+        if name not in known:
+            matches = near(name, known - RESERVED_ARGUMENTS.keys())
+            fix = (
+                f"Did you mean {either(matches)}?" if matches else "Use the name of a field of vLLM's class EngineArgs."
+            )
+            message = f"vLLM {present} has no such argument."
+            yield Problem(f"spec.rollout.vllm.extraArguments.{name}", message, fix)
+
+
+def engine_arguments() -> frozenset[str]:
+    """Return the names of the arguments of the installed vLLM: the fields of its class EngineArgs.
+
+    They are read from its source, because importing it takes seconds and starts torch. Empty without vLLM.
+    """
+    package = find_spec("vllm")
+    if package is None or package.origin is None:
+        return frozenset()
+    source = (Path(package.origin).parent / "engine" / "arg_utils.py").read_text()
+    [engine] = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"]
+    fields = (node.target for node in engine.body if isinstance(node, ast.AnnAssign))
+    return frozenset(target.id for target in fields if isinstance(target, ast.Name))

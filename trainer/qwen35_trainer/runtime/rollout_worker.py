@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
-from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
+from qwen35_trainer.manifest import RolloutSpec, TrainingSpec, VLLMSpec
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.machine import device
@@ -405,6 +405,7 @@ class RolloutWorker(Process):
             seed=self._seed,
             memory_fraction=rollout.memoryFraction,
             on_cpu=on_cpu,
+            options=rollout.vllm or VLLMSpec(),
         )
         with tempfile.TemporaryDirectory() as room:
             if spec.model.source.path is None:

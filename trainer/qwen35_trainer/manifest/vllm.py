@@ -1,0 +1,92 @@
+"""spec.rollout.vllm: options of the VLLM engine, and the arguments of vLLM that a manifest cannot set."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from qwen35_trainer.manifest.base import Section
+
+KVCachePrecision = Literal["BF16", "FP8"]
+ArgumentValue = Annotated[str, Field(max_length=1024)] | int | float | bool
+
+_OWN = "use {} instead"
+_LOADING = "the trainer publishes the weights, and nothing is loaded from files"
+_EXACT = "the version and the log-prob of each token would not be exact"
+_DRAFTS = "the trainer publishes no weights of the drafting layers, and log-probs of drafted tokens have not been compared with its own"
+_PROCESSES = "a replica is one process or the devices of one node"
+
+RESERVED_ARGUMENTS = {
+    "model": _OWN.format("spec.model.source"),
+    "tokenizer": _OWN.format("spec.model.source"),
+    "skip_tokenizer_init": "sequences are tokens when they reach vLLM",
+    "max_model_len": _OWN.format("spec.data.maxPromptTokens and maxResponseTokens"),
+    "max_num_seqs": _OWN.format("spec.rollout.maxSequencesPerReplica"),
+    "max_num_batched_tokens": _OWN.format("spec.rollout.vllm.maxBatchedTokens"),
+    "gpu_memory_utilization": _OWN.format("spec.rollout.memoryFraction"),
+    "kv_cache_memory_bytes": _OWN.format("spec.rollout.memoryFraction"),
+    "kv_cache_dtype": _OWN.format("spec.rollout.vllm.kvCachePrecision"),
+    "enable_prefix_caching": _OWN.format("spec.rollout.vllm.prefixCache"),
+    "enforce_eager": _OWN.format("spec.rollout.vllm.eager"),
+    "tensor_parallel_size": _OWN.format("spec.rollout.tensorParallel"),
+    "seed": _OWN.format("spec.seed"),
+    "dtype": "the engine computes in BF16",
+    "quantization": "the trainer publishes BF16, which the replicas compute with",
+    "load_format": _LOADING,
+    "weight_transfer_config": _LOADING,
+    "limit_mm_per_prompt": "rollouts take no pictures",
+    "logprobs_mode": _EXACT,
+    "async_scheduling": _EXACT,
+    "stream_interval": _EXACT,
+    "watermark": _EXACT,
+    "speculative_config": _DRAFTS,
+    "spec_method": _DRAFTS,
+    "spec_model": _DRAFTS,
+    "spec_tokens": _DRAFTS,
+    "enable_lora": "the engine loads whole models",
+    "pipeline_parallel_size": _PROCESSES,
+    "prefill_context_parallel_size": _PROCESSES,
+    "decode_context_parallel_size": _PROCESSES,
+    "data_parallel_size": "each replica schedules alone; use spec.rollout.nodes instead",
+    "nnodes": _PROCESSES,
+    "distributed_executor_backend": _PROCESSES,
+    "worker_cls": _PROCESSES,
+    "worker_extension_cls": _PROCESSES,
+}
+"""Argument of vLLM's engine → why extraArguments cannot set it."""
+
+
+class VLLMSpec(Section):
+    """Options of the VLLM engine. Other settings of spec.rollout hold for every engine."""
+
+    maxBatchedTokens: int | None = Field(
+        None,
+        ge=1,
+        le=1_048_576,
+        description="Maximum number of tokens that a step computes; at least rollout.maxSequencesPerReplica. Longer prompts "
+        "are computed in chunks, between which other sequences continue. Default: vLLM's, which depends on the device. "
+        "verl: actor_rollout_ref.rollout.max_num_batched_tokens.",
+    )
+    eager: bool = Field(
+        False,
+        description="Start each kernel on its own instead of recording the steps as CUDA graphs: it starts faster and takes "
+        "less memory, and generates more slowly. With profile CPU, steps are always eager. Default false, as in verl. "
+        "verl: actor_rollout_ref.rollout.enforce_eager.",
+    )
+    kvCachePrecision: KVCachePrecision = Field(
+        "BF16",
+        description="Type of the stored keys and values. FP8 halves their memory and rounds them, which changes log-probs; "
+        "not with profile CPU. Default BF16, which the trainer computes with. verl: none.",
+    )
+    prefixCache: bool = Field(
+        True,
+        description="Compute the prompt of a group once, in whole blocks of the cache. Blocks of older weights are never "
+        "used. Default true: without it, each sample computes its prompt. verl: "
+        "actor_rollout_ref.rollout.enable_prefix_caching.",
+    )
+    extraArguments: dict[Annotated[str, Field(min_length=1, max_length=128)], ArgumentValue] = Field(
+        default_factory=dict,
+        max_length=64,
+        description="Further arguments of vLLM's engine, under the names of its class EngineArgs, such as "
+        "long_prefill_token_threshold. Names are checked against the installed version when the training starts; arguments that this "
+        "project sets itself are refused. Default: none. verl: actor_rollout_ref.rollout.engine_kwargs.",
+    )
