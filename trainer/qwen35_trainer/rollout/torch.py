@@ -26,7 +26,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
-from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
+from qwen35_trainer.weights.fit import check_shapes, shapes
 
 
 class TorchEngine:

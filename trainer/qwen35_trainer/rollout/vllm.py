@@ -30,7 +30,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
 from qwen35_trainer.weights.adapters import are_adapters
-from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
+from qwen35_trainer.weights.fit import check_shapes, shapes
 
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""

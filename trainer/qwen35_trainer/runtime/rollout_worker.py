@@ -6,7 +6,7 @@
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
 exchange                  a finished or taken sequence, weights  report_seconds
-loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
+loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 
 The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched and verified while
 generation continues, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
@@ -51,6 +51,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.transports import receiver
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
@@ -417,18 +418,16 @@ class RolloutWorker(Process):
 
     async def _load_arrived(self) -> None:
         """Fetch, verify and load versions of the weights, one after the other, until cancelled. An error ends the engine."""
-        from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
-
+        arriving = receiver()
         while True:
             published = await self._arrived.get()
             try:
-                buckets = await asyncio.gather(*published.buckets)
-                weights = await asyncio.to_thread(unpack, published.manifest, buckets)
+                weights = await arriving.fetch(published)
             except Exception as error:  # noqa: BLE001  # damaged or lost: raised by the next call for reports
                 self._running.fail(error)
                 return
             self._running.load(weights, published.manifest.version)
-            del published, buckets, weights  # a reference would keep the version in memory
+            del published, weights  # a reference would keep the version in memory
 
 
 def _engine_failed(name: str, failure: BaseException) -> EngineFailed:
