@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.weights.fit import TensorKind, check_kinds, kinds, shapes
+from qwen35_trainer.weights.fit import TensorKind, check_shapes, check_types, kinds, shapes
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import joined
 from qwen35_trainer.weights.segment import MemorySegment, SegmentUnavailable
@@ -166,14 +166,22 @@ def test_kinds_of_a_version_are_known_without_its_values() -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"odd": TensorKind((3,), "float32")}, "odd is bfloat16, expected float32"),
         ({"odd": TensorKind((4,), "bfloat16")}, r"of another shape \['odd'\]"),
         ({"more": TensorKind((4,), "bfloat16")}, r"missing \['more'\]"),
     ],
 )
 def test_tensors_that_a_model_does_not_expect_are_named(change, problem) -> None:
     with pytest.raises(ValueError, match=problem):
-        check_kinds(kinds(WEIGHTS) | change, received(WEIGHTS.items(), version=1), version=1)
+        check_shapes(
+            shapes(WEIGHTS) | {name: kind.shape for name, kind in change.items()},
+            received(WEIGHTS.items(), 1),
+            version=1,
+        )
+
+
+def test_tensors_that_are_not_floating_point_numbers_are_named() -> None:
+    with pytest.raises(ValueError, match=r"no floating-point numbers \['scalar'\]"):
+        check_types(received(WEIGHTS.items(), version=1), version=1)
 
 
 def test_a_copy_for_which_there_is_no_holder_any_more_is_named() -> None:
