@@ -72,8 +72,8 @@ from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
-from qwen35_trainer.weights.published import PublishedWeights
-from qwen35_trainer.weights.weight_manifest import WeightManifest
+from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
+from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 
 TOKENS_PER_SECOND = 50.0
 """Of one sequence: what a replica of one GPU gives a model of some 10 to 30 billion parameters at 128 to 256 sequences."""
@@ -183,8 +183,8 @@ class FakeTrainPool:
     async def train(self, batch: TrainBatch, rates: Sequence[float]) -> list[UpdateMetrics]:
         return [UpdateMetrics(0.0, 0.0, rate, 0, {}) for rate in rates]
 
-    async def publication(self, version: int) -> PublishedWeights:
-        return PublishedWeights(WeightManifest(version, (), ()), ())
+    async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
+        return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets(()))
 
 
 @dataclass(frozen=True)

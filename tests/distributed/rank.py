@@ -31,6 +31,7 @@ from qwen35_trainer.runtime.checkpoint_store import CheckpointMeta, CheckpointSt
 from tests.distributed.masters import masters
 from tests.models.scenes import vision_language
 from tests.patience import PATIENCE
+from tests.publications import published_by
 
 CPU = torch.device("cpu")
 VOCABULARY, LONGEST = 23, 64
@@ -85,7 +86,7 @@ def train(
         assert engine.saved(wait=True)
     held = sum(p.to_local().numel() for p in engine._model.parameters())
     results = {"metrics": metrics, "weights": masters(engine), "adapters": adapters, "held": held}
-    results |= {"first weights": first, "published": dict(engine.weights())}
+    results |= {"first weights": first, "published": published_by(engine)}
     return results | {"scores": scores, "gradients": gradients, "trained adapters": adapters_of(engine)}
 
 

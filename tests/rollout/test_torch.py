@@ -2,7 +2,6 @@
 
 import dataclasses
 import gc
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +23,9 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
 )
 from qwen35_trainer.rollout.torch import TorchEngine
-from qwen35_trainer.weights.weight_buckets import Bucket, pack, unpack
+from qwen35_trainer.weights.segment import MemorySegment
 from tests.profiles import examples
+from tests.publications import received
 from tests.rollout.loading import load
 
 END = 2
@@ -134,24 +134,28 @@ def test_weights_change_in_the_middle_of_a_sequence_and_every_token_says_which_m
         assert np.abs(completed.tokens.log_probs[5:] - old[5:]).max() > 0.01
 
 
-def test_a_replica_on_the_cpu_computes_with_the_buckets_themselves(make_model, tokens) -> None:
+def test_a_replica_on_the_cpu_computes_with_the_published_bytes_themselves(make_model, tokens) -> None:
     """It never writes to them: other replicas read them. It holds them no longer than it computes with them."""
     model = make_model(seed=0)
     engine = engine_of(model, end_token=NEVER)
-    held: list[weakref.ref[Bucket]] = []
+    segments: list[MemorySegment] = []
     for version in (1, 2):
-        manifest, [bucket] = pack(make_model(seed=version).named_parameters(), version, np.copy)
-        before = bucket.copy()
-        load(engine, unpack(manifest, [bucket]), version)
+        weights = received(make_model(seed=version).named_parameters(), version)
+        segments.append(MemorySegment.open(weights.handle))
+        first, size, before = (
+            weights["lm_head.weight"].data_ptr(),
+            weights.manifest.layout.size,
+            segments[-1].data.copy(),
+        )
+        memory = range(first - size, first + size)
+        load(engine, weights, version)
+        del weights
         engine.submit(samples_of(version, tuple(tokens(7).tolist()), 2, 4))
         run(engine)
-        memory = range(bucket.ctypes.data, bucket.ctypes.data + bucket.size)
         assert all(parameter.data_ptr() in memory for parameter in model.parameters())
-        np.testing.assert_array_equal(bucket, before)
-        held.append(weakref.ref(bucket))
-        del bucket
+        np.testing.assert_array_equal(segments[-1].data, before)
     gc.collect()
-    assert [bucket() is None for bucket in held] == [True, False]
+    assert [segment.lock_for_writing() for segment in segments] == [True, False]
 
 
 def test_a_sequence_starts_with_its_first_token_and_not_when_it_is_queued(make_model) -> None:

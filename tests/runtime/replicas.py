@@ -21,8 +21,8 @@ from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Se
 from qwen35_trainer.runtime.replica_channel import CommandOrder, EngineReport, LoadWeights, ReplicaCommand, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.weights.published import PublishedWeights
-from qwen35_trainer.weights.weight_manifest import WeightManifest
+from qwen35_trainer.weights.published import PublishedWeights, StoredBuckets
+from qwen35_trainer.weights.weight_manifest import WeightLayout, WeightManifest
 from tests.operator.kube import virtual
 
 VIRTUAL_PATIENCE = 2000.0
@@ -266,7 +266,7 @@ def play(patch: pytest.MonkeyPatch) -> None:
 
 
 def weights(version: int) -> PublishedWeights:
-    return PublishedWeights(WeightManifest(version, (), ()), ())
+    return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets(()))
 
 
 async def until(condition: Callable[[], object], step: float = 0.05) -> None:

@@ -11,7 +11,8 @@ import pytest
 import qwen35_trainer
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.weights.published import PublishedWeights
-from qwen35_trainer.weights.weight_manifest import TensorEntry, WeightManifest
+from qwen35_trainer.weights.segment import SegmentHandle
+from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest
 from tests.patience import PATIENCE
 
 TINY = Path(__file__).parents[2] / "examples" / "tiny-grpo.yaml"
@@ -51,11 +52,13 @@ def test_the_driver_reads_jobs_batches_and_publications_without_torch(write, tmp
 
     manifest = load_manifest(write(tmp_path))
     job, _ = prepare(manifest, base=tmp_path, folder=RunFolder(tmp_path / "out"), resume=None, started=0.0)
-    entry = TensorEntry("weight", (2, 2), "float32", 0, 0, 16, 0)
+    layout = WeightLayout.of([("weight", (2, 2), "float32")])
     lengths, tokens = np.ones(1, dtype=np.int64), np.ones(1, dtype=np.int32)
     sent = [
         job,
-        PublishedWeights(WeightManifest(1, (entry,), (16,)), ()),
+        PublishedWeights(
+            WeightManifest(1, layout, (TensorPart(0, 0, 16, 0),)), SegmentHandle("weights", 16, ((1, 3),))
+        ),
         TrainBatch(tokens, lengths, tokens, lengths, np.ones(1, dtype=np.bool_)),
     ]
     code = "import pickle, sys, qwen35_trainer.runtime.driver\nassert len(pickle.load(sys.stdin.buffer)) == 3"

@@ -43,7 +43,8 @@ from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.rollout_pool import PoolLimits, RolloutPool, RolloutReplica, TooFewReplicas, replica_names
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
-from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.published import StagedShard, StoredBuckets
+from qwen35_trainer.weights.weight_manifest import WeightLayout
 from tests.operator.kube import virtual
 
 from .replicas import Actor, Handle, VirtualTime, Writer, play, until, weights
@@ -95,15 +96,18 @@ class Trainer:
         self.groups: list[int] = []
         """All that have trained."""
         self.saves: list[Path] = []
+        self.needed: dict[int, frozenset[int]] = {}
+        """For each version that was copied, the earlier ones whose memory had to stay."""
 
     async def train(self, batch: TrainBatch, rates: Sequence[float]) -> list[UpdateMetrics]:
         await self._work("train")
         self.groups += np.unique(batch.group).tolist()
         return [UpdateMetrics(0.5, 1.0, rate, int(batch.trainable.sum()), {}) for rate in rates]
 
-    async def publication(self, version: int) -> PublishedWeights:
+    async def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
+        self.needed[version] = needed
         await self._work("publication")
-        return weights(version)
+        return StagedShard(WeightLayout((), 0), 0, (), StoredBuckets(()))
 
     async def save(self, folder: Path) -> None:
         await self._work("save")
@@ -300,6 +304,8 @@ async def test_a_run_trains_publishes_evaluates_and_saves(start):
     published = [record.version for record in run.of(SpanRecord) if record.kind == "publish"]
     assert published == [1, 2, 3, 4, 5]
     assert all(actor.worker.loaded == [0, 1, 2, 3, 4, 5] for actor in run.actors.values())
+    needed = run.trainer.worker.needed
+    assert all({version - 1} <= those <= {version - 1, version - 2} for version, those in needed.items())
 
 
 # The train pool.

@@ -243,6 +243,33 @@ async def test_a_publication_that_comes_while_a_replica_loads_is_loaded_before_i
     assert cluster.listener.events == [on.ReplicaJoined(0, 5, 2)]
 
 
+async def test_a_version_is_in_use_until_every_replica_has_a_later_one_or_is_lost():
+    cluster = Cluster(target=2)
+    async with cluster.running():
+        await cluster.joined(2)
+        assert cluster.pool.versions_in_use == {0}
+        cluster.actors[0].worker.loading.clear()
+        for version in (1, 2):
+            cluster.pool.publish(weights(version))
+            await until(lambda newest=version: on.VersionLoaded(1, newest) in cluster.listener.events)
+            assert cluster.pool.versions_in_use == set(range(version + 1)), "replica 0 still has version 0"
+        cluster.actors[0].die()
+        await until(lambda: 0 in cluster.listener.losses)
+        assert cluster.pool.versions_in_use == {2}
+
+
+async def test_a_version_that_a_replica_fetches_before_it_joins_is_in_use():
+    cluster = Cluster()
+    cluster.prepare = lambda actor, name: actor.worker.loading.clear()
+    async with cluster.running():
+        await settled()
+        cluster.pool.publish(weights(3))
+        assert cluster.pool.versions_in_use == {0, 3}
+        cluster.actors[0].worker.loading.set()
+        await cluster.joined(1)
+        assert cluster.pool.versions_in_use == {3}
+
+
 async def test_a_lane_replica_is_replaced_by_a_lane_replica():
     cluster = Cluster(target=1, lanes=2)
     async with cluster.running():

@@ -21,6 +21,7 @@ from tests.distributed.masters import masters
 from tests.distributed.samples import scenes_of
 from tests.distributed.test_parity import scores_of
 from tests.models.scenes import vision_language
+from tests.publications import published_by
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -93,7 +94,7 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
     assert metrics.gradient_norm == pytest.approx(gradient_norm(reference), rel=1e-5)
     assert metrics.tokens == batch.trainable.sum()
     torch.optim.AdamW(reference.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0).step()
-    trained = dict(engine.weights())
+    trained = published_by(engine)
     for name, expected in reference.state_dict().items():
         # Adam divides by the gradient's size: where that is near zero, rounding decides the sign of a step of 1e-3.
         near = (trained[name] - expected).abs() <= 1e-5
@@ -125,7 +126,7 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
 )
 def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout) -> None:
     plain, other = (FSDPEngine(Origin(make_model), make_spec(algorithm | cut), CPU) for cut in ({}, layout))
-    before = copies_of(dict(plain.weights()))
+    before = copies_of(published_by(plain))
     # The second update starts from a model that has left its reference, so that a KL term has something to say. Adam
     # has amplified the first one's rounding by then.
     for batch, tolerance in ((make_batch(seed=0), 1e-5), (make_batch(seed=1), 1e-4)):
@@ -133,8 +134,8 @@ def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algori
         assert actual.loss == pytest.approx(expected.loss, rel=tolerance)
         assert actual.gradient_norm == pytest.approx(expected.gradient_norm, rel=tolerance)
         assert actual.tokens == expected.tokens
-    after = dict(plain.weights())
-    assert distance(dict(other.weights()), after, moved(before, after)) <= MOVED_APART
+    after = published_by(plain)
+    assert distance(published_by(other), after, moved(before, after)) <= MOVED_APART
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.3])
@@ -175,7 +176,7 @@ def test_a_batch_of_several_updates_steps_once_for_each_part(make_model, make_sp
     assert [step.gradient_norm for step in metrics] == pytest.approx(norms, rel=1e-5)
     assert sum(step.tokens for step in metrics) == batch.trainable.sum()
     after = reference.state_dict()
-    assert distance(dict(engine.weights()), after, moved(before, after)) <= MOVED_APART
+    assert distance(published_by(engine), after, moved(before, after)) <= MOVED_APART
 
 
 @contextmanager
@@ -194,15 +195,15 @@ def overflowing(engine: FSDPEngine) -> Iterator[None]:
 def test_an_update_whose_gradient_is_not_finite_is_left_out(make_model, make_spec, make_batch) -> None:
     engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     engine.train(make_batch(), [1e-3])
-    before = {name: tensor.clone() for name, tensor in engine.weights()}
+    before = published_by(engine)
     good = make_batch(seed=1)
     with overflowing(engine):
         [metrics] = engine.train(good, [1e-3])
     assert not np.isfinite(metrics.gradient_norm)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.weights())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in published_by(engine).items())
     [metrics] = engine.train(good, [1e-3])
     assert np.isfinite(metrics.gradient_norm)
-    assert all(tensor.isfinite().all() for tensor in dict(engine.weights()).values())
+    assert all(tensor.isfinite().all() for tensor in published_by(engine).values())
 
 
 def test_a_run_ends_when_no_gradient_in_a_row_is_finite(make_model, make_spec, make_batch) -> None:
@@ -316,7 +317,7 @@ def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
         hidden: list[torch.Tensor] = []
         engine._model.model.norm.register_forward_hook(lambda _, __, output, hidden=hidden: hidden.append(output))
         scores = engine._table(engine._model, batch, Offsets.of(batch), temperature=1.0)
-        logits = hidden[0].float() @ dict(engine.weights())["lm_head.weight"].float().T
+        logits = hidden[0].float() @ published_by(engine)["lm_head.weight"].float().T
         targets = torch.from_numpy(batch.responses[batch.trainable].astype(np.int64))
         exact = logits.log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
         results[head] = float((scores.values[batch.trainable] - exact).abs().max())
@@ -326,11 +327,11 @@ def test_logits_are_rounded_to_the_models_precision_unless_float32_is_asked_for(
 def test_a_batch_without_a_token_to_train_changes_nothing(make_model, make_spec, make_batch) -> None:
     engine = FSDPEngine(Origin(make_model), make_spec(), CPU)
     engine.train(make_batch(), [1e-3])  # Adam has momentum now
-    before = {name: tensor.clone() for name, tensor in engine.weights()}
+    before = published_by(engine)
     batch = make_batch(seed=1)
     [metrics] = engine.train(dataclasses.replace(batch, trainable=np.zeros_like(batch.trainable)), [1e-3])
     assert (metrics.tokens, metrics.gradient_norm) == (0, 0.0)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in engine.weights())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in published_by(engine).items())
 
 
 def test_equal_rewards_leave_the_weights_alone(make_model, make_spec, make_batch) -> None:
@@ -418,5 +419,5 @@ def test_a_restored_engine_makes_the_update_that_the_saved_one_would(
     assert torch.equal(torch.rand(3), random)
     [expected], [actual] = saved.train(make_batch(seed=2), [1e-3]), restored.train(make_batch(seed=2), [1e-3])
     assert actual == expected
-    weights = dict(saved.weights())
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in restored.weights())
+    weights = published_by(saved)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in published_by(restored).items())

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,10 +15,10 @@ from qwen35_trainer.engines.fsdp.optimizer import Optimizers
 from qwen35_trainer.engines.fsdp.sharding import layers
 from qwen35_trainer.manifest import LoRASpec, OptimizerSpec
 from qwen35_trainer.rollout.torch import TorchEngine
-from qwen35_trainer.weights.weight_buckets import pack, unpack
 from tests.distributed.masters import masters
 from tests.distributed.samples import batch_of, scenes_of
 from tests.models.scenes import vision_language
+from tests.publications import published_by, received
 from tests.rollout.loading import load
 
 CPU = torch.device("cpu")
@@ -102,7 +101,7 @@ def test_published_adapters_make_the_rollout_model_the_trainers_own(
     engine, rollout, merged, batch = FSDPEngine(Origin(build), spec, CPU), build(), build(), make_batch()
     generating = TorchEngine(rollout, end_token=2, slots=2, max_length=32, seed=0)
     for version in range(3):
-        load(generating, unpack(*pack(engine.weights(), version, np.copy)), version)
+        load(generating, received(published_by(engine).items(), version), version)
         merged.load_state_dict(masters(engine))
         with torch.no_grad():
             here, there = (torch.cat(log_probs_of(model, batch)) for model in (rollout, merged))
@@ -112,7 +111,7 @@ def test_published_adapters_make_the_rollout_model_the_trainers_own(
 
 @pytest.mark.usefixtures("alone")
 def test_a_publication_of_adapters_carries_them_and_their_scale_and_nothing_else(make_model, make_spec) -> None:
-    published = dict(FSDPEngine(Origin(make_model), make_spec(ADAPTERS), CPU).weights())
+    published = published_by(FSDPEngine(Origin(make_model), make_spec(ADAPTERS), CPU))
     assert published.pop("lora_scale").item() == 2.0
     prefixes = {name.rpartition(".")[0] for name in published}
     assert published.keys() == {f"{prefix}.{part}" for prefix in prefixes for part in ("lora_A", "lora_B")}
@@ -128,7 +127,7 @@ def test_adapters_that_were_restored_are_published_as_they_were_saved(
     saved.save(tmp_path)
     assert saved.saved(wait=True)
     restored.restore(tmp_path)
-    first, second = dict(saved.weights()), dict(restored.weights())
+    first, second = published_by(saved), published_by(restored)
     assert first.keys() == second.keys()
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 

@@ -14,6 +14,7 @@ from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.engines.train_batch import TrainBatch
 from tests.distributed.masters import masters
+from tests.publications import published_by
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def clipped(ratio: Tensor, advantage: float) -> Tensor:
 def moved(make_model, engine: FSDPEngine) -> Any:
     """The library's model with the engine's weights."""
     model = make_model()
-    model.load_state_dict(dict(engine.weights()))
+    model.load_state_dict(published_by(engine))
     return model
 
 

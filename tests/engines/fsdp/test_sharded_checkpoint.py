@@ -16,6 +16,7 @@ from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.patience import PATIENCE
+from tests.publications import published_by
 from tests.rollout.loading import load
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 def same(left: FSDPEngine, right: FSDPEngine) -> bool:
-    first, second = dict(left.weights()), dict(right.weights())
+    first, second = published_by(left), published_by(right)
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
@@ -90,7 +91,7 @@ def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_
     assert saved.saved(wait=True)
     restored.restore(tmp_path)
     assert restored.train(make_batch(seed=1), [1e-3]) == saved.train(make_batch(seed=1), [1e-3])
-    published = dict(saved.weights())
+    published = published_by(saved)
     assert "lm_head.weight" not in published, "the same values twice"
     rollout = build(model, seed=2, vocabulary=23, max_length=64, base=Path())
     load(TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0), published, 1)
@@ -151,13 +152,13 @@ def test_a_save_writes_the_state_at_its_call_though_training_continues(
 ) -> None:
     saved, restored = (FSDPEngine(Origin(make_model), make_spec(), CPU) for _ in range(2))
     saved.train(make_batch(), [1e-2])
-    before = {name: tensor.clone() for name, tensor in saved.weights()}
+    before = published_by(saved)
     saved.save(tmp_path)
     for seed in range(3):
         saved.train(make_batch(seed=seed), [1e-2])
     assert saved.saved(wait=True)
     restored.restore(tmp_path)
-    read = dict(restored.weights())
+    read = published_by(restored)
     assert all(torch.equal(read[name], before[name]) for name in before)
 
 

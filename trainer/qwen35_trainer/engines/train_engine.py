@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from qwen35_trainer.engines.train_batch import TrainBatch
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from qwen35_trainer.weights.staging import WeightShard
 
 
 @dataclass(frozen=True)
@@ -43,15 +43,16 @@ class TrainEngine(Protocol):
         """Compute the mean negative log-likelihood of the batch's trainable tokens, in nats, without training."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights of a publication: every parameter once, unsharded, under the name by which replicas load it.
+    def shards(self) -> Sequence[WeightShard]:
+        """Return this rank's part of each tensor of a publication, under the name by which replicas load the tensor.
 
-        Tensors are in `model.precision`, except those that published checkpoints keep in float32. With adapters, only the
-        adapters are published (`weights/adapters.py` has their names): replicas already have the base model.
+        All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one rank.
+        Tensors are published in `model.precision`, or in bfloat16 for replicas that compute in it, except those that published
+        checkpoints keep in float32. With adapters, only the adapters are published (`weights/adapters.py` has their names):
+        replicas already have the base model.
 
-        Collective: all ranks exhaust the iterator before the next call. Rank 0 gets the tensors, on the host, one at a time;
-        the other ranks get none, and hold at most one in memory. A tensor may share memory with the live weights: copy it
-        before the next step. `TrainWorker.publication` copies them into Ray's object store (`weights/published.py`).
+        Not collective, and nothing is copied: the shards share memory with the live weights. A transport (`weights/transports`)
+        copies them before the next step.
         """
         ...
 

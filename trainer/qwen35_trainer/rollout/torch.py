@@ -34,7 +34,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
-from qwen35_trainer.weights.weight_buckets import check_shapes, check_types, shapes
+from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
 
 _NO_TOKEN = -1
 """Fills the table of stop tokens: nothing that is sampled."""

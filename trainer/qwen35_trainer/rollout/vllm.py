@@ -43,7 +43,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
 from qwen35_trainer.rollout.vllm_room import CacheRoom
 from qwen35_trainer.weights.adapters import are_adapters
-from qwen35_trainer.weights.weight_buckets import check_shapes, check_types, shapes
+from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
 
 logger = logging.getLogger(__name__)
 

@@ -51,6 +51,7 @@ from qwen35_trainer.runtime.supervised import Supervised, SupervisedLoop
 from qwen35_trainer.runtime.train_pool import TrainPool
 from qwen35_trainer.runtime.train_session import LiveFields, TrainSession
 from qwen35_trainer.runtime.train_worker import SAVING, TrainWorker
+from qwen35_trainer.weights.transports import choose
 
 logger = logging.getLogger(__name__)
 
@@ -273,8 +274,12 @@ class Driver(Process):
         rollout = [self._spawn(number, name, name.startswith(LANE_PREFIX)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
+        # In a cluster, the pods of the two pools share no memory. Objects in the store belong to the driver, which outlives ranks.
+        transport = choose(one_host=not self._job.in_cluster)
+        owner = ray.get_runtime_context().current_actor if transport == "objectStore" else None
         return rollout, [
-            worker.remote(spec, number, pictures=self._job.pictures, **common) for number in range(spec.world_size)
+            worker.remote(spec, number, pictures=self._job.pictures, transport=transport, owner=owner, **common)
+            for number in range(spec.world_size)
         ]
 
     def _train_pool(self, workers: Sequence[Any]) -> TrainPool:

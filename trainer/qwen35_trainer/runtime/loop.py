@@ -214,7 +214,8 @@ class TrainingLoop:
 
     async def _copy(self, version: int) -> None:
         started = time.time()
-        self._copies[version] = await self.training.pool.publication(version)
+        needed = frozenset({*self.generation.pool.versions_in_use, *self._copies})
+        self._copies[version] = await self.training.pool.publication(version, needed)
         self.training.times.copied(time.time() - started)
         self.inbox.put_nowait(on.WeightsCopied(version))
 

@@ -91,6 +91,8 @@ class RolloutReplica:
     token_room: int | None = None
     """Tokens that its memory holds; None: its slots limit it more."""
     version: int = -1
+    sent: frozenset[int] = frozenset()
+    """Versions that it has, or was sent and may still fetch."""
     state: str = "is pending"
     """What it does, for messages."""
     channel: ReplicaChannel = field(init=False)
@@ -103,6 +105,12 @@ class RolloutReplica:
         self.channel = ReplicaChannel(self.actor, self.name)
         # Called here, so that processes and engines start while other parts of the run do.
         self.address, self.opened = self.actor.address.remote(), self.actor.open.remote()
+
+    def send_weights(self, weights: PublishedWeights) -> None:
+        """Let it fetch a version, and generate from it."""
+        new = weights.manifest.version
+        self.sent = frozenset({*(version for version in self.sent if version >= self.version), new})
+        self.channel.send(LoadWeights(weights))
 
 
 @dataclass(frozen=True)
@@ -185,6 +193,13 @@ class RolloutPool:
         return {number: replica.name for number, replica in self._replicas.items()}
 
     @property
+    def versions_in_use(self) -> frozenset[int]:
+        """The versions that replicas have or may still fetch. A lost replica has none."""
+        replicas = (*self._replicas.values(), *self._starting.values())
+        newest = set[int]() if self._newest is None else {self._newest.manifest.version}
+        return frozenset(newest | {each for replica in replicas for each in replica.sent if each >= replica.version})
+
+    @property
     def has_too_few(self) -> bool:
         """Whether fewer replicas work than the run may continue with. After PoolLimits.too_few seconds that ends the run."""
         return self._working < min(self._minimum, self._target)
@@ -232,7 +247,7 @@ class RolloutPool:
         """Send new weights to all replicas at the same time, without draining them. An event reports each replica that has loaded them."""
         self._newest = weights
         for replica in self._replicas.values():
-            replica.channel.send(LoadWeights(weights))
+            replica.send_weights(weights)
 
     async def _refill(self) -> None:
         """Start missing replicas after each change of the target, until cancelled."""
@@ -326,7 +341,7 @@ class RolloutPool:
         assert self._newest is not None
         replica.state = f"loads weights on {replica.host}"
         while replica.version < (newest := self._newest).manifest.version:
-            replica.channel.send(LoadWeights(newest))
+            replica.send_weights(newest)
             await self._loaded(replica, newest.manifest.version)
 
     async def _loaded(self, replica: RolloutReplica, version: int) -> None:

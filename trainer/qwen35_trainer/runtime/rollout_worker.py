@@ -6,7 +6,7 @@
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
 exchange                  a finished or taken sequence, weights  report_seconds
-loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
+loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   the same
 
 The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified and received
@@ -54,7 +54,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
-from qwen35_trainer.weights.weight_manifest import WeightManifest
+from qwen35_trainer.weights.transports import WeightReceiver, receiver
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
@@ -467,26 +467,21 @@ class RolloutWorker(Process):
 
     async def _load_arrived(self) -> None:
         """Load versions of the weights, one after the other, until cancelled. An error ends the engine."""
+        arriving = receiver()
         while True:
             try:
-                await self._load(await self._arrived.get())
+                await self._load(await self._arrived.get(), arriving)
             except Exception as error:  # noqa: BLE001  # raised by the next call for reports
                 self._running.fail(error)
                 return
 
-    async def _load(self, published: PublishedWeights) -> None:
+    async def _load(self, published: PublishedWeights, arriving: WeightReceiver) -> None:
         """Fetch, verify and receive a version during the engine's steps, then commit it between two of them."""
-        manifest, engine = published.manifest, self._running
-        buckets = await asyncio.gather(*published.buckets)
-        await asyncio.to_thread(_receive, engine, manifest, buckets)
-        del published, buckets  # a reference would keep the version in memory
-        await asyncio.wrap_future(engine.commit(manifest.version))
-
-
-def _receive(engine: EngineThread, manifest: WeightManifest, buckets: Sequence[Any]) -> None:
-    from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
-
-    engine.receive(unpack(manifest, buckets), manifest.version)
+        version, engine = published.manifest.version, self._running
+        weights = await arriving.fetch(published)
+        await asyncio.to_thread(engine.receive, weights, version)
+        del published, weights  # a reference would keep the version in memory
+        await asyncio.wrap_future(engine.commit(version))
 
 
 def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:

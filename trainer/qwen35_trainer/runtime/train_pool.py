@@ -15,7 +15,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.runtime.calls import Stalled, answer, answers
 from qwen35_trainer.runtime.site import rank_order
-from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.published import PublishedWeights, joined
 
 
 class TrainPool:
@@ -85,10 +85,13 @@ class TrainPool:
         """Copy the shares of a batch to the object store. Neighbouring ranks with the same share read the same object."""
         return [ray.put(share) for share in self._division.shares_of(batch)]
 
-    async def publication(self, version: int) -> PublishedWeights:
-        """Copy the weights to the object store as `version`."""
-        copied: PublishedWeights = (await self._all("publication", "copying the weights", version))[0]
-        return copied
+    async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
+        """Copy the weights as `version`. needed: earlier versions that replicas have or may still fetch.
+
+        Raises WeightsDamaged naming the tensors that the ranks copied incompletely or twice.
+        """
+        staged = await self._all("publication", "copying the weights", version, needed)
+        return joined(staged, version)
 
     async def save(self, folder: Path) -> None:
         """Begin to write a checkpoint. Returns when the ranks have copied their state and may train again; `saved` follows."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -19,7 +19,8 @@ from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.site import WorkerLocation
-from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.published import StagedShard
+from qwen35_trainer.weights.transports import RankContext, TransportName, WeightSender, sender
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
@@ -39,11 +40,22 @@ class TrainWorker(Process):
     `train-R`, R being its rank.
 
     Create the actor with a concurrency group named `SAVING`, so that `saved` waits and returns while a batch
-    trains. pictures: whether any batch has pictures.
+    trains. pictures: whether any batch has pictures. transport: the way of published weights. owner: the
+    handle of the actor that owns them, so that they outlive this worker; None: this worker.
     """
 
     def __init__(
-        self, spec: TrainingSpec, number: int, *, vocabulary: int, pictures: bool, base: Path, threads: int, logs: Path
+        self,
+        spec: TrainingSpec,
+        number: int,
+        *,
+        vocabulary: int,
+        pictures: bool,
+        base: Path,
+        threads: int,
+        logs: Path,
+        transport: TransportName,
+        owner: Any = None,  # noqa: ANN401  # Ray's handles are untyped
     ) -> None:
         super().__init__(f"train-worker-{number}", logs, threads, final=False)
         self._spec = spec
@@ -51,6 +63,9 @@ class TrainWorker(Process):
         self._timeout = timedelta(seconds=spec.train.collectiveTimeoutSeconds)
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
+        self._transport: TransportName = transport
+        self._owner = owner
+        self._sender: WeightSender | None = None
 
     def location(self) -> WorkerLocation:
         """Return where this worker runs. The ranks follow from the locations of all workers (`site.rank_order`)."""
@@ -95,6 +110,8 @@ class TrainWorker(Process):
             self._spec.model, seed=self._spec.seed, vocabulary=self._vocabulary, max_length=length, base=self._base
         )
         self._engine = FSDPEngine(source, self._spec, own, pictures=self._pictures)
+        group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
+        self._sender = sender(self._transport, RankContext(rank, ranks, group, self._owner))
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)
@@ -102,14 +119,14 @@ class TrainWorker(Process):
     def negative_log_likelihood(self, batch: TrainBatch) -> float:
         return self._ready_engine.negative_log_likelihood(batch)
 
-    def publication(self, version: int) -> PublishedWeights:
-        """Copy the weights to the object store as `version`. Collective; ranks other than 0 return an empty copy.
+    def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
+        """Copy this rank's part of the weights as `version`. Collective.
 
-        The copy is complete before the optimizer steps again, so that replicas can read it while the weights change.
+        needed: earlier versions that replicas have or may still fetch. The copy is complete before the optimizer steps again, so
+        that replicas can read it while the weights change.
         """
-        from qwen35_trainer.weights.published import put  # as above
-
-        return put(self._ready_engine.weights(), version)
+        assert self._sender is not None, "join comes first"
+        return self._sender.stage(self._ready_engine.shards(), version, needed)
 
     def save(self, folder: Path) -> None:
         """Copy the state, and begin to write it as a checkpoint. `saved` waits until it is written."""

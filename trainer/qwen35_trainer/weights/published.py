@@ -1,35 +1,83 @@
-"""A published version of the weights: its manifest, and its buckets in Ray's object store.
+"""A published version of the weights: its manifest, and where its bytes are.
 
-    TrainEngine.weights ─► TrainWorker.publication ─► put ─► object store ─► RolloutPool.publish ─► RolloutWorker.load
-    gathered on rank 0     one tensor at a time       buckets, checksums     to every replica       verified, mapped
+    train rank: shards ─► a transport: staged ─► StagedShard ─┐
+    train rank: shards ─► a transport: staged ─► StagedShard ─┴─► joined ─► PublishedWeights ─► replicas: a transport: HostWeights
 
-The driver imports this module, so it imports torch only where tensors are copied.
+The driver imports this module, so it imports no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import ray
-
-from qwen35_trainer.weights.weight_manifest import WeightManifest
+from qwen35_trainer.weights.segment import SegmentHandle
+from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    import ray
+
+
+@dataclass(frozen=True)
+class StoredBucket:
+    """Bytes in Ray's object store: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+
+    reference: ray.ObjectRef[Any]
+    parts: int
+    """Number of parts."""
+
+
+@dataclass(frozen=True)
+class StoredBuckets:
+    """A version in Ray's object store. Ray keeps the buckets as long as this object exists."""
+
+    buckets: tuple[StoredBucket, ...]
+
+
+type WeightSource = SegmentHandle | StoredBuckets
+
+
+@dataclass(frozen=True)
+class StagedShard:
+    """The copy of one train rank for a publication."""
+
+    layout: WeightLayout | None
+    """Only from rank 0."""
+    layout_checksum: int
+    """The same on all ranks."""
+    parts: tuple[TensorPart, ...]
+    source: WeightSource
 
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """A version of the weights in the object store. Ray keeps the buckets as long as this object exists."""
+    """A version of the weights that replicas can fetch."""
 
     manifest: WeightManifest
-    buckets: tuple[ray.ObjectRef[Any], ...]
+    source: WeightSource
 
 
-def put(weights: Iterable[tuple[str, Tensor]], version: int) -> PublishedWeights:
-    """Copy `weights` into the object store as `version`, one bucket after another."""
-    from qwen35_trainer.weights.weight_buckets import pack
+def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:
+    """Join what all ranks have copied, in the order of ranks.
 
-    return PublishedWeights(*pack(weights, version, store=ray.put))
+    Raises WeightsDamaged if the ranks disagree about names, shapes or types, or naming the tensors that are incomplete or doubled.
+    """
+    layout = shards[0].layout
+    assert layout is not None, "rank 0 comes first"
+    if wrong := [rank for rank, shard in enumerate(shards) if shard.layout_checksum != shards[0].layout_checksum]:
+        raise WeightsDamaged(
+            f"weights of version {version}: ranks {wrong} have other names, shapes or types than rank 0"
+        )
+    manifest = WeightManifest(version, layout, tuple(part for shard in shards for part in shard.parts))
+    manifest.check_complete()
+    return PublishedWeights(manifest, _joined_sources([shard.source for shard in shards]))
+
+
+def _joined_sources(sources: Sequence[WeightSource]) -> WeightSource:
+    handles = [source for source in sources if isinstance(source, SegmentHandle)]
+    if handles:  # one segment: its holders are all ranks, and any of them is enough to open it
+        holders = tuple(holder for handle in handles for holder in handle.holders)
+        return replace(handles[0], holders=tuple(dict.fromkeys(holders)))
+    stored = [source for source in sources if isinstance(source, StoredBuckets)]
+    return StoredBuckets(tuple(bucket for source in stored for bucket in source.buckets))

@@ -1,28 +1,140 @@
-"""The manifest of a version of the weights. Imports neither torch nor Ray."""
+"""The manifest of a version of the weights: the place of each tensor, and who wrote which part of it with which checksum.
+
+    bytes of a version    │ tensor 0                 │ tensor 1 │ tensor 2            │
+    parts                 │ rank 0 │ rank 1 │ rank 2 │  rank 1  │ rank 0 │ rank 1 │ … │
+
+Tensors follow one another, each from a multiple of ALIGNMENT bytes, so that the place of each follows from names, shapes and types
+alone: every rank computes the same layout without a message. This module imports neither torch nor Ray.
+"""
 
 from __future__ import annotations
 
+import math
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from qwen35_trainer.failure_reasons import FailureReason
 
-@dataclass(frozen=True)
+ALIGNMENT = 64
+"""Tensors start at multiples of this number of bytes: a cache line, which vector instructions load best."""
+ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
+"""Types of published tensors, as torch names them → bytes of a value."""
+MAX_NAMED = 10
+"""An error names at most this number of tensors."""
+
+
+class WeightsDamaged(RuntimeError):
+    """The tensors of a published version are incomplete, or their bytes do not match their manifest."""
+
+    failure = FailureReason.WEIGHTS_DAMAGED
+
+
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The position, shape and type of one tensor in the buckets of a version."""
+    """The place, shape and type of one tensor in a version."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    bucket: int
     offset: int
+    """Its first byte."""
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of the tensor."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """Consecutive bytes of a tensor that one rank wrote."""
+
+    tensor: int
+    """Index of the tensor in the layout."""
+    start: int
+    """First byte, counted from the start of the tensor."""
     size: int
     checksum: int
-    """CRC-32 of its bytes."""
+    """XXH3 of the bytes, 64 bits."""
+
+
+@dataclass(frozen=True)
+class WeightLayout:
+    """The places of all tensors of a version."""
+
+    tensors: tuple[TensorEntry, ...]
+    size: int
+    """Number of bytes, from the first tensor to the end of the last."""
+
+    @classmethod
+    def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightLayout:
+        """Place tensors, given as name, shape and type, one after another.
+
+        Raises WeightsDamaged naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
+        """
+        entries: list[TensorEntry] = []
+        end = 0
+        for name, shape, dtype in tensors:
+            if dtype not in ITEM_BYTES:
+                raise ValueError(f"{name} is of type {dtype}; types that can be published: {', '.join(ITEM_BYTES)}")
+            entry = TensorEntry(name, shape, dtype, -(-end // ALIGNMENT) * ALIGNMENT)
+            entries.append(entry)
+            end = entry.offset + entry.size
+        if doubled := sorted(name for name, count in Counter(entry.name for entry in entries).items() if count > 1):
+            raise WeightsDamaged(f"weights to publish contain {listed(doubled)} more than once")
+        return cls(tuple(entries), end)
+
+    @property
+    def checksum(self) -> int:
+        """A number that differs between layouts. Two ranks with the same number have the same layout."""
+        return zlib.crc32(repr(self.tensors).encode())
 
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """The table of contents of one published version of the weights: an entry for each tensor."""
+    """The contents of one published version of the weights."""
 
     version: int
-    tensors: tuple[TensorEntry, ...]
-    bucket_sizes: tuple[int, ...]
+    layout: WeightLayout
+    parts: tuple[TensorPart, ...]
+
+    def check_complete(self) -> None:
+        """Raise WeightsDamaged unless the parts contain every byte of every tensor exactly once. Names all wrong tensors."""
+        of_tensor: defaultdict[int, list[TensorPart]] = defaultdict(list)
+        for part in self.parts:
+            of_tensor[part.tensor].append(part)
+        problems: list[str] = []
+        unknown = of_tensor.keys() - range(len(self.layout.tensors))
+        if unknown:
+            problems.append(f"parts of tensors {sorted(unknown)}, which the layout does not have")
+        for number, entry in enumerate(self.layout.tensors):
+            if problem := _gap(entry, of_tensor[number]):
+                problems.append(problem)
+        if problems:
+            raise WeightsDamaged(f"weights of version {self.version}: {listed(problems, '; ')}")
+
+
+def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:
+    """Return what is missing or doubled in the parts of a tensor; empty if they contain each byte once."""
+    end = 0
+    for part in sorted(parts, key=lambda part: (part.start, part.size)):
+        if part.start < end:
+            return f"{entry.name} was written twice from byte {part.start} of {entry.size}"
+        if part.start > end:
+            return f"{entry.name} lacks bytes {end} to {part.start} of {entry.size}"
+        end += part.size
+    if end < entry.size:
+        return (
+            f"{entry.name} lacks bytes {end} to {entry.size} of {entry.size}" if parts else f"{entry.name} is missing"
+        )
+    if end > entry.size:
+        return f"{entry.name} has {end} bytes, expected {entry.size}"
+    return ""
+
+
+def listed(names: Sequence[str], separator: str = ", ") -> str:
+    """Join at most MAX_NAMED names, and say how many others there are."""
+    rest = len(names) - MAX_NAMED
+    return separator.join(names[:MAX_NAMED]) + (f"{separator}and {rest} more" if rest > 0 else "")

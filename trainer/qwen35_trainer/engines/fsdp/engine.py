@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +44,7 @@ from qwen35_trainer.engines.fsdp.micro_batch import (
     response_scores,
 )
 from qwen35_trainer.engines.fsdp.optimizer import Optimizers
+from qwen35_trainer.engines.fsdp.published_shard import published_precision, published_shard
 from qwen35_trainer.engines.fsdp.sharding import Ranks, shard
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import UpdateMetrics
@@ -56,6 +57,7 @@ from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.packing import check_packing
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS, stored_in
 from qwen35_trainer.weights.adapters import SCALE
+from qwen35_trainer.weights.staging import WeightShard
 
 logger = logging.getLogger(__name__)
 
@@ -135,17 +137,21 @@ class FSDPEngine:
         table = self._table(self._model, batch, Offsets.of(batch), temperature=1.0)
         return -float(self._ranks.sum(table.values.double().sum())) / max(1, int(batch.trained.sum()))
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        settings, precision = self._spec.train.lora, PRECISIONS[self._spec.model.precision]
-        for name, parameter in self._model.named_parameters():
-            if settings is not None and not lora.is_adapter(name):
-                continue
-            # Converted before it is gathered, and on the device: a parked parameter would be gathered over the host's network.
-            whole = _whole(parameter.detach().to(self._device, stored_in(name, precision)))
-            if self._ranks.rank == 0:
-                yield name, whole.cpu()
-        if settings is not None and self._ranks.rank == 0:
-            yield SCALE, torch.tensor(settings.alpha / settings.rank, dtype=torch.float64)
+    def shards(self) -> list[WeightShard]:
+        settings, precision = self._spec.train.lora, published_precision(self._spec)
+        parameters = [
+            (name, parameter)
+            for name, parameter in self._model.named_parameters()
+            if settings is None or lora.is_adapter(name)
+        ]
+        shards = [
+            published_shard(name, parameter, stored_in(name, precision), number)
+            for number, (name, parameter) in enumerate(parameters)
+        ]
+        if settings is not None:
+            scale = torch.tensor(settings.alpha / settings.rank, dtype=torch.float64)
+            shards.append(published_shard(SCALE, scale, torch.float64, 0))
+        return shards
 
     def save(self, folder: Path) -> None:
         self.saved(wait=True)

@@ -1,0 +1,56 @@
+"""The part of a parameter that this rank publishes.
+
+| parameter                     | who publishes it                                     |
+|-------------------------------|------------------------------------------------------|
+| sharded by rows               | each rank the rows that it holds                     |
+| also on several copies (HSDP) | the ranks of one copy for each tensor, in turn        |
+| not sharded                   | one rank for each tensor, in turn                    |
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
+from qwen35_trainer.weights.staging import WeightShard
+
+
+def published_precision(spec: TrainingSpec) -> torch.dtype:
+    """Return the type of published weights, apart from those that stay in float32.
+
+    vLLM computes in bfloat16 whatever `model.precision` is, so float32 would only travel to be rounded there, in the same way.
+    """
+    in_bfloat16 = spec.rollout is not None and spec.rollout.engine == "VLLM"
+    return torch.bfloat16 if in_bfloat16 else PRECISIONS[spec.model.precision]
+
+
+def published_shard(name: str, parameter: Tensor, dtype: torch.dtype, number: int) -> WeightShard:
+    """Return the part of a parameter that this rank publishes, as `dtype`.
+
+    number: the parameter's number, which decides who publishes it if several ranks hold the same values. Raises ValueError for a
+    parameter that is sharded by another dimension than its rows.
+    """
+    tensor, shape = parameter.detach(), tuple(parameter.shape)
+    if not isinstance(tensor, DTensor):
+        publishes = number % dist.get_world_size() == dist.get_rank()
+        return WeightShard(name, shape, dtype, 0, tensor if publishes else tensor.flatten()[:0])
+    local, mesh = tensor.to_local(), tensor.device_mesh
+    publishes, coordinate = True, mesh.get_coordinate()
+    assert coordinate is not None, "every rank is in the mesh"
+    for placement, position, size in zip(tensor.placements, coordinate, mesh.shape, strict=True):
+        if isinstance(placement, Replicate):
+            publishes &= number % size == position
+        elif not (isinstance(placement, Shard) and placement.dim == 0):
+            raise ValueError(
+                f"{name} is sharded as {placement}; only a parameter that is sharded by rows can be published"
+            )
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
+    start = offset[0] * math.prod(shape[1:]) if shape and local.numel() else 0
+    return WeightShard(name, shape, dtype, start, local if publishes else local.flatten()[:0])

@@ -1,0 +1,53 @@
+"""Compares the tensors of a version with those that a rollout model expects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TensorKind(NamedTuple):
+    """Shape and type of a tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch names it, without `torch.`."""
+
+
+def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
+    """Return the shapes and types of tensors by name. Those of a received version come from its manifest, without reading a tensor."""
+    from_manifest: dict[str, TensorKind] | None = getattr(weights, "kinds", None)
+    if from_manifest is not None:
+        return from_manifest
+    return {
+        name: TensorKind(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+        for name, tensor in weights.items()
+    }
+
+
+def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name, as `kinds` does."""
+    return {name: kind.shape for name, kind in kinds(weights).items()}
+
+
+def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], version: int) -> None:
+    """Raise ValueError naming all tensors that are missing, unexpected or of another shape than the rollout model expects."""
+    other = shapes(weights)
+    misshapen = sorted(name for name in expected.keys() & other.keys() if expected[name] != other[name])
+    if misshapen or expected.keys() != other.keys():
+        raise ValueError(
+            f"weights of version {version} do not fit the rollout model: missing {sorted(expected.keys() - other.keys())}, "
+            f"unexpected {sorted(other.keys() - expected.keys())}, of another shape {misshapen}"
+        )
+
+
+def check_types(weights: Mapping[str, Tensor], version: int) -> None:
+    """Raise ValueError naming all tensors that do not hold floating-point numbers."""
+    wrong = sorted(name for name, kind in kinds(weights).items() if "float" not in kind.dtype)
+    if wrong:
+        raise ValueError(
+            f"weights of version {version} do not fit the rollout model: no floating-point numbers {wrong}"
+        )

@@ -1,0 +1,110 @@
+"""A received version of the weights on the host of a replica: tensors that are views of memory that processes share."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+import xxhash
+from torch import Tensor
+
+from qwen35_trainer.weights.fit import TensorKind
+from qwen35_trainer.weights.segment import Memory, MemorySegment, SegmentHandle, SegmentUnavailable
+from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, WeightManifest, WeightsDamaged, listed
+
+MAX_VERIFYING_THREADS = 4
+"""Threads that verify checksums: half of the cores, at most this number, so that generation continues."""
+
+
+class HostWeights(Mapping[str, Tensor]):
+    """The tensors of a version, on the host. Each is a view of shared memory and keeps it from being written again.
+
+    Do not write to the tensors: other replicas use the same memory. It is mapped read-only, and a write would end the process.
+    Pickled, this is a handle of a few bytes per tensor: another process of the host that unpickles it has the same memory, without
+    a copy, as long as a process that holds it lives.
+    """
+
+    def __init__(self, manifest: WeightManifest, memory: Memory, segment: MemorySegment | None = None) -> None:
+        """memory: the bytes of the version, those of `segment`, if any. Only with a segment it can be pickled."""
+        self.manifest = manifest
+        self._memory, self._segment = memory, segment
+        self._entries = {entry.name: entry for entry in manifest.layout.tensors}
+
+    @classmethod
+    def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
+        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if it is gone, or another one is there."""
+        segment = MemorySegment.open(handle)
+        if not segment.lock_for_reading() or segment.version != manifest.version:
+            raise SegmentUnavailable(f"weights of version {manifest.version} were replaced by a later version")
+        return cls(manifest, segment.data, segment)
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            data = torch.from_numpy(_bytes(entry, self._memory))
+        data = data.as_strided((entry.size,), (1,))  # NumPy gives an empty array any stride
+        return data.view(getattr(torch, entry.dtype)).view(entry.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __reduce__(self) -> tuple[Callable[..., HostWeights], tuple[WeightManifest, SegmentHandle]]:
+        return HostWeights.open, (self.manifest, self.handle)
+
+    @property
+    def handle(self) -> SegmentHandle:
+        """The handle with which another process of the host opens the same memory. Raises TypeError if no other process can."""
+        if self._segment is None:
+            raise TypeError("these weights are in the memory of this process alone, so they cannot be pickled")
+        return self._segment.handle
+
+    @property
+    def version(self) -> int:
+        return self.manifest.version
+
+    @property
+    def kinds(self) -> dict[str, TensorKind]:
+        """Shape and type of each tensor, from the manifest, without reading a tensor."""
+        return {name: TensorKind(entry.shape, entry.dtype) for name, entry in self._entries.items()}
+
+    def verify(self) -> None:
+        """Compare all checksums. Raises WeightsDamaged naming every tensor that is incomplete or damaged."""
+        self.manifest.check_complete()
+        parts = self.manifest.parts
+        threads = max(1, min(MAX_VERIFYING_THREADS, (os.cpu_count() or 1) // 2, len(parts)))
+        if threads == 1:
+            results = [self._is_intact(part) for part in parts]
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                results = list(pool.map(self._is_intact, parts))
+        damaged = {part.tensor for part, intact in zip(parts, results, strict=True) if not intact}
+        raise_if_damaged(self.manifest, damaged)
+
+    def _is_intact(self, part: TensorPart) -> bool:
+        begin = self.manifest.layout.tensors[part.tensor].offset + part.start
+        return is_intact(part, self._memory[begin : begin + part.size])
+
+
+def is_intact(part: TensorPart, data: Memory) -> bool:
+    """Whether `data` are the bytes that were published."""
+    return data.size == part.size and xxhash.xxh3_64_intdigest(data) == part.checksum
+
+
+def raise_if_damaged(manifest: WeightManifest, tensors: set[int]) -> None:
+    """Raise WeightsDamaged naming the tensors with these numbers, if there are any."""
+    if tensors:
+        names = [manifest.layout.tensors[number].name for number in sorted(tensors)]
+        raise WeightsDamaged(
+            f"weights of version {manifest.version}: checksum of {listed(names)} differs; the transfer damaged the bytes"
+        )
+
+
+def _bytes(entry: TensorEntry, memory: Memory) -> Memory:
+    return memory[entry.offset : entry.offset + entry.size]

@@ -1,0 +1,170 @@
+"""Memory of one host that several processes share, and that the kernel frees when the last of them has ended.
+
+    creator: memfd ──/proc/PROCESS/fd/N──► other processes open the same memory: writers, readers
+       │                                        │
+       └─ writes only while it holds the        └─ a reader holds a shared lock as long as any tensor of it exists,
+          exclusive lock (flock)                   or until its process ends, however it ends
+
+A segment has no name in a file system, so nothing remains after any process is killed, and the size of /dev/shm does not matter:
+in a pod, a segment counts towards the memory limit. Linux only (memfd_create(2)).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import sys
+import uuid
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from qwen35_trainer.failure_reasons import FailureReason
+
+type Memory = NDArray[np.uint8]
+
+IS_SUPPORTED = sys.platform == "linux"
+HEADER_BYTES = 64
+"""The first bytes of a segment hold the version that it contains."""
+CGROUP = Path("/sys/fs/cgroup")
+"""Limits of the memory of this process's container."""
+
+
+class SegmentUnavailable(RuntimeError):
+    """A segment cannot be opened: the processes that hold it have ended, or it is being written."""
+
+    failure = FailureReason.WORKER_LOST
+
+
+class TooLittleMemory(MemoryError):
+    """There is not enough memory for a copy of the weights."""
+
+    failure = FailureReason.OUT_OF_MEMORY
+
+
+@dataclass(frozen=True)
+class SegmentHandle:
+    """The name, size and holders of a segment, with which another process of the host opens it."""
+
+    name: str
+    size: int
+    holders: tuple[tuple[int, int], ...]
+    """Processes that hold it, each with its file descriptor. Any one of them is enough."""
+
+
+class MemorySegment:
+    """Memory that this process shares. `data` stays valid as long as it is referenced, even without this object."""
+
+    def __init__(self, handle: SegmentHandle, descriptor: int, *, writable: bool) -> None:
+        self._descriptor = descriptor
+        self._closed = weakref.finalize(self, os.close, descriptor)
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        mapped = np.frombuffer(mmap.mmap(descriptor, HEADER_BYTES + handle.size, access=access), np.uint8)
+        self._header, self.data = mapped[:HEADER_BYTES].view(np.int64), mapped[HEADER_BYTES:]
+        others = [holder for holder in handle.holders if holder[0] != os.getpid()]
+        self.handle = replace(handle, holders=((os.getpid(), descriptor), *others))
+
+    @classmethod
+    def create(cls, size: int) -> MemorySegment:
+        """Create a segment of `size` bytes. Raises TooLittleMemory if the machine or the container has less."""
+        if size > (available := available_bytes()):
+            raise TooLittleMemory(
+                f"a copy of the weights needs {size / 1e9:.3g} GB of shared memory, and {available / 1e9:.3g} GB are available. "
+                "Use a machine with more memory, or in a pod a higher memory limit (spec.pods), or a smaller model"
+            )
+        name = f"qwen35-weights-{uuid.uuid4().hex}"
+        descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(descriptor, HEADER_BYTES + size)
+        return cls(SegmentHandle(name, size, ()), descriptor, writable=True)
+
+    @classmethod
+    def open(cls, handle: SegmentHandle, *, writable: bool = False) -> MemorySegment:
+        """Open a segment of another process, or again one of this process. Raises SegmentUnavailable."""
+        for process, held in handle.holders:
+            with contextlib.suppress(OSError):
+                descriptor = os.open(f"/proc/{process}/fd/{held}", os.O_RDWR if writable else os.O_RDONLY)
+                # The process may have ended, and its number may be another's.
+                if handle.name in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+                    return cls(handle, descriptor, writable=writable)
+                os.close(descriptor)
+        processes = ", ".join(str(process) for process, _ in handle.holders)
+        raise SegmentUnavailable(f"no process holds the weights any more; looked at {processes or 'none'}")
+
+    @property
+    def version(self) -> int:
+        return int(self._header[0])
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._header[0] = version
+
+    def lock_for_writing(self) -> bool:
+        """Keep others from reading. Returns false while another process, or another opening in this one, reads."""
+        return self._lock(fcntl.LOCK_EX)
+
+    def lock_for_reading(self) -> bool:
+        """Keep others from writing as long as `data`, or anything that shares its memory, exists. False while it is being written."""
+        return self._lock(fcntl.LOCK_SH)
+
+    def unlock(self) -> None:
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _lock(self, kind: int) -> bool:
+        # The lock belongs to the opened file, which the mapping holds open too.
+        try:
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+class SegmentPool:
+    """Segments for one version after another: one is in service while the next one is written.
+
+    A third one exists only while a slow reader still has the version before. A segment that nobody needs is used again, because
+    writing to memory for the first time takes ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._segments: list[MemorySegment] = []
+
+    @property
+    def handles(self) -> tuple[SegmentHandle, ...]:
+        return tuple(segment.handle for segment in self._segments)
+
+    def claim(self, version: int, size: int, needed: Sequence[int] | frozenset[int] = ()) -> MemorySegment:
+        """Return a segment for `version`, locked for writing; `unlock` it when it is written.
+
+        needed: versions that must stay as they are, even if nobody reads them now. Raises TooLittleMemory.
+        """
+        kept: list[MemorySegment] = []
+        claimed: MemorySegment | None = None
+        for segment in self._segments:
+            if segment.version in needed or not segment.lock_for_writing():
+                kept.append(segment)
+            elif claimed is None and segment.data.size == size:
+                claimed = segment
+        self._segments = kept  # further free ones are closed
+        if claimed is None:
+            claimed = MemorySegment.create(size)
+            claimed.lock_for_writing()
+        claimed.version = version
+        self._segments.append(claimed)
+        return claimed
+
+
+def available_bytes() -> int:
+    """Return the memory that the machine and, within a container, its limit have left. Files in the page cache count as free."""
+    available = psutil.virtual_memory().available
+    with contextlib.suppress(OSError, ValueError):  # no container, or no limit
+        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        available = min(available, limit - used + int(statistics.get("inactive_file", 0)))
+    return max(0, available)

@@ -1,0 +1,87 @@
+"""Writes a rank's shards of the weights to memory, in the type in which they are published, and computes checksums.
+
+live shard ──CHUNK_BYTES at a time──► converted ──► its place in memory ──► checksum, while the processor's cache holds it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import xxhash
+from torch import Tensor
+
+from qwen35_trainer.weights.segment import Memory
+from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, WeightLayout
+
+CHUNK_BYTES = 2**20
+"""Bytes that are converted and hashed at a time: they fit into the cache of a core."""
+PART_BYTES = 32 * 2**20
+"""A longer shard is several parts, whose checksums several threads verify."""
+
+
+@dataclass(frozen=True)
+class WeightShard:
+    """One rank's part of one tensor of a publication."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    dtype: torch.dtype
+    """In which it is published."""
+    start: int
+    """Number of values of the whole tensor before this part."""
+    values: Tensor
+    """Consecutive values of the tensor, on any device and in any type; empty if another rank publishes them. They may share memory
+    with the live weights."""
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class ShardPiece:
+    """A part of a shard, of at most PART_BYTES."""
+
+    tensor: int
+    dtype: torch.dtype
+    start: int
+    """First byte, counted from the start of the tensor."""
+    size: int
+    values: Tensor
+
+    def write(self, memory: Memory) -> TensorPart:
+        """Write the values to `memory`, which has `size` bytes. Returns the part with its checksum."""
+        with torch.no_grad():
+            checksum = _write(self.values, torch.from_numpy(memory).view(self.dtype), memory)
+        return TensorPart(self.tensor, self.start, self.size, checksum)
+
+
+def layout_of(shards: Iterable[WeightShard]) -> WeightLayout:
+    """Return the layout of the tensors of these shards. It is the same on all ranks."""
+    return WeightLayout.of((shard.name, shard.shape, shard.dtype_name) for shard in shards)
+
+
+def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES) -> Iterator[ShardPiece]:
+    """Yield the shards of this rank in pieces of at most `most` bytes, a multiple of 8. Empty shards have none."""
+    for number, shard in enumerate(shards):
+        item = ITEM_BYTES[shard.dtype_name]
+        flat = shard.values.detach().reshape(-1)
+        for first in range(0, flat.numel(), most // item):
+            values = flat[first : first + most // item]
+            yield ShardPiece(number, shard.dtype, (shard.start + first) * item, values.numel() * item, values)
+
+
+def _write(values: Tensor, target: Tensor, memory: Memory) -> int:
+    """Copy values to `target`, whose bytes are `memory`. Returns their checksum."""
+    if values.device.type != "cpu":  # converted there, and copied together
+        target.copy_(values.to(target.dtype))
+        return int(xxhash.xxh3_64_intdigest(memory))
+    digest = xxhash.xxh3_64()
+    step = CHUNK_BYTES // target.itemsize
+    for first in range(0, values.numel(), step):
+        target[first : first + step].copy_(values[first : first + step])
+        digest.update(memory[first * target.itemsize : (first + step) * target.itemsize])
+    return int(digest.intdigest())

@@ -1,0 +1,83 @@
+"""A version in shared memory: for trainer and replicas on one host.
+
+    rank 0: claims a segment ──its handle, to all ranks──► each rank writes its shards to their place ──► all have written
+                                                                                                              │
+    replica: maps the segment, verifies the checksums, computes with it, or copies it to its device  ◄────────┘
+
+waits on                   unblocked by                                deadline
+the handle, the barrier    rank 0; all ranks have written              that of the process group
+a segment                  nothing: with none free, another is made    none
+
+Whole tensors lie in the segment without a rank having gathered them. Two segments take turns (`SegmentPool`). A segment is
+written again only if neither the driver counts its version as needed nor any process holds a tensor of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.published import PublishedWeights, StagedShard
+from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle, SegmentPool
+from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
+from qwen35_trainer.weights.transports import RankContext
+from qwen35_trainer.weights.weight_manifest import WeightLayout
+
+
+class SharedMemorySender:
+    """One rank's end: writes its shards into the segment that rank 0 has claimed."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._pool = SegmentPool()  # on rank 0
+        self._opened: dict[str, MemorySegment] = {}  # on other ranks, by name
+
+    def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
+        layout = layout_of(shards)
+        segment = self._segment(version, layout, needed)
+        parts = []
+        for piece in pieces(shards):
+            begin = layout.tensors[piece.tensor].offset + piece.start
+            parts.append(piece.write(segment.data[begin : begin + piece.size]))
+        if self._context.group is not None:
+            dist.barrier(self._context.group)
+        if self._context.rank == 0:
+            segment.unlock()
+        return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, tuple(parts), segment.handle)
+
+    def _segment(self, version: int, layout: WeightLayout, needed: frozenset[int]) -> MemorySegment:
+        """Return the segment that all ranks write to."""
+        rank, group = self._context.rank, self._context.group
+        claimed = self._pool.claim(version, layout.size, needed) if rank == 0 else None
+        if group is None:
+            assert claimed is not None, "only one rank has no group"
+            return claimed
+        message: list[Any] = [None if claimed is None else (claimed.handle, self._pool.handles)]
+        dist.broadcast_object_list(message, src=0, group=group)
+        return claimed if claimed is not None else self._open(*message[0])
+
+    def _open(self, handle: SegmentHandle, all_handles: Sequence[SegmentHandle]) -> MemorySegment:
+        """Open the segment of rank 0, and close those that it has closed."""
+        alive = {each.name for each in all_handles}
+        self._opened = {name: segment for name, segment in self._opened.items() if name in alive}
+        if handle.name not in self._opened:
+            self._opened[handle.name] = MemorySegment.open(handle, writable=True)
+        return self._opened[handle.name]
+
+
+class SharedMemoryReceiver:
+    """A replica's end: maps the segment."""
+
+    async def fetch(self, published: PublishedWeights) -> HostWeights:
+        return await asyncio.to_thread(_mapped, published)
+
+
+def _mapped(published: PublishedWeights) -> HostWeights:
+    assert isinstance(published.source, SegmentHandle)
+    weights = HostWeights.open(published.manifest, published.source)
+    weights.verify()
+    return weights
