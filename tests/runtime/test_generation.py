@@ -702,3 +702,37 @@ async def test_the_tokens_and_the_time_of_engines_are_measured(room):
         room.report(LANE, generated=12, intervals=((start, start + 1.0),))
     assert room.generation.meter.tokens == 42
     assert room.generation.meter._busy == pytest.approx(2.5)
+
+
+# Losses that a prompt may have caused.
+
+
+async def test_a_prompt_whose_replicas_are_lost_again_and_again_is_named_and_those_that_finish_are_not(room, caplog):
+    async with room.open():
+        room.begin(0, position=0)
+        for number in range(1, 5):
+            room.begin(number, position=number)
+            room.lose(POOL)
+            room.start(OTHER, (number, 0), (number, 1))
+            room.finish(OTHER, (number, 0), (number, 1), tokens=tokens(5))
+            await settled()
+            room.generation.forget(number)
+            room.pool.lost.clear()
+            room.start(POOL, (0, 0), (0, 1))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"rollout-{POOL} is loss number {number} of a replica that generated prompt train/0. If there are more, the prompt may be "
+        "their cause"
+        for number in (3, 4)
+    ]
+
+
+async def test_of_many_suspected_prompts_the_first_are_named_and_the_others_counted(room, caplog):
+    async with room.open():
+        for number in range(5):
+            room.begin(number, position=number)
+        for _ in range(3):
+            room.lose(POOL)
+            room.pool.lost.clear()
+            room.start(POOL, *((number, index) for number in range(5) for index in range(2)))
+    [record] = caplog.records
+    assert "that generated prompt train/0, train/1, train/2 and 2 others." in record.getMessage()

@@ -34,6 +34,7 @@ from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
+from qwen35_trainer.runtime.suspects import LossCounts
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,7 @@ class Generation:
         self.failures = Failures()
         """Failures of rewards in groups for training, since they were last read."""
         self._groups: dict[int, _PendingGroup] = {}
+        self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
         self._holders: dict[SequenceId, int] = {}  # the replica that each sequence runs on
         self._targets: dict[SequenceId, int] = {}  # of moving sequences: the replica that each moves to
@@ -141,6 +143,7 @@ class Generation:
     def forget(self, group: int) -> None:
         """Drop a group that left the pipeline."""
         dropped = self._groups.pop(group)
+        self._losses.forget(group)
         for index in range(dropped.samples):
             self._buffers.pop((group, index), None)
             self._release((group, index))
@@ -211,6 +214,7 @@ class Generation:
         self._taking = {(name, source) for name, source in self._taking if source != gone}
         for name in held:
             self._release(name)
+        self._losses.lost(replica.name, held)
         self.tell(on.ReplicaLost(gone, {name: len(self._buffers[name]) for name in held}))
         self._hand_over(moving_away)
 
