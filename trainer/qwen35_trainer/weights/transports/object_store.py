@@ -77,7 +77,7 @@ class ObjectStoreReceiver:
         if place is None:
             return HostWeights(manifest, memory)
         place.unlock()
-        return HostWeights.open(manifest, place.handle)
+        return HostWeights.of(manifest, place)
 
     def _place(self, manifest: WeightManifest) -> MemorySegment | None:
         """Return memory for a version; None where this system has no segments."""
