@@ -54,8 +54,8 @@ WEIGHTS = (
     mutant(
         name="A replica does not keep the segment that it reads from being written.",
         file="trainer/qwen35_trainer/weights/host_weights.py",
-        old="if not segment.lock_for_reading() or segment.version",
-        new="if segment.version",
+        old="memory = segment.read()",
+        new="memory = segment.data",
         killer="tests/weights/test_object_store.py::test_a_version_in_use_stays_when_the_next_one_arrives_and_its_memory_is_used_again_afterwards",
     ),
     mutant(

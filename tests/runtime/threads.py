@@ -382,7 +382,7 @@ class Threads:
 
         return wrap
 
-    def put(self, value: object, *, _owner: object = None) -> Call:
+    def put(self, value: object) -> Call:
         call = Call(_actor.get(), "put")
         call.settle(_copied(value))
         return call

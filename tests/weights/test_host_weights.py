@@ -107,6 +107,18 @@ def test_a_later_version_in_the_same_memory_is_not_taken_for_the_earlier_one() -
         HostWeights.open(first.manifest, first.source)
 
 
+def test_a_replica_maps_each_segment_once_because_mapping_takes_as_long_as_copying() -> None:
+    sender, arriving = SharedMemorySender(ALONE), receiver()
+
+    def address(version: int) -> int:
+        published = joined([sender.stage(whole_shards(WEIGHTS.items()), version, frozenset({version - 1}))], version)
+        return asyncio.run(arriving.fetch(published))["embed"].data_ptr()
+
+    first, second, third, fourth = (address(version) for version in range(4))
+    assert (first, second) == (third, fourth)
+    assert first != second
+
+
 def test_parameters_that_change_during_a_pull_are_never_visible() -> None:
     """A trainer steps and publishes, and steps again before the replica looks: the replica has what was published."""
     live = torch.nn.Parameter(torch.zeros(50_000))

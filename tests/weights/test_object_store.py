@@ -27,10 +27,8 @@ WEIGHTS = {
 class Reference:
     """A reference to an object of the store."""
 
-    fetched: list[int]
-
-    def __init__(self, data: np.ndarray, owner: object) -> None:
-        self.data, self.owner, self.fetches = data, owner, 0
+    def __init__(self, data: np.ndarray) -> None:
+        self.data, self.fetches = data, 0
 
     def __await__(self):
         self.fetches += 1
@@ -42,8 +40,8 @@ class Reference:
 def store(monkeypatch) -> list[Reference]:
     objects: list[Reference] = []
 
-    def put(data: np.ndarray, *, _owner: object) -> Reference:
-        objects.append(Reference(data.copy(), _owner))
+    def put(data: np.ndarray) -> Reference:
+        objects.append(Reference(data.copy()))
         objects[-1].data.flags.writeable = False
         return objects[-1]
 
@@ -65,7 +63,7 @@ def shards_of(rank: int, weights: dict[str, torch.Tensor]) -> list[WeightShard]:
 
 
 def publish(weights: dict[str, torch.Tensor], version: int) -> PublishedWeights:
-    ends = [sender("objectStore", RankContext(rank, RANKS, None, owner="driver")) for rank in range(RANKS)]
+    ends = [sender("objectStore", RankContext(rank, RANKS, None)) for rank in range(RANKS)]
     staged = [end.stage(shards_of(rank, weights), version, frozenset()) for rank, end in enumerate(ends)]
     return joined(staged, version)
 
@@ -76,7 +74,7 @@ def test_whole_tensors_arrive_from_the_shards_of_all_ranks(store) -> None:
     assert same(weights.items(), WEIGHTS.items())
     assert weights.version == 3
     assert len(store) == 4, "two of rank 0, and one of each other rank"
-    assert all(each.fetches == 1 and each.owner == "driver" and each.data.size <= 128 for each in store)
+    assert all(each.fetches == 1 and each.data.size <= 128 for each in store)
 
 
 def test_no_bucket_is_larger_than_its_limit_and_each_is_full_before_the_next(store) -> None:

@@ -274,11 +274,10 @@ class Driver(Process):
         rollout = [self._spawn(number, name, name.startswith(LANE_PREFIX)) for number, name in enumerate(names)]
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
-        # In a cluster, the pods of the two pools share no memory. Objects in the store belong to the driver, which outlives ranks.
+        # In a cluster, the pods of the two pools share no memory.
         transport = choose(one_host=not self._job.in_cluster)
-        owner = ray.get_runtime_context().current_actor if transport == "objectStore" else None
         return rollout, [
-            worker.remote(spec, number, pictures=self._job.pictures, transport=transport, owner=owner, **common)
+            worker.remote(spec, number, pictures=self._job.pictures, transport=transport, **common)
             for number in range(spec.world_size)
         ]
 

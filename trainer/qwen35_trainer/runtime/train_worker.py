@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ray
 
@@ -40,8 +40,7 @@ class TrainWorker(Process):
     `train-R`, R being its rank.
 
     Create the actor with a concurrency group named `SAVING`, so that `saved` waits and returns while a batch
-    trains. pictures: whether any batch has pictures. transport: the way of published weights. owner: the
-    handle of the actor that owns them, so that they outlive this worker; None: this worker.
+    trains. pictures: whether any batch has pictures. transport: the way of published weights.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class TrainWorker(Process):
         threads: int,
         logs: Path,
         transport: TransportName,
-        owner: Any = None,  # noqa: ANN401  # Ray's handles are untyped
     ) -> None:
         super().__init__(f"train-worker-{number}", logs, threads, final=False)
         self._spec = spec
@@ -64,7 +62,6 @@ class TrainWorker(Process):
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
         self._transport: TransportName = transport
-        self._owner = owner
         self._sender: WeightSender | None = None
 
     def location(self) -> WorkerLocation:
@@ -111,7 +108,7 @@ class TrainWorker(Process):
         )
         self._engine = FSDPEngine(source, self._spec, own, pictures=self._pictures)
         group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
-        self._sender = sender(self._transport, RankContext(rank, ranks, group, self._owner))
+        self._sender = sender(self._transport, RankContext(rank, ranks, group))
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)

@@ -36,10 +36,15 @@ class HostWeights(Mapping[str, Tensor]):
     @classmethod
     def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
         """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if it is gone, or another one is there."""
-        segment = MemorySegment.open(handle)
-        if not segment.lock_for_reading() or segment.version != manifest.version:
+        return cls.of(manifest, MemorySegment.open(handle))
+
+    @classmethod
+    def of(cls, manifest: WeightManifest, segment: MemorySegment) -> HostWeights:
+        """Return a version in an open segment, without verifying it. Raises SegmentUnavailable if another version is there."""
+        memory = segment.read()
+        if memory is None or segment.version != manifest.version:
             raise SegmentUnavailable(f"weights of version {manifest.version} were replaced by a later version")
-        return cls(manifest, segment.data, segment)
+        return cls(manifest, memory, segment)
 
     def __getitem__(self, name: str) -> Tensor:
         entry = self._entries[name]

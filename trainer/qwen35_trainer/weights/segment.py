@@ -60,14 +60,15 @@ class SegmentHandle:
 
 
 class MemorySegment:
-    """Memory that this process shares. `data` stays valid as long as it is referenced, even without this object."""
+    """Memory that this process shares, and maps once for all versions that lie in it: mapping takes as long as copying."""
 
     def __init__(self, handle: SegmentHandle, descriptor: int, *, writable: bool) -> None:
         self._descriptor = descriptor
         self._closed = weakref.finalize(self, os.close, descriptor)
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        mapped = np.frombuffer(mmap.mmap(descriptor, HEADER_BYTES + handle.size, access=access), np.uint8)
-        self._header, self.data = mapped[:HEADER_BYTES].view(np.int64), mapped[HEADER_BYTES:]
+        self._map = mmap.mmap(descriptor, HEADER_BYTES + handle.size, access=access)
+        self._header = np.frombuffer(self._map, np.int64, 1)
+        self.data: Memory = np.frombuffer(self._map, np.uint8, handle.size, HEADER_BYTES)
         others = [holder for holder in handle.holders if holder[0] != os.getpid()]
         self.handle = replace(handle, holders=((os.getpid(), descriptor), *others))
 
@@ -106,23 +107,33 @@ class MemorySegment:
         self._header[0] = version
 
     def lock_for_writing(self) -> bool:
-        """Keep others from reading. Returns false while another process, or another opening in this one, reads."""
-        return self._lock(fcntl.LOCK_EX)
-
-    def lock_for_reading(self) -> bool:
-        """Keep others from writing as long as `data`, or anything that shares its memory, exists. False while it is being written."""
-        return self._lock(fcntl.LOCK_SH)
+        """Keep others from reading until `unlock`. Returns false while anybody reads, in this process or another."""
+        return _locked(self._descriptor, fcntl.LOCK_EX)
 
     def unlock(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _lock(self, kind: int) -> bool:
-        # The lock belongs to the opened file, which the mapping holds open too.
-        try:
-            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+    def read(self) -> Memory | None:
+        """Return the bytes, which nobody writes to as long as the array, or anything that shares its memory, exists.
+
+        Returns None while they are being written.
+        """
+        # A lock belongs to an opened file, so each reader opens it again. Views of the array refer to the array, not to the mapping.
+        descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
+        if not _locked(descriptor, fcntl.LOCK_SH):
+            os.close(descriptor)
+            return None
+        data: Memory = np.frombuffer(self._map, np.uint8, self.handle.size, HEADER_BYTES)
+        weakref.finalize(data, os.close, descriptor)
+        return data
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class SegmentPool:

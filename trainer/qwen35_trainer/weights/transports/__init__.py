@@ -12,7 +12,7 @@ NCCL, HCCL, RDMA and IPC are not implemented. The driver imports this module, so
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from qwen35_trainer.weights import segment
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard
@@ -59,8 +59,6 @@ class RankContext:
     ranks: int
     group: ProcessGroup | None
     """A group of all ranks over gloo; None with one rank."""
-    owner: Any = None
-    """Handle of the Ray actor that owns the objects, so that they outlive this rank; None: this process."""
 
 
 def choose(*, one_host: bool) -> TransportName:

@@ -6,8 +6,8 @@
 waits on                   unblocked by                       deadline
 a bucket                   Ray has fetched it                 publication.timeoutSeconds, in the driver
 
-A replica reads at its own pace: a late one needs nothing else. Ray keeps the buckets while the driver holds their references. They are
-owned by the driver if the context has its handle, and stay when the rank that put them has ended, unless its node is lost.
+A replica reads at its own pace: a late one needs nothing else. Ray keeps the buckets while the driver holds their references and the
+rank that put them lives: since 2.56, `ray.put` cannot give an object to another owner. A run ends with a lost rank in any case.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ObjectStoreSender:
         for contents in _filled(shards):
             places = list(_places([piece.size for piece in contents]))
             parts += [piece.write(memory[place]) for piece, place in zip(contents, places, strict=True)]
-            reference = ray.put(memory[: places[-1].stop], _owner=self._context.owner)
+            reference = ray.put(memory[: places[-1].stop])
             buckets.append(StoredBucket(reference, len(contents)))
         first = layout if self._context.rank == 0 else None
         return StagedShard(first, layout.checksum, tuple(parts), StoredBuckets(tuple(buckets)))
@@ -77,7 +77,7 @@ class ObjectStoreReceiver:
         if place is None:
             return HostWeights(manifest, memory)
         place.unlock()
-        return HostWeights.open(manifest, place.handle)
+        return HostWeights.of(manifest, place)
 
     def _place(self, manifest: WeightManifest) -> MemorySegment | None:
         """Return memory for a version; None where this system has no segments."""

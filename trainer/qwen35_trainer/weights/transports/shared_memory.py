@@ -27,6 +27,9 @@ from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
+MAX_MAPPED = 2
+"""Segments that a replica keeps mapped, whether or not it reads them: those that take turns."""
+
 
 class SharedMemorySender:
     """One rank's end: writes its shards into the segment that rank 0 has claimed."""
@@ -70,14 +73,21 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """A replica's end: maps the segment."""
+    """A replica's end: maps each segment once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        return await asyncio.to_thread(_mapped, published)
+        return await asyncio.to_thread(self._fetch, published)
 
-
-def _mapped(published: PublishedWeights) -> HostWeights:
-    assert isinstance(published.source, SegmentHandle)
-    weights = HostWeights.open(published.manifest, published.source)
-    weights.verify()
-    return weights
+    def _fetch(self, published: PublishedWeights) -> HostWeights:
+        handle = published.source
+        assert isinstance(handle, SegmentHandle)
+        segment = self._opened.pop(handle.name, None) or MemorySegment.open(handle)
+        self._opened[handle.name] = segment
+        while len(self._opened) > MAX_MAPPED:
+            del self._opened[next(iter(self._opened))]
+        weights = HostWeights.of(published.manifest, segment)
+        weights.verify()
+        return weights
