@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import psutil
 
+from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 
 ATTENTION_BLOCK = 128
@@ -13,12 +16,39 @@ STATES_PER_SEQUENCE = 2
 SPARE_BLOCKS = 64
 
 
+class CacheTooSmall(RuntimeError):
+    """The memory for keys, values and states does not hold one sequence of the maximum length."""
+
+    failure = FailureReason.OUT_OF_MEMORY
+
+
 def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: float) -> int:
     """Return the bytes that keys, values and states of `slots` sequences of `max_length` tokens need, in vLLM's blocks.
 
     All blocks of a hybrid model have the size of the state of a linear layer, rounded up to whole blocks of attention. At most
-    `fraction` of the memory that is available now; with less memory than needed, vLLM lets sequences wait.
+    `fraction` of the memory that is available now; with less memory than needed, vLLM lets sequences wait. Raises CacheTooSmall
+    with the bytes that would do, if not even one sequence fits.
     """
+    available = psutil.virtual_memory().available
+    least, needed = _needed(config, 1, max_length), _needed(config, slots, max_length)
+    allowed = int(fraction * available)
+    if allowed < least:
+        raise CacheTooSmall(
+            f"the KV cache of one sequence of {max_length} tokens needs {_gib(least)}, and rollout.memoryFraction {fraction:g} of the "
+            f"{_gib(available)} that are available is {_gib(allowed)}. {_fix(least, available)}"
+        )
+    return min(needed, allowed)
+
+
+def _fix(least: int, available: int) -> str:
+    """Return how the cache of one sequence, of `least` bytes, gets its memory."""
+    if least < available:
+        enough = math.ceil(100 * least / available) / 100
+        return f"Raise rollout.memoryFraction to at least {enough:g}, or lower data.maxPromptTokens or data.maxResponseTokens."
+    return "Give the pod more memory, or lower data.maxPromptTokens or data.maxResponseTokens."
+
+
+def _needed(config: HFConfig, slots: int, max_length: int) -> int:
     text = config.get_text_config()
     linear = text.layer_types.count("linear_attention")
     full = len(text.layer_types) - linear
@@ -34,5 +64,8 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
     per_token = 2 * 2 * text.num_key_value_heads * text.head_dim  # key and value, in bfloat16
     tokens = -(-state // (per_token * ATTENTION_BLOCK)) * ATTENTION_BLOCK
     blocks = slots * (STATES_PER_SEQUENCE * linear + full * -(-max_length // tokens)) + SPARE_BLOCKS
-    needed: int = blocks * tokens * per_token
-    return min(needed, int(fraction * psutil.virtual_memory().available))
+    return int(blocks * tokens * per_token)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"

@@ -17,6 +17,7 @@ from typing import Any
 from qwen35_trainer.data.prompt_files import misnamed
 from qwen35_trainer.manifest import Manifest, Problem, RandomModelSpec, TrainingSpec, cannot_run
 from qwen35_trainer.manifest.problems import did_you_mean
+from qwen35_trainer.manifest.release import VLLM_CPU_HEADS
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
@@ -24,6 +25,8 @@ from qwen35_trainer.runtime.user_code import problem_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """An owner and a model, as on the Hugging Face hub."""
+HUB_HEADS = {"head_dim": "headDim", "linear_key_head_dim": "linearHeadDim", "linear_value_head_dim": "linearHeadDim"}
+"""Field of config.json → the field of a random model with the same meaning."""
 MODEL_FILES = ("config.json", "tokenizer_config.json")
 FUNCTION_FIXES = {
     "NoModule": "Correct the name, put the module next to the manifest, or put its folder on PYTHONPATH.",
@@ -77,6 +80,8 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_model(spec, base),
         *_lora(spec, base),
         *_router(spec, base),
+        *_quantization(spec, base),
+        *_vllm_heads(spec, base),
     ]
 
 
@@ -140,6 +145,28 @@ def _router(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         return
     if "moe" not in str(config.get("model_type")):
         yield Problem("spec.train.router", "this model has no router.", "Remove its losses.")
+
+
+def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    config = _configuration(spec, base)
+    if config is not None and (quantization := config.get("quantization_config")) is not None:
+        method = quantization.get("quant_method") if isinstance(quantization, Mapping) else None
+        message = f"its weights are quantised ({method or 'quantization_config in config.json'}), and this release trains BF16 or FP32."
+        yield Problem("spec.model.source.path", message, "Use the folder of the same model without quantisation.")
+
+
+def _vllm_heads(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield the sizes of heads, in a folder, that vLLM's CPU kernels lack. `cannot_run` checks those of random models."""
+    on_cpu = spec.accelerator.profile == "CPU"
+    if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_cpu or spec.model.source.random is not None:
+        return
+    config = _configuration(spec, base) or {}
+    text = config.get("text_config", config)
+    for name, part in HUB_HEADS.items():
+        size, sizes = text.get(name) if isinstance(text, Mapping) else None, VLLM_CPU_HEADS[part]
+        if size is not None and size not in sizes:
+            message = f"{name} in config.json is {size}, and vLLM's CPU kernels have {', '.join(map(str, sizes))}."
+            yield Problem("spec.model.source.path", message, "Use another model, or set rollout.engine to Torch.")
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:

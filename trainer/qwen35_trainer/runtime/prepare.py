@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -39,6 +40,7 @@ def prepare(
     spec = manifest.spec
     template = spec.data.chatTemplate
     tokenizer = load_tokenizer(spec.model, base, template.file)
+    check_vocabulary(spec, base, len(tokenizer))
     reader = load_picture_reader(spec.model, base, tokenizer)
     supervised = spec.mode == "SFT"
     answers = not supervised and needs_answers(spec.rewards)
@@ -76,6 +78,27 @@ def prepare(
         end_token=int(tokenizer.eos_token_id),
     )
     return job, RunData(ResponseDecoder.of(tokenizer), prompts, questions, examples, held_out)
+
+
+def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
+    """Raise DataError if the tokenizer has tokens that the model of a folder has no embeddings for. tokens: of the tokenizer.
+
+    Embeddings without a token are usual: published models round their number up.
+    """
+    if (path := spec.model.source.path) is None:
+        return
+    try:
+        config = json.loads((base / path / "config.json").read_bytes())
+        rows = config.get("text_config", config)["vocab_size"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return  # the train workers report what is wrong with the files
+    if isinstance(rows, int) and tokens > rows:
+        raise DataError(
+            [
+                f"spec.model.source.path: the tokenizer of {path} has {tokens} tokens, and the model has embeddings for {rows} "
+                "(vocab_size in config.json). Use the tokenizer that was published with the model."
+            ]
+        )
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:

@@ -1,0 +1,61 @@
+"""Model folders that a run cannot use, refused from their config.json before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen35_trainer.data.data_errors import DataError
+from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.runtime.preflight import problems_of
+from qwen35_trainer.runtime.prepare import check_vocabulary
+
+TEXT = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 100}
+
+
+def spec(engine: str) -> TrainingSpec:
+    return TrainingSpec.model_validate(
+        {
+            "accelerator": {"profile": "CPU"},
+            "model": {"name": "tiny", "source": {"path": "model"}},
+            "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
+            "rewards": [{"name": "right", "type": "Gym"}],
+            "rollout": {"engine": engine},
+            "train": {"updates": 1},
+        }
+    )
+
+
+def problems(tmp_path: Path, config: dict[str, Any], engine: str = "VLLM") -> list[str]:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"} | config))
+    (folder / "tokenizer_config.json").write_text("{}")
+    return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine), tmp_path)]
+
+
+def test_a_folder_that_fits_has_no_problem(tmp_path: Path) -> None:
+    assert problems(tmp_path, {"text_config": TEXT}) == []
+
+
+@pytest.mark.parametrize("engine", ["VLLM", "Torch"])
+def test_quantised_weights_are_refused_with_their_method(tmp_path: Path, engine: str) -> None:
+    [problem] = problems(tmp_path, {"text_config": TEXT, "quantization_config": {"quant_method": "fp8"}}, engine)
+    assert problem.startswith("spec.model.source.path: its weights are quantised (fp8)")
+
+
+def test_heads_without_kernels_are_named_with_the_sizes_that_have_some(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path, {"text_config": TEXT | {"linear_key_head_dim": 16}})
+    assert problem.endswith("linear_key_head_dim in config.json is 16, and vLLM's CPU kernels have 64, 128.")
+
+
+def test_the_torch_engine_takes_heads_of_any_size(tmp_path: Path) -> None:
+    assert problems(tmp_path, {"text_config": TEXT | {"head_dim": 8}}, "Torch") == []
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path: Path) -> None:
+    problems(tmp_path, {"text_config": TEXT})
+    check_vocabulary(spec("VLLM"), tmp_path, 100)
+    with pytest.raises(DataError, match="the tokenizer of model has 101 tokens, and the model has embeddings for 100 "):
+        check_vocabulary(spec("VLLM"), tmp_path, 101)
