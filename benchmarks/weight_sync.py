@@ -8,7 +8,7 @@
 Sizes above 1 GB are measured with one replica. For each case, the same rounds contain a memcpy between warm buffers of the same size
 (in pieces of at most MAX_COPY_BYTES, which no cache holds), a publication, and once the same tensors saved and loaded with safetensors.
 The rate of a publication counts from the start of the copy until all replicas have verified the last byte; the commit waits for the step
-under way. The pause is the longest time between the
+under way. The pause is the maximum time between the
 ends of two steps during the publication, in usual steps, less the one step that it contains. Memory is anonymous memory (RssAnon) in
 addition to that before; the segments are shared, two of the size of the weights for all processes together.
 The first round writes to fresh memory, and is reported apart. `--live float32` converts to bfloat16, as a trainer with master weights does.
@@ -220,7 +220,7 @@ def case(size: int, replicas: int, rounds: int, live: torch.dtype, folder: Path 
         "of memcpy, all replicas together": replicas * best["memcpy"] / best["seconds"],
         "trainer blocked, seconds": best["blocked"],
         "pause in steps": best["pause in steps"],
-        "longest pause in steps": max(each["pause in steps"] for each in warm),
+        "maximum pause in steps": max(each["pause in steps"] for each in warm),
         "anonymous MB of a replica": max(each["anonymous MB"] for each in warm),
         "anonymous MB of the trainer": max(each["trainer MB"] for each in warm),
         "seconds into fresh memory": fresh["seconds"],

@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from qwen35_trainer.manifest import TrainingSpec
 from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
 from qwen35_trainer.weights.staging import WeightShard
+from qwen35_trainer.weights.transfer_plan import row_range
 
 
 def published_precision(spec: TrainingSpec) -> torch.dtype:
@@ -42,15 +42,20 @@ def published_shard(name: str, parameter: Tensor, dtype: torch.dtype, number: in
         publishes = number % dist.get_world_size() == dist.get_rank()
         return WeightShard(name, shape, dtype, 0, tensor if publishes else tensor.flatten()[:0])
     local, mesh = tensor.to_local(), tensor.device_mesh
-    publishes, coordinate = True, mesh.get_coordinate()
+    publishes, coordinate, rows = True, mesh.get_coordinate(), range(shape[0] if shape else 1)
     assert coordinate is not None, "every rank is in the mesh"
     for placement, position, size in zip(tensor.placements, coordinate, mesh.shape, strict=True):
         if isinstance(placement, Replicate):
             publishes &= number % size == position
-        elif not (isinstance(placement, Shard) and placement.dim == 0):
+        elif isinstance(placement, Shard) and placement.dim == 0 and len(rows) == shape[0]:
+            rows = row_range(shape[0], size, position)
+        else:
             raise ValueError(
-                f"{name} is sharded as {placement}; only a parameter that is sharded by rows can be published"
+                f"{name} is sharded as {tensor.placements}; only a parameter that is sharded once, by rows, can be published"
             )
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, tensor.placements)
-    start = offset[0] * math.prod(shape[1:]) if shape and local.numel() else 0
-    return WeightShard(name, shape, dtype, start, local if publishes else local.flatten()[:0])
+    row = math.prod(shape[1:])
+    if local.numel() != len(rows) * row:
+        raise ValueError(
+            f"{name}: this rank holds {local.numel()} values, expected those of rows {rows.start} to {rows.stop}"
+        )
+    return WeightShard(name, shape, dtype, rows.start * row, local if publishes else local.flatten()[:0])

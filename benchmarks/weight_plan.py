@@ -1,0 +1,148 @@
+"""The transfers of a publication, by sender and receiver, and their time at stated bandwidths: prints one JSON object.
+
+    python benchmarks/weight_plan.py [--devices 64]
+
+One row for each FSDP example with a published model, and for 122B-A10B and 397B-A17B on `--devices` for training and as many for rollouts.
+Names and shapes are those of the model's class for the published dimensions; the total of parameters is printed, to compare with the
+model's name. `weights/transfer_plan.py` computes the bytes. Nothing is measured here: a time is bytes divided by bandwidth, without latency,
+and the transport over the network that reaches this bandwidth (RDMA) is not part of this release.
+
+    trainer blocked   a rank's shard to the host                        at HOST_BYTES_PER_SECOND, in bfloat16
+    transfer          all replicas fetch at the same time               at NETWORK_BYTES_PER_SECOND: the busiest sender, or the busiest receiver
+    to devices        a replica rank's part from the host               at HOST_BYTES_PER_SECOND
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
+
+from qwen35_trainer.models.qwen3_5.classes import without_weights
+from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.weights.transfer_plan import PlannedTensor, transfers
+
+NETWORK_BYTES_PER_SECOND = 50e9
+"""One ConnectX-7 port of 400 Gb/s for each GPU (NVIDIA DGX H100 datasheet: 8 such ports for 8 GPUs)."""
+HOST_BYTES_PER_SECOND = 64e9
+"""PCIe 5.0 x16, one direction (NVIDIA H100 SXM datasheet: 128 GB/s in both directions together)."""
+VOCABULARY = 248_320
+EXAMPLES = Path(__file__).parents[1] / "examples"
+COMMON = {"vocab_size": VOCABULARY, "head_dim": 256, "linear_num_key_heads": 16, "tie_word_embeddings": False}
+DENSE = {
+    "Qwen/Qwen3.5-9B": {"hidden_size": 4096, "num_hidden_layers": 32, "intermediate_size": 12288}
+    | {"num_attention_heads": 16, "num_key_value_heads": 4, "linear_num_value_heads": 32},
+    "Qwen/Qwen3.5-27B": {"hidden_size": 5120, "num_hidden_layers": 64, "intermediate_size": 17408}
+    | {"num_attention_heads": 24, "num_key_value_heads": 4, "linear_num_value_heads": 48},
+}
+EXPERTS = {
+    "Qwen/Qwen3.5-35B-A3B": {"hidden_size": 2048, "num_hidden_layers": 40, "num_experts": 256}
+    | {"num_attention_heads": 16, "linear_num_value_heads": 32, "size": 512},
+    "Qwen/Qwen3.5-122B-A10B": {"hidden_size": 3072, "num_hidden_layers": 48, "num_experts": 256}
+    | {"num_attention_heads": 32, "linear_num_value_heads": 64, "size": 1024},
+    "Qwen/Qwen3.5-397B-A17B": {"hidden_size": 4096, "num_hidden_layers": 60, "num_experts": 512}
+    | {"num_attention_heads": 32, "linear_num_value_heads": 64, "size": 1024},
+}
+BY_ROWS = (
+    "q_proj.",
+    "k_proj.",
+    "v_proj.",
+    "gate_proj.",
+    "up_proj.",
+    "in_proj_",
+    "embed_tokens.",
+    "lm_head.",
+    "experts.",
+)
+"""Parts of names of tensors that the ranks of a replica divide by rows, or by experts."""
+BY_COLUMNS = ("o_proj.", "out_proj.", "down_proj.")
+
+
+def tensors_of(name: str) -> list[PlannedTensor]:
+    """Return the tensors of a published model."""
+    if name in DENSE:
+        config: Any = Qwen3_5TextConfig(**COMMON | DENSE[name])
+    else:
+        shape = dict(EXPERTS[name])
+        size = shape.pop("size")
+        sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size, "num_key_value_heads": 2}
+        config = Qwen3_5MoeTextConfig(**COMMON | shape | sizes)
+    return [
+        PlannedTensor(each, tuple(parameter.shape), 4 if keeps_float32(each) else 2, split_of(each))
+        for each, parameter in without_weights(config).named_parameters()
+    ]
+
+
+def split_of(name: str) -> int | None:
+    """Return the dimension by which the ranks of a replica divide a tensor."""
+    if any(part in f"{name}." for part in BY_ROWS):
+        return 0
+    return 1 if any(part in name for part in BY_COLUMNS) else None
+
+
+def plan(name: str, train_ranks: int, replicas: int, replica_ranks: int) -> dict[str, Any]:
+    """Return the bytes and times of one publication."""
+    tensors = tensors_of(name)
+    needed = transfers(tensors, train_ranks, replica_ranks)
+    sent, received = Counter[int](), Counter[int]()
+    for (sender, receiver), size in needed.items():
+        sent[sender] += size * replicas
+        received[receiver] += size
+    shard = transfers([PlannedTensor(t.name, t.shape, t.item_bytes, None) for t in tensors], train_ranks, 1)
+    held = max(shard.values())
+    network = max(*sent.values(), *received.values()) / NETWORK_BYTES_PER_SECOND
+    devices = max(received.values()) / HOST_BYTES_PER_SECOND
+    return {
+        "model": name,
+        "billion parameters": round(sum(_values(t) for t in tensors) / 1e9, 1),
+        "GB": round(sum(shard.values()) / 1e9, 1),
+        "train ranks": train_ranks,
+        "replicas": f"{replicas} of {replica_ranks}",
+        "senders of a replica rank": round(len(needed) / replica_ranks, 1),
+        "GB held by a train rank": round(held / 1e9, 2),
+        "GB sent by a train rank, at most": round(max(sent.values()) / 1e9, 2),
+        "GB received by a replica rank, at most": round(max(received.values()) / 1e9, 2),
+        "GB between two ranks, at most": round(max(needed.values()) / 1e9, 3),
+        "seconds": {
+            "trainer blocked": round(held / HOST_BYTES_PER_SECOND, 3),
+            "transfer": round(network, 3),
+            "to devices": round(devices, 3),
+        },
+    }
+
+
+def _values(tensor: PlannedTensor) -> int:
+    total = 1
+    for size in tensor.shape:
+        total *= size
+    return total
+
+
+def examples() -> Iterator[tuple[str, str, int, int, int]]:
+    """Yield file, model, train ranks, replicas and ranks of a replica of each example with a published model."""
+    for file in sorted(EXAMPLES.glob("qwen*.yaml")):
+        spec = yaml.safe_load(file.read_text())["spec"]
+        devices, rollout = spec["accelerator"]["devicesPerNode"], spec["rollout"]
+        ranks = rollout.get("tensorParallel", 1)
+        replicas = rollout.get("nodes", 1) * devices // ranks
+        yield file.name, spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ranks
+
+
+def main() -> None:
+    """Compute all plans, and print them."""
+    parser = argparse.ArgumentParser(description="The transfers of a publication, and their time at stated bandwidths.")
+    parser.add_argument("--devices", type=int, default=64, help="of each pool, for 35B, 122B and 397B [default: 64]")
+    devices = parser.parse_args().devices
+    rows = [{"recipe": file} | plan(*rest) for file, *rest in examples()]
+    rows += [{"recipe": f"{devices} + {devices} devices"} | plan(name, devices, devices // 8, 8) for name in EXPERTS]
+    print(json.dumps({"plans": rows}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
