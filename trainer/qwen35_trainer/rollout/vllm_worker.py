@@ -1,4 +1,4 @@
-"""What vLLM's workers do for this project: each function runs in the process of a worker, between two steps.
+"""Functions that run in the processes of vLLM's workers, between two steps.
 
     build_core      ─► join_replica                                          a worker that is a process of its own
     replace_weights ─► begin_replacement ─► load_portion … ─► finish_replacement
