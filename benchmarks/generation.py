@@ -68,7 +68,7 @@ ANSWER_SECONDS = 900.0
 
 @dataclass
 class Turn:
-    """What a variant did in one turn."""
+    """Work of a variant in one turn."""
 
     tokens: int = 0
     """Response tokens."""
@@ -84,7 +84,7 @@ class Turn:
 
 
 class OfflineVLLM:
-    """vLLM's `LLM.generate`."""
+    """Generates with vLLM's `LLM.generate`."""
 
     def __init__(self, folder: Path) -> None:
         from vllm import LLM
@@ -138,13 +138,13 @@ class OwnEngine:
         computed: dict[str, int] = {}
         with _watched(self._core, computed):
             self._thread.submit(requests)
-            left, deadline = len(requests), time.monotonic() + ANSWER_SECONDS
-            while left and time.monotonic() < deadline:
+            unfinished, deadline = len(requests), time.monotonic() + ANSWER_SECONDS
+            while unfinished and time.monotonic() < deadline:
                 self._changed.wait(self._thread.report_seconds)
                 time.sleep(self._thread.gather_seconds)  # as the worker does
                 self._changed.clear()
                 report = self._thread.report(next(self._reports))
-                left -= len(report.finished)
+                unfinished -= len(report.finished)
                 turn.tokens += report.generated
                 turn.steps += report.steps - self._steps
                 self._steps = report.steps
@@ -233,10 +233,10 @@ class Replica:
         from qwen35_trainer.runtime.replica_channel import SubmitSequences
 
         self._channel.send(SubmitSequences(tuple(requests)))
-        left = len(requests)
-        while left:
+        unfinished = len(requests)
+        while unfinished:
             for report in await self._channel.receive():
-                left -= len(report.finished)
+                unfinished -= len(report.finished)
                 turn.tokens += report.generated
                 turn.steps += report.steps - self._steps
                 turn.loaded += report.loaded is not None
@@ -396,7 +396,7 @@ def _summary(turns: dict[str, list[Turn]]) -> dict[str, Any]:
         result[name] = figures
 
     def ratio(name: str, base: str) -> dict[str, float]:
-        values = [_rate(one) / _rate(other) for one, other in zip(turns[name], turns[base], strict=True)]
+        values = [_rate(turn) / _rate(reference) for turn, reference in zip(turns[name], turns[base], strict=True)]
         return {"median": round(median(values), 3), "min": round(min(values), 3), "max": round(max(values), 3)}
 
     pairs = (("engine", "vllm"), ("replica", "vllm"), ("published", "replica"))

@@ -16,7 +16,10 @@ VLLM = {"rollout.engine": "VLLM", "model.source": {"random": {"headDim": 32, "li
 MEGATRON = {"train.engine": "Megatron"}
 BEYOND = {
     "a split replica": ({"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
-    "a split vLLM replica": (VLLM | {"rollout.tensorParallel": 2}, ["spec.rollout.tensorParallel"]),
+    "a vLLM replica over nodes": (
+        VLLM | {"rollout.nodes": 2, "rollout.tensorParallel": 4},
+        ["spec.rollout.tensorParallel"],
+    ),
     "vLLM with a straggler lane": (
         VLLM | {"rollout.nodes": 2, "rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
         ["spec.rollout.stragglerLane"],
@@ -71,8 +74,10 @@ def test_a_manifest_without_such_fields_can_be_run(document):
 
 
 @pytest.mark.parametrize("profile", ["CPU", "NVIDIA"])
-def test_vllm_can_be_run(document, profile):
-    assert cannot_run(parse_manifest(document(VLLM | {"accelerator.profile": profile})).spec) == []
+@pytest.mark.parametrize("devices", [1, 2])
+def test_vllm_can_be_run(document, profile, devices):
+    changes = {"accelerator.profile": profile, "rollout.tensorParallel": devices}
+    assert cannot_run(parse_manifest(document(VLLM | changes)).spec) == []
 
 
 def test_an_advantage_that_supervised_training_does_not_use_is_in_nobodys_way(document, removed):

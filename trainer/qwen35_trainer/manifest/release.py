@@ -26,9 +26,9 @@ def _rollout(spec: TrainingSpec) -> Iterator[Problem]:
     rollout = spec.rollout
     if rollout is None:
         return
-    if rollout.tensorParallel != 1:
-        message = f"a {rollout.engine} replica of this release is one process, not {rollout.tensorParallel}."
-        yield Problem("spec.rollout.tensorParallel", message, "Set it to 1.")
+    if rollout.engine == "Torch" and rollout.tensorParallel != 1:
+        message = f"a Torch replica is one process, not {rollout.tensorParallel}."
+        yield Problem("spec.rollout.tensorParallel", message, "Set it to 1, or set rollout.engine to VLLM.")
     if rollout.engine == "VLLM":
         yield from _vllm(spec, rollout)
 
@@ -37,8 +37,14 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
     if spec.accelerator.profile == "Ascend":
         message = "the VLLM engine of this release has no Ascend support."
         yield Problem("spec.rollout.engine", message, "Set it to Torch.")
+    if rollout.tensorParallel > spec.accelerator.devicesPerNode:
+        message = "a VLLM replica of this release uses the devices of one node."
+        fix = f"Set it to at most {spec.accelerator.devicesPerNode} (accelerator.devicesPerNode)."
+        yield Problem("spec.rollout.tensorParallel", message, fix)
     if rollout.stragglerLane is not None:
-        message = "a VLLM replica of this release uses one device, so a straggler lane is not faster."
+        message = (
+            "all VLLM replicas of this release have the same number of devices, so a straggler lane is not faster."
+        )
         yield Problem("spec.rollout.stragglerLane", message, "Remove it, or set rollout.engine to Torch.")
     if spec.accelerator.profile == "CPU":
         yield from _vllm_heads(spec)

@@ -1,6 +1,7 @@
 """vLLM's engine core inside this process: its construction, and the replacement of its weights.
 
     folder with config.json ─► build_core ─► LLMEngine: scheduler, executor, model runner, all on the caller's thread
+                                                 └─► with several devices: a process with a model runner for each
     tensors of a version    ─► replace_weights ─► the model's parameters, in place
 
 Why the core runs in this process, and not in one of its own as in vLLM's server:
@@ -11,14 +12,18 @@ Why the core runs in this process, and not in one of its own as in vLLM's server
 * Weights are passed as tensors, without a copy for another process.
 * Nothing of the replica outlives its process.
 
-This file and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
+A replica of several devices has a process for each of them, which vLLM starts (vllm_worker.py). Scheduling, sampling parameters
+and outputs stay in this process, so all of the above holds, except that weights are copied to the processes.
+
+This file, `vllm_worker.py` and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,12 +35,17 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
+from qwen35_trainer.rollout.vllm_worker import begin_replacement, finish_replacement, join_replica, load_portion
 
 type Core = Any
 """vLLM's LLMEngine. Its types are not followed (pyproject.toml)."""
 
 FLOAT32_PARAMETER = ".A_log"
 """Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
+PORTION_BYTES = 256 * 2**20
+"""Worker processes get weights in messages of this size."""
+REPLACEMENT_SECONDS = 600.0
+"""How long worker processes may take for one portion of the weights."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class CoreSettings:
     memory_fraction: float
     """Share of the device's memory for weights and caches; on the CPU, the maximum share of available memory for caches."""
     on_cpu: bool
+    devices: int = 1
+    """Tensor parallelism: the number of devices that share the weights. With more than one, each has a process of its own."""
     options: VLLMSpec = field(default_factory=VLLMSpec)
     """Options of the manifest."""
 
@@ -79,6 +91,8 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
     core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
         raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
+    if settings.devices > 1:
+        core.collective_rpc(join_replica, timeout=REPLACEMENT_SECONDS, args=(os.getpid(), settings.on_cpu))
     return core
 
 
@@ -97,7 +111,8 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         # The distribution that a token is drawn from, after temperature, top-k and top-p.
         "logprobs_mode": "processed_logprobs",
         "async_scheduling": False,
-        "distributed_executor_backend": "uni",
+        "tensor_parallel_size": settings.devices,
+        "distributed_executor_backend": "uni" if settings.devices == 1 else "mp",
         # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
         "enable_prefix_caching": options.prefixCache,
         "enforce_eager": settings.on_cpu or options.eager,
@@ -122,62 +137,46 @@ def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
 def replace_weights(core: Core, weights: Iterable[NamedTensor]) -> None:
     """Replace all weights in place between two steps. Running sequences keep their state.
 
-    weights: tensors by the names of a published folder, on the host or on the device.
+    weights: tensors by the names of a published folder, on the host or on the device. Worker processes of the core get copies of
+    them, one portion after another.
     Raises ValueError naming the parameters of the model that got no tensor; the core is unusable then.
     """
     rounded = (
         (name, tensor if name.endswith(FLOAT32_PARAMETER) else tensor.to(torch.bfloat16)) for name, tensor in weights
     )
-    [missing] = core.collective_rpc(_replace, args=(rounded,))
-    if missing:
-        raise ValueError(f"vLLM found no tensor for its parameters {missing}")
+    in_process = core.vllm_config.parallel_config.world_size == 1
+    core.collective_rpc(begin_replacement, timeout=REPLACEMENT_SECONDS)
+    for portion in (rounded,) if in_process else portions(rounded):
+        core.collective_rpc(load_portion, timeout=REPLACEMENT_SECONDS, args=(portion,))
+    missing = core.collective_rpc(finish_replacement, timeout=REPLACEMENT_SECONDS)
+    if names := sorted({name for of_worker in missing for name in of_worker}):
+        raise ValueError(f"vLLM found no tensor for its parameters {names}")
 
 
-def _replace(worker: Any, weights: Iterable[NamedTensor]) -> list[str]:  # noqa: ANN401  # vLLM's worker
-    """Replace the weights of one worker. Returns the parameters that got no tensor.
+def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
+    """Yield tensors in lists of at most PORTION_BYTES, or of one larger tensor.
 
-    vLLM's `reload_weights` calls the same two functions, but only logs which parameters got no tensor.
+    Pickled, a part of a larger tensor would contain all of it, so parts are copied.
     """
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-    runner = worker.model_runner
-    model = runner.get_model()
-    parameters = {name for name, _ in model.named_parameters()}
-    if runner.device.type == "cpu":
-        _forget_expert_kernels(model)
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-        initialize_layerwise_reload(model)
-        loaded = model.load_weights(weights)
-        finalize_layerwise_reload(model, runner.model_config)
-        _repack_tied_head(model)
-    return sorted(parameters - loaded)
-
-
-def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Let vLLM bring the new experts into the layout of its CPU kernels. vLLM 0.32 does so only for layers that have no kernel yet,
-    and otherwise computes with weights of the wrong layout.
-    """
-    for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
-        if method is not None and getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
-def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Renew the copy of a tied output layer that vLLM's CPU kernels compute with. vLLM 0.32 renews only that of the embedding."""
-    text = getattr(model, "language_model", model)
-    if text.config.tie_word_embeddings:
-        text.lm_head.quant_method.process_weights_after_loading(text.lm_head)
+    portion: list[NamedTensor] = []
+    size = 0
+    for name, tensor in weights:
+        if portion and size + tensor.nbytes > PORTION_BYTES:
+            yield portion
+            portion, size = [], 0
+        is_part = tensor.untyped_storage().nbytes() != tensor.nbytes
+        portion.append((name, tensor.clone() if is_part else tensor))
+        size += tensor.nbytes
+    if portion:
+        yield portion
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:
     if not settings.on_cpu:
         return {"gpu_memory_utilization": settings.memory_fraction}
-    # vLLM would otherwise take a share of all memory, in each replica of the machine.
-    return {
-        "kv_cache_memory_bytes": cpu_cache_bytes(config, settings.slots, settings.max_length, settings.memory_fraction)
-    }
+    # vLLM would otherwise take a share of all memory, in each replica of the machine. Each process gets its part.
+    size = cpu_cache_bytes(config, settings.slots, settings.max_length, settings.memory_fraction)
+    return {"kv_cache_memory_bytes": -(-size // settings.devices)}
 
 
 def _quieten() -> None:

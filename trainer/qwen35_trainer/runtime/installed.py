@@ -41,16 +41,16 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
     return [Problem("spec.rollout.engine", message, f"Install {requirements}, or set it to Torch.")]
 
 
-def unknown_arguments(spec: TrainingSpec, present: str, known: frozenset[str]) -> Iterator[Problem]:
+def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:
     """Yield the extra arguments of vLLM that the installed version does not have.
 
-    present: the installed version. known: names of its arguments.
+    present: the installed version. arguments: their names.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
     for name in spec.rollout.vllm.extraArguments:
-        if name not in known:
-            matches = near(name, known - RESERVED_ARGUMENTS.keys())
+        if name not in arguments:
+            matches = near(name, arguments - RESERVED_ARGUMENTS.keys())
             fix = (
                 f"Did you mean {either(matches)}?" if matches else "Use the name of a field of vLLM's class EngineArgs."
             )

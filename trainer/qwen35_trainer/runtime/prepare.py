@@ -151,10 +151,9 @@ def threads(spec: TrainingSpec) -> int:
 
 
 def workers_at_a_time(spec: TrainingSpec) -> int:
-    """Return the number of workers that compute at the same time.
+    """Return the number of workers that compute at the same time. A replica of several devices counts once for each.
 
     In FullyAsync, both pools compute at the same time. In the other modes only one does, so the larger pool counts.
     """
-    if spec.mode == "FullyAsync":
-        return spec.world_size + spec.rollout_replicas
-    return max(spec.world_size, spec.rollout_replicas)
+    rollout = spec.rollout_replicas * (spec.rollout.tensorParallel if spec.rollout else 1)
+    return spec.world_size + rollout if spec.mode == "FullyAsync" else max(spec.world_size, rollout)

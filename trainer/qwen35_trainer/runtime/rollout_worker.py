@@ -405,6 +405,7 @@ class RolloutWorker(Process):
             seed=self._seed,
             memory_fraction=rollout.memoryFraction,
             on_cpu=on_cpu,
+            devices=rollout.tensorParallel,
             options=rollout.vllm or VLLMSpec(),
         )
         with tempfile.TemporaryDirectory() as room:

@@ -110,11 +110,12 @@ def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
     Workers need no placement group: a label assigns them to the pods of their pool, which exist before the run starts.
     """
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
-    wanted = {} if device is None else {"num_gpus": 1} if device == "GPU" else {"resources": {device: 1}}
+    devices = job.spec.rollout.tensorParallel if pool == "rollout" and job.spec.rollout is not None else 1
+    wanted = {} if device is None else {"num_gpus": devices} if device == "GPU" else {"resources": {device: devices}}
     options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0} | wanted
     if not job.in_cluster:
         return options  # the workers' numbers of threads divide the cores of this machine, not Ray's slots
-    return options | {"num_cpus": worker_cpus(job, pool), "label_selector": {POOL_LABEL: pool}}
+    return options | {"num_cpus": worker_cpus(job, pool) * devices, "label_selector": {POOL_LABEL: pool}}
 
 
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:

@@ -1,0 +1,50 @@
+"""A program that generates with a replica of two devices, and then waits to be killed.
+
+python -m tests.rollout.split_replica FOLDER ─► one line of JSON: responses, and the ids of the processes of its workers
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+
+from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
+from qwen35_trainer.rollout.vllm import VLLMEngine
+from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
+from qwen35_trainer.rollout.vllm_environment import set_variables
+from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, prompt_of
+
+SEEDS = (0, 1)
+PROMPTS = (3, 300)
+"""Numbers of tokens."""
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    set_variables()
+    models = {seed: library_model(seed, SHAPE) for seed in SEEDS}
+    config = models[0].config
+    write_configuration(config, folder)
+    settings = CoreSettings(slots=4, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, devices=2)
+    engine = VLLMEngine(build_core(folder, config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
+    responses = {}
+    for seed in SEEDS:
+        engine.receive(dict(models[seed].named_parameters()), seed)
+        engine.commit(seed)
+        prompts = {(seed, length): np.array(prompt_of(length), np.int32) for length in PROMPTS}
+        engine.submit([SequenceRequest(name, prompt, 12, Sampling(0.0)) for name, prompt in prompts.items()])
+        while engine.busy:
+            for completed in engine.step().finished:
+                tokens = completed.tokens
+                responses[str(completed.sequence)] = (tokens.ids.tolist(), tokens.log_probs.tolist())
+    workers = [child.pid for child in psutil.Process().children(recursive=True)]
+    print(json.dumps({"responses": responses, "workers": workers}), flush=True)
+    time.sleep(3600)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,60 @@
+"""A replica of two devices: two processes of vLLM that share the weights."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from qwen35_trainer.rollout.vllm_core import portions
+from tests.patience import PATIENCE
+from tests.rollout.split_replica import PROMPTS, SEEDS
+from tests.rollout.test_vllm import SHAPE, assert_greedy, library_model, log_probs_of, prompt_of
+
+
+def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    command = [sys.executable, "-m", "tests.rollout.split_replica", str(tmp_path)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        try:
+            assert program.stdout is not None
+            answer = next(line for line in program.stdout if line.startswith("{"))
+            result = json.loads(answer)
+            workers = [psutil.Process(number) for number in result["workers"]]
+        finally:
+            program.send_signal(signal.SIGKILL)
+    assert len([worker for worker in workers if worker.pid]) >= 2
+    _, alive = psutil.wait_procs(workers, timeout=PATIENCE)
+    assert alive == []
+    differences, decided = [], []
+    for seed in SEEDS:
+        model = library_model(seed, SHAPE)
+        for length in PROMPTS:
+            prompt = prompt_of(length)
+            ids, log_probs = (np.array(values) for values in result["responses"][f"({seed}, {length})"])
+            decided.append(assert_greedy(model, prompt, ids))
+            differences.append(np.abs(log_probs - log_probs_of(model, prompt, ids)))
+    assert np.concatenate(differences).mean() <= 0.02
+    assert np.mean(decided) > 0.5
+
+
+def test_weights_travel_in_portions_without_the_tensors_that_they_are_part_of() -> None:
+    whole = torch.arange(2**20, dtype=torch.float32)
+    named = [(str(number), whole[number * 1024 : (number + 1) * 1024]) for number in range(1024)]
+    parts = list(portions(iter(named)))
+    assert len(parts) == 1
+    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for _, tensor in parts[0])
+    assert torch.equal(torch.cat([tensor for _, tensor in parts[0]]), whole)
+
+
+def test_a_portion_has_a_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("qwen35_trainer.rollout.vllm_core.PORTION_BYTES", 10)
+    named = [(str(size), torch.zeros(size, dtype=torch.uint8)) for size in (4, 6, 1, 30, 2)]
+    assert [[name for name, _ in portion] for portion in portions(named)] == [["4", "6"], ["1"], ["30"], ["2"]]

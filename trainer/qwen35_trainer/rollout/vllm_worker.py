@@ -1,0 +1,95 @@
+"""Functions that run in the processes of vLLM's workers, between two steps.
+
+    build_core      ─► join_replica                                          a worker that is a process of its own
+    replace_weights ─► begin_replacement ─► load_portion … ─► finish_replacement
+
+With one device the worker is an object in the rollout worker's process. With several, vLLM starts a process for each device, and
+calls these functions there. The first argument is the worker.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
+
+type Worker = Any
+"""vLLM's worker. Its types are not followed (pyproject.toml)."""
+
+LOADED = "_qwen35_loaded"
+"""Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
+_PR_SET_PDEATHSIG = 1
+"""Linux's number of the setting, from prctl.h."""
+
+
+def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
+    """Let this process end with the rollout worker, whatever ends that, and compute as it does.
+
+    parent: process id of the rollout worker. Linux kills this process with the thread that started it, so `build_core` must be called
+    on a thread that lives as long as the engine. vLLM's own watch, a thread that waits for the end of a pipe, took seconds.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+    if on_cpu:
+        reuse_freed_tensors()
+        torch.compiler.set_stance("force_eager")  # `stepping` says why
+
+
+def begin_replacement(worker: Worker) -> None:
+    """Prepare the model for new weights. vLLM's `reload_weights` does the same, but only logs which parameters got no tensor."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+    model = worker.model_runner.get_model()
+    setattr(worker, LOADED, set())
+    if worker.model_runner.device.type == "cpu":
+        _forget_expert_kernels(model)
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        initialize_layerwise_reload(model)
+
+
+def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
+    """Load whole tensors, of which the worker takes its part."""
+    from vllm.config import set_current_vllm_config
+
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        getattr(worker, LOADED).update(worker.model_runner.get_model().load_weights(weights))
+
+
+def finish_replacement(worker: Worker) -> list[str]:
+    """Bring the new weights into the layout of vLLM's kernels. Returns the parameters that got no tensor."""
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+    runner = worker.model_runner
+    model = runner.get_model()
+    parameters = {name for name, _ in model.named_parameters()}
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        finalize_layerwise_reload(model, runner.model_config)
+        _repack_tied_head(model)
+    return sorted(parameters - getattr(worker, LOADED))
+
+
+def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
+    """Let vLLM bring the new experts into the layout of its CPU kernels. vLLM 0.32 does so only for layers that have no kernel yet,
+    and otherwise computes with weights of the wrong layout.
+    """
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if method is not None and getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
+
+
+def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
+    """Renew the copy of a tied output layer that vLLM's CPU kernels compute with. vLLM 0.32 renews only that of the embedding."""
+    text = getattr(model, "language_model", model)
+    if text.config.tie_word_embeddings:
+        text.lm_head.quant_method.process_weights_after_loading(text.lm_head)
