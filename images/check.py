@@ -58,7 +58,7 @@ class Result:
 
     def __str__(self) -> str:
         problem = "\n".join(self.problem.splitlines()[-12:])
-        return f"{self.image:16}{self.architecture:8}{self.step:36}{problem or 'ok'}"
+        return f"{self.image:16}{self.architecture:8}{self.step:46}{problem or 'ok'}"
 
 
 def check(image: str, folder: Path, *, download: bool) -> Iterator[Result]:

