@@ -10,6 +10,8 @@ format(), because the cost of joining strings with + is estimated without a boun
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -248,7 +250,15 @@ VALUES = (
 WHILE_SUSPENDED = (
     *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "publication", "tracking", "pods")),
     _suspended(
-        "rollout", "engine", "tensorParallel", "memoryFraction", "maxSequencesPerReplica", "temperature", "topP", "topK"
+        "rollout",
+        "engine",
+        "tensorParallel",
+        "memoryFraction",
+        "maxSequencesPerReplica",
+        "temperature",
+        "topP",
+        "topK",
+        "minP",
     ),
     Rule(
         "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
@@ -359,6 +369,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "!has(self.stragglerLane) || self.stragglerLane.nodes < self.nodes",
             "stragglerLane.nodes must be less than nodes: the lane is a part of the pool.",
             field=".stragglerLane.nodes",
+        ),
+        Rule(
+            f"self.engine != 'VLLM' || self.topK <= {MAX_VLLM_TOP_K}",
+            f"With engine VLLM topK must be at most {MAX_VLLM_TOP_K}, because it returns this many log-probs per token.",
+            field=".topK",
+        ),
+        Rule(
+            "self.engine != 'VLLM' || self.topK > 0 || (self.topP == 1.0 && self.minP == 0.0)",
+            f"topP and minP with engine VLLM need a topK of at most {MAX_VLLM_TOP_K}, because it returns the log-prob of each kept "
+            "token. Set topK, or use engine Torch.",
+            field=".topK",
         ),
     ),
     "spec.train.engine": (_fixed("train.engine"),),

@@ -41,6 +41,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.correction, ("algorithm",)),
     (contents.elasticity, ("rollout",)),
     (contents.straggler_lane, ("rollout",)),
+    (contents.vllm_candidates, ("rollout",)),
     (contents.checkpoint_storage, ("checkpoint",)),
     (contents.variables, ("pods",)),
     (contents.rule_names, ("failurePolicy",)),

@@ -12,6 +12,9 @@ those of the weights that computed them, as in the Torch engine.
 
 The prefix cache is salted with the version at which a sequence was submitted: a sequence that is submitted after a `load` never
 starts from the states of older weights. A sequence with kept tokens computes them again, with the weights of its submission.
+
+Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
+it dropped: `vllm_candidates.py`.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import exported
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
+from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
 from qwen35_trainer.weights.adapters import are_adapters
 from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
@@ -46,6 +50,7 @@ class _Generating:
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    candidates: CandidateRecord = field(default_factory=CandidateRecord)
     reported: int = 0
     """Number of its tokens that `progress` has returned."""
 
@@ -55,6 +60,7 @@ class _Generating:
             np.array(self.ids[start:], np.int32),
             np.array(self.log_probs[start:], np.float32),
             np.array(self.versions[start:], np.int32),
+            self.candidates.since(start) if self.request.sampling.truncates else None,
         )
 
     def all(self) -> GeneratedTokens:
@@ -70,6 +76,7 @@ class VLLMEngine:
     def __init__(self, core: Core, config: HFConfig, *, end_token: int, max_length: int, on_cpu: bool) -> None:
         self._core, self._tied = core, bool(config.tie_word_embeddings)
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
+        self._vocabulary: int = config.get_text_config().vocab_size
         self._end_token, self._max_length, self._on_cpu = end_token, max_length, on_cpu
         self._version = NO_VERSION
         self._sequences: dict[str, _Generating] = {}  # by vLLM's name of the request, in the order of submission
@@ -126,7 +133,10 @@ class VLLMEngine:
             if not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
             held.ids += generated.token_ids
-            held.log_probs += generated.logprobs.logprobs
+            if held.request.sampling.truncates:
+                held.log_probs += held.candidates.add(generated.logprobs)
+            else:
+                held.log_probs += generated.logprobs.logprobs
             held.versions += [self._version] * len(generated.token_ids)
             tokens += len(generated.token_ids)
             if output.finished:
@@ -142,12 +152,13 @@ class VLLMEngine:
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
             max_tokens=request.max_tokens - len(request.kept),
             # The end token is the tokenizer's, whatever config.json says. Without seeds of their own, sequences are drawn together.
             ignore_eos=True,
             stop_token_ids=[self._end_token],
             detokenize=False,
-            logprobs=0,
+            logprobs=returned_tokens(request.sampling, self._vocabulary),
             flat_logprobs=True,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -27,6 +27,7 @@ import torch
 
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_environment import set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 
@@ -79,8 +80,9 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
         seed=settings.seed,
         max_model_len=settings.max_length,
         max_num_seqs=settings.slots,
-        # The distribution that a token is drawn from, after temperature, top-k and top-p.
+        # The distribution that a token is drawn from, after temperature, min-p, top-k and top-p.
         logprobs_mode="processed_logprobs",
+        max_logprobs=MAX_RETURNED_TOKENS,
         async_scheduling=False,
         distributed_executor_backend="uni",
         # Samples of a prompt share its prefill in whole blocks. vllm.py keeps versions apart.
