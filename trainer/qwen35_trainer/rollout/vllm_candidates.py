@@ -36,12 +36,13 @@ def returned_tokens(sampling: Sampling, vocabulary: int) -> int:
     """
     if not sampling.truncates:
         return 0
-    if not 0 < min(sampling.top_k, vocabulary) <= MAX_VLLM_TOP_K:
+    most = min(sampling.top_k or vocabulary, vocabulary)
+    if most > MAX_VLLM_TOP_K:
         raise ValueError(
             f"top-k {sampling.top_k}: with vLLM, truncated sampling needs rollout.topK from 1 to {MAX_VLLM_TOP_K}, because it returns "
             "that many log-probabilities for each token"
         )
-    return min(sampling.top_k + TIED_TOKENS, vocabulary)
+    return min(most + TIED_TOKENS, vocabulary)
 
 
 class CandidateRecord:
