@@ -29,7 +29,7 @@ from qwen35_trainer.engines.fsdp.micro_batch import Offsets, TokenTable
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import AlgorithmSpec
 from qwen35_trainer.rewards.reward import CombinedScore
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
+from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.process import return_freed_tensors, trim
 
@@ -108,7 +108,7 @@ def _groups(samples: int, longest: int) -> list[ScoredGroup]:
                     np.full(length, -1.5, dtype=np.float32),
                     np.sort(random.integers(0, 5, length)).astype(np.int32),
                 ),
-                truncated=False,
+                EndReason.STOP,
             )
             for sample, length in enumerate(own.tolist())
         ]

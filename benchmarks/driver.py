@@ -50,7 +50,14 @@ from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import GroupScorer
 from qwen35_trainer.rewards.reward_settings import ProcessLimits, RewardsSetup, usable_cores
 from qwen35_trainer.rewards.scoring import Scoring
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
+from qwen35_trainer.rollout.rollout_engine import (
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    RolloutEngine,
+    SequenceRequest,
+    StepOutput,
+)
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.exporting import Exports
 from qwen35_trainer.runtime.generation import Generation, GenerationParts
@@ -95,8 +102,13 @@ class CountingEngine:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+    @property
+    def token_room(self) -> int:
+        return self.slots * self.length
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
         self._waiting.extend(requests)
+        return ()
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         names = set(sequences)
@@ -110,8 +122,14 @@ class CountingEngine:
                 grown[name], state[1] = self._tokens(new), int(state[0])
         return grown
 
-    def load(self, weights: Mapping[str, Any], version: int) -> None:
+    def receive(self, weights: Mapping[str, Any], version: int) -> None:
+        """There are no weights."""
+
+    def commit(self, version: int) -> None:
         self.version = version
+
+    def discard(self) -> None:
+        """There are no weights."""
 
     def step(self) -> StepOutput:
         started: dict[SequenceId, int] = {}
@@ -129,7 +147,7 @@ class CountingEngine:
         for state in self._running.values():
             state[0] = min(state[0] + grown, state[2])
         ended = [name for name, state in self._running.items() if state[0] >= state[2]]
-        finished = [Completed(name, self._tokens(int(self._running.pop(name)[2])), truncated=False) for name in ended]
+        finished = [Completed(name, self._tokens(int(self._running.pop(name)[2])), EndReason.STOP) for name in ended]
         return StepOutput(tuple(finished), started, int(grown * len(self._running)))
 
     def _tokens(self, count: int) -> GeneratedTokens:
@@ -150,10 +168,13 @@ class FakeReplica(RolloutWorker):
     def use_threads(self, threads: int) -> None:
         """Do not import torch."""
 
+    def _limiting_room(self, engine: RolloutEngine) -> None:
+        """There is no memory that limits it."""
+
     async def _load_arrived(self) -> None:
         while True:
             published = await self._arrived.get()
-            self._running.load({}, published.manifest.version)
+            await asyncio.wrap_future(self._running.commit(published.manifest.version))
 
 
 class FakeTrainPool:

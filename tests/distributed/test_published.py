@@ -20,6 +20,7 @@ from tests.distributed.test_parity import Differences, Training, plain_loop
 from tests.models import published
 from tests.models.rounding import in_float64
 from tests.profiles import SOAK
+from tests.rollout.loading import load
 
 UPDATES, RATE = 20, 1e-6
 WEIGHTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -98,7 +99,7 @@ def assert_published(result: dict[str, Any], spec: dict[str, Any], folder: Path)
         kept = name.endswith(("linear_attn.A_log", "linear_attn.norm.weight"))
         assert weights[name].dtype == parameter.dtype == (torch.float32 if kept else precision), name
         assert torch.equal(weights[name], result["weights"][name].to(parameter.dtype)), name
-    TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0).load(weights, 1)
+    load(TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0), weights, 1)
     assert all(torch.equal(parameter, weights[name]) for name, parameter in rollout.named_parameters())
 
 

@@ -563,6 +563,17 @@ def test_a_filter_that_leaves_nothing_ends_the_run_with_the_count():
         played.score(99, signal=False)
 
 
+def test_a_run_in_which_every_group_fails_ends_and_names_the_last_cause():
+    played = world(8, groups=1)
+    for group in range(99):
+        played.send(on.GroupFailed(group, "prompt a: too long"))
+    with pytest.raises(
+        NothingToTrain, match=r"100 groups in a row left untrained; the last one failed: prompt b: too long"
+    ):
+        played.send(on.GroupFailed(99, "prompt b: too long"))
+    assert [notice.position for notice in actions_of(played, notices.GroupLeft)] == list(range(99)), "each prompt once"
+
+
 # Checkpoints and the end.
 
 

@@ -14,10 +14,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import (
+    ENVIRONMENT_VERSION,
+    NO_TOKENS,
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    Sampling,
+    SequenceRequest,
+)
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.weights.weight_buckets import Bucket, pack, unpack
 from tests.profiles import examples
+from tests.rollout.loading import load
 
 END = 2
 NEVER = 10_000
@@ -115,7 +124,7 @@ def test_weights_change_in_the_middle_of_a_sequence_and_every_token_says_which_m
     engine.submit(samples_of(0, prompt, 2, 10))
     for _ in range(4):
         engine.step()
-    engine.load(other.state_dict(), version=5)
+    load(engine, other.state_dict(), version=5)
     assert engine.version == 5
     for completed in run(engine).values():
         # The distribution of the fifth token was there already when the weights came.
@@ -133,7 +142,7 @@ def test_a_replica_on_the_cpu_computes_with_the_buckets_themselves(make_model, t
     for version in (1, 2):
         manifest, [bucket] = pack(make_model(seed=version).named_parameters(), version, np.copy)
         before = bucket.copy()
-        engine.load(unpack(manifest, [bucket]), version)
+        load(engine, unpack(manifest, [bucket]), version)
         engine.submit(samples_of(version, tuple(tokens(7).tolist()), 2, 4))
         run(engine)
         memory = range(bucket.ctypes.data, bucket.ctypes.data + bucket.size)
@@ -149,7 +158,7 @@ def test_a_sequence_starts_with_its_first_token_and_not_when_it_is_queued(make_m
     engine = engine_of(make_model(), slots=2, end_token=NEVER)
     engine.submit(samples_of(0, (3,), 2, 3) + samples_of(1, (4,), 3, 2))
     assert engine.step().started == {(0, 0): 0, (0, 1): 0}
-    engine.load(make_model(seed=1).state_dict(), version=1)
+    load(engine, make_model(seed=1).state_dict(), version=1)
     started: list[tuple[SequenceId, int]] = []
     while engine.busy:
         started += engine.step().started.items()
@@ -178,7 +187,7 @@ def test_a_greedy_sequence_continues_in_another_engine_as_if_it_had_stayed(make_
     taken = source.take([(3, 1)])
     assert taken.keys() == {(3, 1)}
     assert taken[3, 1].ids.tolist() == expected.tokens.ids[:8].tolist()
-    target.load(make_model(experts=experts).state_dict(), version=4)  # the same weights, by another name
+    load(target, make_model(experts=experts).state_dict(), version=4)  # the same weights, by another name
     target.submit([dataclasses.replace(request, kept=taken[3, 1])])
     [completed] = run(target).values()
     assert (completed.sequence, completed.truncated) == ((3, 1), True)
@@ -193,8 +202,8 @@ def test_a_greedy_sequence_continues_in_another_engine_as_if_it_had_stayed(make_
 def test_after_a_move_to_other_weights_each_token_has_the_log_probability_of_its_own(make_model, tokens) -> None:
     prompt = tuple(tokens(9).tolist())
     source, target = (engine_of(make_model(), end_token=NEVER) for _ in range(2))
-    source.load(make_model(seed=1).state_dict(), version=1)
-    target.load(make_model(seed=2).state_dict(), version=2)
+    load(source, make_model(seed=1).state_dict(), version=1)
+    load(target, make_model(seed=2).state_dict(), version=2)
     source.submit(samples_of(0, prompt, 3, 24, Sampling(temperature=0.7)))
     for _ in range(10):
         source.step()
@@ -292,7 +301,7 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make_
     weights = dict(make_model(seed=1).state_dict())
     weights["extra.weight"] = weights.pop("lm_head.weight")
     with pytest.raises(ValueError, match=r"version 3 .*missing \['lm_head.weight'\], unexpected \['extra.weight'\]"):
-        engine.load(weights, version=3)
+        load(engine, weights, version=3)
     assert engine.version == 0
 
 
@@ -328,7 +337,7 @@ def test_adapters_take_the_place_of_those_before_them_and_whole_weights_are_a_ne
         (adapters_of(model, 0.0), make_model(seed=1)),
     ]
     for version, (weights, expected) in enumerate(versions, 1):
-        engine.load(weights, version)
+        load(engine, weights, version)
         assert engine.version == version
         engine.submit(samples_of(version, prompt, 1, 12))
         [completed] = run(engine).values()
@@ -344,7 +353,7 @@ def test_adapters_change_what_a_bfloat16_model_computes_however_small_they_are(m
     product = adapters["lora_scale"] * adapters[f"{ADAPTED}.lora_B"] @ adapters[f"{ADAPTED}.lora_A"]
     lost = (weight.float() + product).to(torch.bfloat16) == weight
     assert lost.float().mean() > 0.5
-    engine_of(model).load(adapters, 1)
+    load(engine_of(model), adapters, 1)
     layer = model.get_submodule(ADAPTED)
     x = torch.randn(64, layer.in_features, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
@@ -358,7 +367,7 @@ def test_adapters_that_do_not_fit_are_refused_by_name_and_nothing_is_loaded(make
     engine, adapters = engine_of(model), adapters_of(model, 1.0)
     adapters["model.layers.0.gone.lora_A"] = adapters["model.layers.3.self_attn.q_proj.lora_A"]
     with pytest.raises(ValueError, match=r"adapters of version 3 do not fit .*model.layers.0.gone.weight None with"):
-        engine.load(adapters, version=3)
+        load(engine, adapters, version=3)
     assert engine.version == 0
 
 
@@ -367,20 +376,124 @@ def test_a_tensor_of_another_shape_is_refused_even_where_a_copy_would_stretch_it
     weights = dict(make_model(seed=1).state_dict())
     weights["model.norm.weight"] = weights["model.norm.weight"][:1]
     with pytest.raises(ValueError, match=r"of another shape \['model.norm.weight'\]"):
-        engine.load(weights, version=3)
+        load(engine, weights, version=3)
     assert engine.version == 0
 
 
-def test_a_request_that_does_not_fit_names_the_field_to_lower(make_model) -> None:
-    with pytest.raises(ValueError, match=r"group 7: prompt 3 \+ response 94 tokens exceed the engine's 96"):
-        engine_of(make_model()).submit(samples_of(7, (3, 4, 5), 1, 94))
+def request_of(prompt: Sequence[int], limit: int, kept: GeneratedTokens = NO_TOKENS) -> SequenceRequest:
+    return SequenceRequest((7, 0), np.array(prompt, np.int32), limit, kept=kept)
 
 
-def test_one_request_that_does_not_fit_keeps_all_of_them_out(make_model) -> None:
+KEPT_TOKENS = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (
+            request_of((3, 4, 5), 94),
+            "prompt 3 + response 94 tokens exceed the engine's 96; lower data.maxPromptTokens or",
+        ),
+        (request_of((), 9), "the prompt is empty"),
+        (request_of((3,), 2, KEPT_TOKENS), "the response has 2 tokens already, and its limit is 2"),
+        (
+            request_of((3, 999), 9),
+            "token 999 is not one of the model's 23; the tokenizer and the model do not fit together",
+        ),
+        (request_of((3, -1), 9), "token -1 is not one of the model's 23"),
+        (
+            request_of((3,), 9, dataclasses.replace(KEPT_TOKENS, ids=np.array([5, 23], np.int32))),
+            "token 23 is not one of",
+        ),
+    ],
+    ids=["too long", "empty", "complete", "outside", "negative", "kept outside"],
+)
+def test_a_request_that_cannot_be_generated_is_refused_by_name_and_the_others_are_generated(
+    make_model, request_: SequenceRequest, why: str
+) -> None:
     engine = engine_of(make_model())
-    with pytest.raises(ValueError, match="group 8"):
-        engine.submit([*samples_of(7, (3, 4), 2, 9), *samples_of(8, (3, 4), 1, 95)])
-    assert not engine.busy
+    [refused] = engine.submit([*samples_of(8, (3, 4), 2, 9), request_, *samples_of(9, (3, 4), 1, 9)])
+    assert (refused.sequence, refused.reason, refused.truncated) == ((7, 0), EndReason.ERROR, False)
+    assert refused.error.startswith(f"group 7: {why}")
+    assert_same(refused.tokens, request_.kept)
+    assert run(engine).keys() == {(8, 0), (8, 1), (9, 0)}
+
+
+def test_a_stop_token_of_a_request_ends_its_sequence_and_no_other(make_model) -> None:
+    """Sequences have their own stop tokens, wherever their slots move, and the end token besides."""
+    engine = engine_of(make_model(), slots=4)
+    stops = [(), (5,), (6, 7, 8), (), (9, 10)]
+    names = {(index, sample): stops[index] for index in range(5) for sample in range(6)}
+    engine.submit([SequenceRequest(name, (3, 4), 30, Sampling(stop=stop)) for name, stop in names.items()])
+    finished = run(engine)
+    ended = Counter[int]()
+    for name, completed in finished.items():
+        ids = completed.tokens.ids.tolist()
+        ends = {END, *names[name]}
+        assert not ends & set(ids[:-1])
+        assert completed.reason == (EndReason.STOP if ids[-1] in ends else EndReason.LENGTH)
+        ended[ids[-1]] += 1
+    assert ended[5]
+    assert ended.keys() & {6, 7, 8}
+    assert ended.keys() & {9, 10}
+    without_stop = [completed.tokens.ids.tolist() for name, completed in finished.items() if not names[name]]
+    assert any({5, 6, 7, 8, 9, 10} & set(ids) for ids in without_stop)
+
+
+def test_tokens_of_the_environment_are_continued_and_never_changed(make_model, tokens) -> None:
+    prompt = tuple(tokens(7).tolist())
+    engine = engine_of(make_model(), end_token=NEVER)
+    load(engine, make_model(seed=1).state_dict(), 4)
+    versions = np.array([0, 0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION], np.int32)
+    kept = GeneratedTokens(np.array([5, 6, 7, 8], np.int32), np.array([-1, -2, 0, 0], np.float32), versions)
+    engine.submit([SequenceRequest((0, 0), prompt, 12, kept=kept)])
+    assert engine.step().started == {}
+    [completed] = run(engine).values()
+    assert_same(completed.tokens[:4], kept)
+    assert completed.tokens.versions[4:].tolist() == [4] * 8
+    by_hand = teacher_forced(make_model(seed=1), prompt, completed.tokens.ids)
+    np.testing.assert_allclose(completed.tokens.log_probs[4:], by_hand[4:], atol=1e-4)
+
+
+def test_the_token_room_is_that_of_the_free_slots(make_model) -> None:
+    engine = engine_of(make_model(), slots=3, end_token=NEVER)
+    assert engine.token_room == 3 * 96
+    engine.submit(samples_of(0, (3,), 2, 2))
+    assert engine.token_room == 96
+    engine.submit(samples_of(1, (3,), 2, 2))
+    assert engine.token_room == 0
+    run(engine)
+    assert engine.token_room == 3 * 96
+
+
+def test_a_received_version_is_not_used_before_its_commit(make_model) -> None:
+    engine = engine_of(make_model(), end_token=NEVER)
+    weights = make_model(seed=1).state_dict()
+    engine.receive(weights, 1)
+    engine.submit(samples_of(0, (3, 4), 1, 4, GREEDY))
+    [before] = run(engine).values()
+    assert before.tokens.versions.tolist() == [0] * 4
+    old = teacher_forced(make_model(), (3, 4), before.tokens.ids)
+    np.testing.assert_allclose(before.tokens.log_probs, old, atol=1e-4)
+    engine.discard()
+    with pytest.raises(ValueError, match="version 1 was not received"):
+        engine.commit(1)
+    engine.receive(weights, 2)
+    with pytest.raises(ValueError, match="version 1 was not received"):
+        engine.commit(1)
+    assert engine.version == 0
+    engine.commit(2)
+    assert engine.version == 2
+
+
+def test_weights_of_another_type_are_refused_by_name_and_nothing_is_loaded(make_model) -> None:
+    engine = engine_of(make_model())
+    weights = dict(make_model(seed=1).state_dict())
+    weights["model.norm.weight"] = weights["model.norm.weight"].to(torch.int8)
+    with pytest.raises(ValueError, match=r"version 3 .*no floating-point numbers \['model.norm.weight'\]"):
+        engine.receive(weights, 3)
+    with pytest.raises(ValueError, match="version 3 was not received"):
+        engine.commit(3)
 
 
 class History:
@@ -440,7 +553,7 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
                 names = data.draw(st.lists(st.sampled_from(under_way), unique=True, max_size=4))
                 history.hand_over(here, there, names)
             case "load":
-                here.load(weights, here.version + 1)
+                load(here, weights, here.version + 1)
             case "progress":
                 assert not here.progress().keys() & history.finished.keys()
             case "step":

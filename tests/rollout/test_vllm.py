@@ -21,11 +21,21 @@ from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout import vllm
+from qwen35_trainer.rollout.rollout_engine import (
+    ENVIRONMENT_VERSION,
+    NO_TOKENS,
+    Completed,
+    EndReason,
+    GeneratedTokens,
+    Sampling,
+    SequenceRequest,
+)
 from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
+from tests.rollout.loading import load
 
 VOCABULARY, END, MAX_LENGTH, SLOTS = 23, 2, 640, 16
 SHAPE = {"hiddenSize": 64, "headDim": 32, "linearHeadDim": 64, "initializerRange": 0.06}
@@ -48,7 +58,7 @@ class Replica:
     def load(self, seed: int) -> int:
         """Load the model of a seed as the next version."""
         self.loaded += 1
-        self.engine.load(dict(self.models[seed].named_parameters()), self.loaded)
+        load(self.engine, dict(self.models[seed].named_parameters()), self.loaded)
         return self.loaded
 
     def submit(
@@ -458,12 +468,108 @@ def test_samples_of_a_prompt_share_its_prefill_but_versions_do_not(replica: Repl
         assert all(other >= 256 for other in others)
 
 
-def test_a_sequence_that_does_not_fit_is_refused_with_all_others_of_the_call(replica: Replica) -> None:
-    with pytest.raises(ValueError, match=f"prompt 8 \\+ response {MAX_LENGTH} tokens exceed the engine's {MAX_LENGTH}"):
-        replica.submit(prompt_of(8), MAX_LENGTH)
-    assert not replica.engine.busy
+def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) -> None:
+    """By this project's checks, or by those of vLLM, which here refuses a negative temperature."""
+    prompt = np.array(prompt_of(8), np.int32)
+    wrong = {
+        (9001, 0): SequenceRequest((9001, 0), prompt, MAX_LENGTH),
+        (9002, 0): SequenceRequest((9002, 0), np.array([3, VOCABULARY], np.int32), 5),
+        (9003, 0): SequenceRequest((9003, 0), prompt, 5, Sampling(-1.0)),
+    }
+    good = [SequenceRequest((9000, index), prompt, 5) for index in range(2)]
+    refused = {each.sequence: each for each in replica.engine.submit([good[0], *wrong.values(), good[1]])}
+    assert refused.keys() == wrong.keys()
+    assert {each.reason for each in refused.values()} == {EndReason.ERROR}
+    too_long = f"group 9001: prompt 8 + response {MAX_LENGTH} tokens exceed the engine's {MAX_LENGTH}"
+    assert refused[9001, 0].error.startswith(too_long)
+    assert refused[9002, 0].error.startswith(f"group 9002: token {VOCABULARY} is not one of")
+    assert refused[9003, 0].error.startswith("vLLM refused the sequence:")
+    assert replica.finish().keys() == {(9000, 0), (9000, 1)}
     [longest] = replica.generate(prompt_of(MAX_LENGTH - 3), 3)
     assert len(longest.tokens) == 3 or not longest.truncated
+
+
+def test_a_sequence_that_vllm_adds_in_part_or_gives_up_fails_alone(replica: Replica, monkeypatch) -> None:
+    prompt = prompt_of(8)
+    add = replica.core.engine_core.add_request
+
+    def refuse(request: Any) -> None:
+        if request.external_req_id == "9001-0":
+            raise RuntimeError("no room in the queue")
+        add(request)
+
+    monkeypatch.setattr(replica.core.engine_core, "add_request", refuse)
+    ids = np.array(prompt, np.int32)
+    requests = [SequenceRequest((group, 0), ids, 30) for group in (9000, 9001, 9002)]
+    [refused] = replica.engine.submit(requests)
+    assert (refused.sequence, refused.reason) == ((9001, 0), EndReason.ERROR)
+    assert refused.error == "vLLM refused the sequence: RuntimeError: no room in the queue"
+    replica.engine.step()
+    step = replica.core.step
+
+    def give_up() -> Any:
+        outputs = step()
+        for output in outputs:
+            if output.request_id == "9002-0":
+                replica.core.abort_request(["9002-0"])
+                output.finished, output.outputs[0].finish_reason = True, "error"
+                output.outputs[0].token_ids, output.outputs[0].logprobs = [], None
+        return outputs
+
+    monkeypatch.setattr(replica.core, "step", give_up)
+    [gone] = replica.engine.step().finished
+    monkeypatch.undo()
+    assert (gone.sequence, gone.reason, len(gone.tokens)) == ((9002, 0), EndReason.ERROR, 1)
+    assert gone.error == "vLLM ended the sequence with the reason error"
+    [completed] = replica.finish().values()
+    assert completed.sequence == (9000, 0)
+    assert (
+        np.abs(completed.tokens.log_probs - log_probs_of(replica.models[0], prompt, completed.tokens.ids)).mean() < 0.02
+    )
+
+
+def test_a_stop_token_of_a_request_ends_its_sequence_and_no_other(replica: Replica) -> None:
+    stopping = replica.submit((3, 4, 5), 20, Sampling(stop=(6, 7)), samples=12)
+    others = replica.submit((3, 4, 5), 20, samples=12)
+    finished = replica.finish()
+    for name in stopping:
+        ids = finished[name].tokens.ids.tolist()
+        assert not {END, 6, 7} & set(ids[:-1])
+        assert finished[name].reason == (EndReason.STOP if ids[-1] in (END, 6, 7) else EndReason.LENGTH)
+    assert any(finished[name].tokens.ids[-1] in (6, 7) for name in stopping)
+    assert any({6, 7} & set(finished[name].tokens.ids.tolist()[:-1]) for name in others)
+
+
+def test_tokens_of_the_environment_are_continued_and_never_changed(replica: Replica) -> None:
+    prompt = prompt_of(9)
+    versions = np.array([0, ENVIRONMENT_VERSION, ENVIRONMENT_VERSION], np.int32)
+    kept = GeneratedTokens(np.array([5, 6, END], np.int32), np.array([-1, 0, 0], np.float32), versions)
+    [completed] = replica.generate(prompt, 12, kept=kept)
+    for part in ("ids", "log_probs", "versions"):
+        np.testing.assert_array_equal(getattr(completed.tokens, part)[:3], getattr(kept, part))
+    assert set(completed.tokens.versions[3:].tolist()) == {replica.engine.version}
+    expected = log_probs_of(replica.models[0], prompt, completed.tokens.ids)
+    assert np.abs(completed.tokens.log_probs - expected)[3:].mean() <= 0.02
+
+
+def test_the_token_room_shrinks_with_running_sequences_and_returns(replica: Replica) -> None:
+    room = replica.engine.token_room
+    assert room >= SLOTS * MAX_LENGTH, "the caches were sized for all slots"
+    replica.submit(prompt_of(300), 4, samples=1)
+    replica.steps(2)
+    assert room - MAX_LENGTH <= replica.engine.token_room < room
+    replica.finish()
+    assert replica.engine.token_room == room
+
+
+def test_a_commit_that_fails_midway_leaves_no_mixture_in_service(replica: Replica, monkeypatch) -> None:
+    monkeypatch.setattr(vllm, "replace_weights", lambda *_: (_ for _ in ()).throw(MemoryError("no room for the copy")))
+    with pytest.raises(MemoryError):
+        replica.load(1)
+    monkeypatch.undo()
+    replica.submit(prompt_of(4), 3)
+    with pytest.raises(RuntimeError, match="no complete weights"):
+        replica.engine.step()
 
 
 def test_weights_that_do_not_fit_are_named_and_change_nothing(replica: Replica) -> None:
@@ -473,9 +579,9 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(replica: Replica) 
     with pytest.raises(
         ValueError, match=r"missing \['model.norm.weight'\], unexpected \['model.other'\], .*\['lm_head.weight'\]"
     ):
-        replica.engine.load(weights, version + 1)
+        load(replica.engine, weights, version + 1)
     with pytest.raises(ValueError, match="are adapters"):
-        replica.engine.load({"lora_scale": torch.ones(())}, version + 1)
+        load(replica.engine, {"lora_scale": torch.ones(())}, version + 1)
     assert replica.engine.version == version
     assert_like_the_library(replica, replica.models[0])
 
@@ -483,7 +589,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(replica: Replica) 
 def test_loading_replaces_all_weights_and_holds_no_tensor(replica: Replica) -> None:
     weights = {name: parameter.detach().clone() for name, parameter in replica.models[1].named_parameters()}
     held = [weakref.ref(tensor) for tensor in weights.values()]
-    replica.engine.load(weights, replica.engine.version + 1)
+    load(replica.engine, weights, replica.engine.version + 1)
     del weights
     gc.collect()
     assert all(reference() is None for reference in held)

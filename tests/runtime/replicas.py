@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, SequenceRequest
 from qwen35_trainer.runtime.replica_channel import CommandOrder, EngineReport, LoadWeights, ReplicaCommand, ReportLog
 from qwen35_trainer.runtime.rollout_worker import RolloutWorker, WorkerAddress
 from qwen35_trainer.runtime.token_buffer import TokenBlock
@@ -123,7 +123,7 @@ class Writer(Engine):
         new = GeneratedTokens(ids, np.full(self.tokens, -0.5, np.float32), np.full(self.tokens, self.version, np.int32))
         self.tell(
             tokens=tokens | {name: [new]},
-            finished=finished | {name: False},
+            finished=finished | {name: EndReason.STOP},
             started=self._next.get("started", {}) | {name: self.version},
         )
 

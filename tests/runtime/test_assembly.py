@@ -15,7 +15,7 @@ from qwen35_trainer.data.prompt import Prompt
 from qwen35_trainer.data.sft import SupervisedExample
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.rewards.reward import CombinedScore
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
+from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed, EndReason, GeneratedTokens
 from qwen35_trainer.runtime.assembly import BoundBroken, ScoredGroup, assemble, assemble_supervised
 
 
@@ -24,7 +24,7 @@ def sequence(*versions: int) -> Completed:
     tokens = GeneratedTokens(
         np.arange(length, dtype=np.int32), np.full(length, -0.5, dtype=np.float32), np.array(versions, dtype=np.int32)
     )
-    return Completed((0, 0), tokens, truncated=False)
+    return Completed((0, 0), tokens, EndReason.STOP)
 
 
 def group(number: int, *sequences: Completed, rewards: tuple[float | None, ...] | None = None) -> ScoredGroup:
@@ -70,6 +70,17 @@ def test_masking_leaves_out_the_old_tokens_alone():
     batch, age = assemble([group(0, sequence(1, 3, 4))], version=4, max_lag=2, mask_old=True, updates=1)
     assert batch.trainable.tolist() == [False, True, True]
     assert (age.histogram, age.masked) == ({0: 1, 1: 1}, 1)
+
+
+def test_tokens_of_the_environment_never_train_and_have_no_lag():
+    env = ENVIRONMENT_VERSION
+    batch, age = assemble([group(0, sequence(3, env, env, 4))], version=4, max_lag=1, mask_old=False, updates=1)
+    assert batch.trainable.tolist() == [True, False, False, True]
+    assert (age.histogram, age.masked) == ({0: 1, 1: 1}, 0)
+    _, age = assemble([group(0, sequence(1, env, 4))], version=4, max_lag=1, mask_old=True, updates=1)
+    assert (age.histogram, age.masked) == ({0: 1}, 1)
+    with pytest.raises(BoundBroken, match="a token of lag 3"):
+        assemble([group(0, sequence(1, env, 4))], version=4, max_lag=1, mask_old=False, updates=1)
 
 
 def test_a_sample_without_a_score_trains_nothing_and_does_not_count_as_zero():

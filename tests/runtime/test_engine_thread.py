@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput
+from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, SequenceRequest, StepOutput
 from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.replica_channel import MAX_REPORT_SECONDS, EngineReport
@@ -100,7 +101,7 @@ class Driven:
             self.report()
 
     @property
-    def finished(self) -> dict[SequenceId, bool]:
+    def finished(self) -> dict[SequenceId, EndReason]:
         return {name: cut for report in self.reports for name, cut in report.finished.items()}
 
 
@@ -174,7 +175,7 @@ def test_a_taken_sequence_reports_its_last_tokens_once_and_nothing_afterwards(dr
     assert driven.woken.is_set()
     driven.until(lambda: len(driven.finished) == 1)
     assert [name for report in driven.reports for name in report.taken] == [(0, 0)]
-    assert driven.finished == {(0, 1): True}
+    assert driven.finished == {(0, 1): EndReason.LENGTH}
     assert len(joined(driven.reports, (0, 0))) == 3
     [taken_at] = [index for index, report in enumerate(driven.reports) if report.taken]
     assert all((0, 0) not in report.tokens for report in driven.reports[taken_at + 1 :])
@@ -206,7 +207,7 @@ def test_a_sequence_that_has_finished_when_it_is_taken_is_reported_as_finished_o
 
     driven.on_thread(finish_and_take)
     report = driven.report()
-    assert (report.finished, report.taken, len(report.tokens[NAME])) == ({NAME: True}, (), 1)
+    assert (report.finished, report.taken, len(report.tokens[NAME])) == ({NAME: EndReason.LENGTH}, (), 1)
 
 
 def test_of_a_dropped_sequence_nothing_more_is_reported(driven, reporting):
@@ -218,7 +219,7 @@ def test_of_a_dropped_sequence_nothing_more_is_reported(driven, reporting):
 
     driven.on_thread(step_and_drop)
     driven.until(lambda: bool(driven.finished))
-    assert driven.finished == {(0, 1): True}
+    assert driven.finished == {(0, 1): EndReason.LENGTH}
     for report in driven.reports:
         assert (0, 0) not in {*report.tokens, *report.started, *report.taken}
     for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
@@ -241,7 +242,8 @@ def test_new_weights_come_in_between_two_tokens_of_a_running_sequence_and_are_re
         driven.thread._submit(requests(0, samples=1, tokens=30))
         for _ in range(5):
             driven.thread._step()
-        driven.thread._load(weights, 7)
+        driven.thread.receive(weights, 7)
+        driven.thread._commit(7, Future())
 
     driven.on_thread(load_midway)
     assert driven.thread.has_urgent_report
@@ -258,27 +260,44 @@ def test_commands_are_carried_out_in_their_order(driven):
     driven.thread._inbox.put(lambda: hold.wait(PATIENCE))
     driven.thread.submit(requests(0))
     driven.thread.take([(0, 0)])
-    driven.thread.load(weights, 3)
+    driven.thread.receive(weights, 3)
+    driven.thread.commit(3)
     driven.thread.drop([(0, 1)])
     driven.thread.submit(requests(1, samples=1))
     hold.set()
     driven.until(lambda: bool(driven.finished))
-    assert driven.finished == {(1, 0): True}
+    assert driven.finished == {(1, 0): EndReason.LENGTH}
     assert [name for report in driven.reports for name in report.taken] == [(0, 0)]
     assert joined(driven.reports, (1, 0)).versions.tolist() == [3] * 6
 
 
-@pytest.mark.parametrize("when", ["a step", "a request"])
-def test_an_engine_that_fails_ends_and_wakes_up_who_waits_for_a_report(driven, when):
-    if when == "a step":
-        driven.on_thread(lambda: delattr(driven.engine, "_decoder"))
+def test_an_engine_that_fails_ends_and_wakes_up_who_waits_for_a_report(driven):
+    driven.on_thread(lambda: delattr(driven.engine, "_decoder"))
     driven.woken.clear()
-    driven.thread.submit(requests(0, tokens=6 if when == "a step" else 400))
+    driven.thread.submit(requests(0))
     assert driven.woken.wait(PATIENCE)
     driven.thread._thread.join(PATIENCE)
     assert not driven.thread._thread.is_alive()
-    assert isinstance(driven.thread.failure, AttributeError if when == "a step" else ValueError)
+    assert isinstance(driven.thread.failure, AttributeError)
     assert driven.thread.has_urgent_report
+
+
+def test_a_request_that_is_refused_is_reported_with_its_error_and_the_others_are_generated(driven):
+    too_long = SequenceRequest((5, 0), np.array([3, 4, 5], np.int32), 400)
+    driven.thread.submit([too_long, *requests(0)])
+    driven.until(lambda: len(driven.finished) == 3)
+    assert driven.finished == {
+        (5, 0): EndReason.ERROR,
+        (0, 0): EndReason.LENGTH,
+        (0, 1): EndReason.LENGTH,
+    }
+    [errors] = [report.errors for report in driven.reports if report.errors]
+    assert errors.keys() == {(5, 0)}
+    assert errors[5, 0].startswith("group 5: prompt 3 + response 400 tokens exceed the engine's 40")
+    assert len(joined(driven.reports, (5, 0))) == 0
+    assert driven.thread.failure is None
+    for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
+        assert not table, "it remembers sequences that it no longer has"
 
 
 def test_an_error_outside_of_the_engine_ends_it_and_the_first_error_counts(driven):
@@ -315,13 +334,16 @@ class Building(RolloutWorker):
     async def _load_arrived(self) -> None:
         """No weights arrive."""
 
+    def _limiting_room(self, engine: Any) -> int:
+        return 7
+
 
 async def test_a_worker_answers_with_its_address_while_it_builds_its_engine():
     """Both calls are made before its process starts. By the address, the driver knows a replica that loads from a pending one."""
     worker = Building()
     address, opened = asyncio.ensure_future(worker.address()), asyncio.ensure_future(worker.open())
     address.add_done_callback(lambda _: worker.addressed.set())  # as Ray sends the answer
-    await opened
+    assert await opened == 7, "the answer is its token room"
     assert (await address).process_id == os.getpid()
     worker._running.close()
 
@@ -344,11 +366,12 @@ class Played:
     def busy(self) -> bool:
         return bool(self.running)
 
-    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+    def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
         self._stop_in("submit")
         for request in requests:
             self.running[request.sequence] = (request.max_tokens, request.kept.ids.tolist())
             self.lengths[request.sequence] = len(request.kept)
+        return ()
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         return {name: numbers(self.running.pop(name)[1]) for name in sequences if name in self.running}
@@ -359,8 +382,11 @@ class Played:
             self.lengths[name] += len(tokens)
         return {name: numbers(tokens) for name, tokens in new.items() if tokens}
 
-    def load(self, weights: Mapping[str, Any], version: int) -> None:
-        self._stop_in("load")
+    def receive(self, weights: Mapping[str, Any], version: int) -> None:
+        self._stop_in("receive")
+
+    def commit(self, version: int) -> None:
+        self._stop_in("commit")
 
     def step(self) -> StepOutput:
         self._stop_in("step")
@@ -369,7 +395,7 @@ class Played:
         for name, (limit, tokens) in list(self.running.items()):
             tokens.append(self.steps)
             if len(tokens) >= limit:
-                finished.append(Completed(name, numbers(tokens), truncated=True))
+                finished.append(Completed(name, numbers(tokens), EndReason.LENGTH))
                 del self.running[name]
         return StepOutput(tuple(finished))
 
@@ -383,13 +409,13 @@ def numbers(ids: Sequence[int]) -> GeneratedTokens:
     return GeneratedTokens(np.array(ids, np.int32), np.zeros(len(ids), np.float32), np.zeros(len(ids), np.int32))
 
 
-@pytest.mark.parametrize("method", ["step", "submit", "load"])
+@pytest.mark.parametrize("method", ["step", "submit", "commit"])
 def test_an_engine_that_hangs_is_busy_and_makes_no_step(method):
     """By this the driver notices the hang, wherever it is."""
     engine = Played(method)
     thread = EngineThread(engine, lambda: None)
-    if method == "load":
-        thread.load({}, 1)
+    if method == "commit":
+        thread.commit(1)
     else:
         thread.submit(requests(0))
     assert engine.held.wait(PATIENCE)

@@ -20,7 +20,7 @@ from qwen35_trainer.pipeline import notices
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.rewards.reward import CombinedScore, ResponseTokens
-from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import EndReason, GeneratedTokens, Sampling, SequenceRequest
 from qwen35_trainer.runtime.generation import FIRST_EVALUATION_GROUP, Generation, GenerationParts
 from qwen35_trainer.runtime.measurements import TrainingClock
 from qwen35_trainer.runtime.replica_channel import (
@@ -152,7 +152,13 @@ class Room:
 
     def finish(self, number: int, *names: SequenceId, tokens: GeneratedTokens, truncated: bool = False) -> None:
         """Sequences end with these tokens, the last of each."""
-        self.report(number, dict.fromkeys(names, tokens), finished=dict.fromkeys(names, truncated))
+        reason = EndReason.LENGTH if truncated else EndReason.STOP
+        self.report(number, dict.fromkeys(names, tokens), finished=dict.fromkeys(names, reason))
+
+    def fail(self, number: int, *names: SequenceId, tokens: GeneratedTokens, error: str = "too long") -> None:
+        """Sequences fail after these tokens."""
+        of_each = dict.fromkeys(names, tokens), dict.fromkeys(names, EndReason.ERROR), dict.fromkeys(names, error)
+        self.report(number, of_each[0], finished=of_each[1], errors=of_each[2])
 
     def give_back(self, number: int, name: SequenceId, tokens: GeneratedTokens) -> None:
         """A replica has taken a sequence, whose last tokens are these."""
@@ -257,10 +263,64 @@ async def test_reports_of_a_replica_that_does_not_hold_a_sequence_are_ignored(ro
         room.finish(OTHER, NAME, tokens=tokens(9, 9))
         room.finish(POOL, (0, 1), tokens=tokens(5))
         room.finish(POOL, (0, 1), tokens=tokens(6))  # it has finished already
-        room.report(POOL, {(7, 7): tokens(1)}, started={(7, 7): 0}, finished={(7, 7): False}, taken=((7, 7),))
+        room.report(POOL, {(7, 7): tokens(1)}, started={(7, 7): 0}, finished={(7, 7): EndReason.STOP}, taken=((7, 7),))
         await settled()
     assert room.events == [on.SequenceFinished((0, 1), 1)]
     assert len(room.pool.commands) == 1
+
+
+async def test_a_sequence_that_could_not_be_generated_completes_its_group_and_is_not_trained(room):
+    async with room.open():
+        room.begin()
+        room.report(POOL, {NAME: tokens(5)})
+        room.fail(POOL, NAME, tokens=tokens(6), error="vLLM gave up")
+        room.finish(POOL, (0, 1), tokens=tokens(7, 8, 9))
+        await settled()
+        [group] = room.generation.take([0])
+    assert room.events[1:] == [
+        on.SequenceFinished(NAME, 2),
+        on.SequenceFinished((0, 1), 3),
+        on.GroupScored(0, signal=False),
+    ]
+    assert group.rewards == (None, 3.0)
+    assert (group.sequences[0].reason, group.scores[0].errors) == (EndReason.ERROR, {"generation": "vLLM gave up"})
+    [(_, responses, _)] = room.scoring.scored
+    assert [response.ids.tolist() for response in responses] == [[7, 8, 9]], "rewards never see it"
+    assert room.generation.failures.errors == {"generation": 1}
+
+
+async def test_a_group_whose_prompt_is_refused_fails_with_the_reason_and_is_not_scored(room, caplog):
+    async with room.open():
+        room.begin()
+        room.fail(POOL, (0, 0), (0, 1), tokens=tokens(), error="prompt 9 exceeds 8")
+        await settled()
+    assert room.of(on.SequenceFinished) == [on.SequenceFinished((0, 0), 0), on.SequenceFinished((0, 1), 0)]
+    [failed] = room.of(on.GroupFailed)
+    assert failed.group == 0
+    assert "train/2: prompt 9 exceeds 8" in failed.cause
+    assert room.scoring.scored == []
+    assert "a response to prompt train/2 could not be generated: prompt 9 exceeds 8" in caplog.text
+
+
+async def test_a_group_with_an_empty_response_fails_because_no_batch_can_contain_it(room):
+    async with room.open():
+        room.begin()
+        room.fail(POOL, NAME, tokens=tokens())
+        room.finish(POOL, (0, 1), tokens=tokens(7))
+        await settled()
+    assert [event.group for event in room.of(on.GroupFailed)] == [0]
+    assert room.of(on.GroupScored) == []
+
+
+async def test_an_evaluation_counts_a_failed_response_as_wrong(room):
+    async with room.open():
+        first, second = room.generation.evaluation()
+        room.start(POOL, (first, 0), (second, 0))
+        room.fail(POOL, (first, 0), tokens=tokens())
+        room.finish(POOL, (second, 0), tokens=tokens(7))
+        results = await room.generation.results((first, second))
+    assert [group.rewards for group in results] == [(None,), (1.0,)]
+    assert not room.of(on.GroupFailed)
 
 
 # Moves.
@@ -546,7 +606,8 @@ async def test_a_group_whose_rewards_all_fail_has_failed_and_its_errors_are_coun
         room.begin()
         room.finish(POOL, (0, 0), (0, 1), tokens=tokens(5, 6))
         await settled()
-        assert (room.of(on.GroupFailed), room.of(on.GroupScored)) == ([on.GroupFailed(0)], [])
+        cause = "reward length, prompt train/2: RewardError: no score"
+        assert (room.of(on.GroupFailed), room.of(on.GroupScored)) == ([on.GroupFailed(0, cause)], [])
         room.generation.forget(0)
     assert room.generation.failures.errors == {"length": 2}
 

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.exceptions import ActorUnavailableError, OwnerDiedError, RayError, RayTaskError
 
+from qwen35_trainer.rollout.rollout_engine import EndReason
 from qwen35_trainer.runtime.calls import Stalled
 from qwen35_trainer.runtime.replica_channel import (
     ANSWER_SECONDS,
@@ -116,7 +117,7 @@ async def test_commands_queued_while_a_call_is_under_way_travel_together_and_in_
 async def test_commands_that_answer_a_report_travel_with_the_call_for_the_next_one(driver):
     async with driver.open():
         await settled()
-        driver.actor.engine.tell(finished={(0, 0): False})
+        driver.actor.engine.tell(finished={(0, 0): EndReason.STOP})
         await until(lambda: driver.reports, step=0.0005)
         driver.channel.send(command(1))
         await until(lambda: driver.actor.worker.applied)
@@ -190,9 +191,9 @@ async def test_sequences_that_finish_shortly_after_one_another_are_reported_toge
     engine.gather_seconds = 0.5
     async with driver.open():
         await asyncio.sleep(0.1)
-        before, finished = now(), dict[tuple[int, int], bool]()
+        before, finished = now(), dict[tuple[int, int], EndReason]()
         for index in range(3):
-            finished[index, 0] = False
+            finished[index, 0] = EndReason.STOP
             engine.tell(finished=dict(finished))
             await asyncio.sleep(0.1)
         await until(lambda: any(report.finished for report in driver.reports), step=0.01)
@@ -206,7 +207,7 @@ async def test_weights_and_taken_sequences_are_reported_immediately(driver, urge
     driver.actor.engine.gather_seconds = 5.0
     async with driver.open():
         await asyncio.sleep(0.1)
-        driver.actor.engine.tell(finished={(0, 0): False})
+        driver.actor.engine.tell(finished={(0, 0): EndReason.STOP})
         await asyncio.sleep(0.1)
         before = now()
         driver.actor.engine.tell(**urgent)

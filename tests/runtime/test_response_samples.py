@@ -13,7 +13,7 @@ from qwen35_trainer.data.prompt import Prompt, Video
 from qwen35_trainer.progress.sample_file import read_samples
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.rewards.reward import CombinedScore
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
+from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.response_samples import Sampler, held_out, pieces, prompt_text, sample, trained
 from tests.patience import PATIENCE
@@ -37,7 +37,7 @@ def spelled(text: bytes, *versions: int) -> GeneratedTokens:
 
 def group(*rewards: float | None, name: str = "s/0", text: bytes = b"ok") -> ScoredGroup:
     prompt = EncodedPrompt(Prompt(name, "s", "question", "answer"), np.ones(1, np.int32))
-    sequences = tuple(Completed((0, index), spelled(text), truncated=False) for index in range(len(rewards)))
+    sequences = tuple(Completed((0, index), spelled(text), EndReason.STOP) for index in range(len(rewards)))
     return ScoredGroup(0, prompt, sequences, tuple(CombinedScore(reward, {}, {}) for reward in rewards))
 
 

@@ -10,7 +10,7 @@ from qwen35_trainer.engines.train_engine import UpdateMetrics
 from qwen35_trainer.progress.records import TIME_PARTS, UpdateRecord
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens
+from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens
 from qwen35_trainer.runtime.assembly import ScoredGroup, assemble
 from qwen35_trainer.runtime.measurements import (
     PipelineMeasures,
@@ -25,7 +25,7 @@ def sequence(length: int, *, version: int = 0, truncated: bool = False) -> Compl
     tokens = GeneratedTokens(
         np.zeros(length, np.int32), np.zeros(length, np.float32), np.full(length, version, np.int32)
     )
-    return Completed((0, 0), tokens, truncated)
+    return Completed((0, 0), tokens, EndReason.LENGTH if truncated else EndReason.STOP)
 
 
 def group(source: str, sequences: Sequence[Completed], *scores: CombinedScore) -> ScoredGroup:

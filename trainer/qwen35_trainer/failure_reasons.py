@@ -96,7 +96,8 @@ class FailureReason(StrEnum):
 
     NOT_FINITE = (
         "NotFinite",
-        "Gradients were infinite or not a number for several updates in a row.",
+        "Gradients were infinite or not a number for several updates in a row, or log-probabilities of generated tokens on all "
+        "replicas.",
         True,
         "The next attempt samples other responses, from the weights of the last checkpoint.",
     )

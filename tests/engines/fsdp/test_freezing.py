@@ -20,6 +20,7 @@ from qwen35_trainer.weights.weight_buckets import pack, unpack
 from tests.distributed.masters import masters
 from tests.distributed.samples import batch_of, scenes_of
 from tests.models.scenes import vision_language
+from tests.rollout.loading import load
 
 CPU = torch.device("cpu")
 ADAPTERS = {"train.lora": {"rank": 3, "alpha": 6.0, "targets": ["q_proj", "out_proj", "up_proj"]}}
@@ -101,7 +102,7 @@ def test_published_adapters_make_the_rollout_model_the_trainers_own(
     engine, rollout, merged, batch = FSDPEngine(Origin(build), spec, CPU), build(), build(), make_batch()
     generating = TorchEngine(rollout, end_token=2, slots=2, max_length=32, seed=0)
     for version in range(3):
-        generating.load(unpack(*pack(engine.weights(), version, np.copy)), version)
+        load(generating, unpack(*pack(engine.weights(), version, np.copy)), version)
         merged.load_state_dict(masters(engine))
         with torch.no_grad():
             here, there = (torch.cat(log_probs_of(model, batch)) for model in (rollout, merged))

@@ -16,6 +16,7 @@ from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.patience import PATIENCE
+from tests.rollout.loading import load
 
 pytestmark = pytest.mark.usefixtures("alone")
 CPU = torch.device("cpu")
@@ -92,7 +93,7 @@ def test_tied_embeddings_stay_tied_through_training_saving_and_publication(make_
     published = dict(saved.weights())
     assert "lm_head.weight" not in published, "the same values twice"
     rollout = build(model, seed=2, vocabulary=23, max_length=64, base=Path())
-    TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0).load(published, 1)
+    load(TorchEngine(rollout, end_token=2, slots=1, max_length=64, seed=0), published, 1)
     assert torch.equal(rollout.lm_head.weight, published["model.embed_tokens.weight"])
 
 

@@ -235,7 +235,7 @@ class Coordinator:
             self._evaluations.group_ended(event.group, actions)
         else:
             self._leave(event.group, LeaveReason.FAILED, actions)
-            self._count_untrained("failed: the log gives the reason for each")
+            self._count_untrained(f"failed: {event.cause or 'the log gives the reason'}")
 
     def _leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> None:
         """Take a running group out for good, untrained."""

@@ -78,9 +78,10 @@ class GroupScored:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailed:
-    """A group cannot be generated or scored, and will not be tried again."""
+    """A group cannot be generated or scored, and will not be tried again. `cause`: the first error, for messages."""
 
     group: int
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ class CombinedScore:
     """The reward of a response.
 
     value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
-    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward. timeouts: the
-    rewards in `errors` whose call timed out.
+    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward, or under "generation" that of
+    a response that could not be generated. timeouts: the rewards in `errors` whose call timed out.
     """
 
     value: float | None

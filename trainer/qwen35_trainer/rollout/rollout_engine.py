@@ -3,12 +3,31 @@
 A *sequence* is one sample of a prompt; a *group* is all samples of a prompt. Every token carries its log-probability
 under the distribution that it was sampled from, and the version of the weights that computed it. Weights may change
 between any two tokens, and a sequence may continue in another engine with the tokens that it has.
+
+    submit ─► waiting ─► running ─► Completed: STOP, LENGTH or ERROR      receive ─► received ─► commit: the version in service
+      └─► refused: Completed with ERROR, for that sequence alone                         └─► discard
+
+waits on             unblocked by                                     deadline
+step                 nothing: it computes                             the pool's StepWatch
+receive, commit      nothing: they check, copy and replace tensors    publication.timeoutSeconds, in the driver
+
+The laws of every engine, which `tests/rollout/test_laws.py` holds them to:
+
+1. The version of a token is that of the weights that computed the logits from which it was sampled.
+2. After `take`, or after its end, a sequence gets no more tokens.
+3. `commit` is atomic: every token is of the version before it or of the version after it, and a failed one leaves no mixture.
+4. `progress` and `Completed` contain each token once, in order; kept tokens are never changed.
+5. A continuation from any prefix at temperature 0 is the uninterrupted run.
+6. Log-probs are those of the distribution that was drawn from.
+7. Nothing about one sequence raises: what cannot be generated completes with ERROR, and all others continue.
+8. While the engine is busy, steps end, and every sequence that is not taken completes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -19,6 +38,10 @@ from qwen35_trainer.pipeline.events import SequenceId
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ENVIRONMENT_VERSION = -1
+"""The version of a token of the environment, such as a tool's output: no weights computed it, so it does not train and has no
+lag. Its log-prob is 0."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +54,8 @@ class Sampling:
     """0 keeps all tokens."""
     min_p: float = 0.0
     """Drop tokens that are less likely than this share of the most likely token's probability; 0 keeps all."""
+    stop: tuple[int, ...] = ()
+    """Tokens that end the response, in addition to the engine's end token."""
 
     @property
     def truncates(self) -> bool:
@@ -40,14 +65,14 @@ class Sampling:
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """T generated tokens of one sequence."""
+    """T response tokens of one sequence: generated ones, and among the kept ones those of an environment."""
 
     ids: NDArray[np.int32]
     """(T,), the end token included when the model produced it."""
     log_probs: NDArray[np.float32]
-    """(T,) log-probability of each token under its sampling distribution."""
+    """(T,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
     versions: NDArray[np.int32]
-    """(T,) version of the weights that produced each token."""
+    """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
     """The tokens that could have been drawn in place of each; None: the whole vocabulary (`Sampling.truncates`)."""
 
@@ -84,27 +109,80 @@ class SequenceRequest:
     """Maximum number of response tokens, including `kept`."""
     sampling: Sampling = field(default_factory=Sampling)
     kept: GeneratedTokens = NO_TOKENS
-    """Response tokens that exist already. Generation continues after them."""
+    """Response tokens that exist already, generated ones and tokens of the environment. Generation continues after them."""
 
 
-def check_lengths(requests: Sequence[SequenceRequest], max_length: int) -> None:
-    """Raise ValueError if a prompt and its response do not fit into `max_length` tokens together."""
-    for request in requests:
-        if len(request.prompt) + request.max_tokens > max_length:
-            raise ValueError(
-                f"group {request.sequence[0]}: prompt {len(request.prompt)} + response {request.max_tokens} tokens "
-                f"exceed the engine's {max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
-            )
+class EndReason(StrEnum):
+    """The reason why a sequence ended."""
+
+    STOP = "stop"
+    """The end token, or a token of `Sampling.stop`."""
+    LENGTH = "length"
+    """It was cut at its token limit."""
+    ERROR = "error"
+    """It could not be generated, or not to its end. It does not train."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished sequence with its tokens."""
+    """A finished sequence with all its tokens, those that it was submitted with included."""
 
     sequence: SequenceId
     tokens: GeneratedTokens
-    truncated: bool
-    """Whether the sequence was cut at its token limit."""
+    reason: EndReason
+    error: str = ""
+    """What went wrong; empty unless the reason is ERROR."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the sequence was cut at its token limit."""
+        return self.reason is EndReason.LENGTH
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """The longest sequence and the tokens that an engine can generate from."""
+
+    max_length: int
+    """Maximum length of a prompt and its response together, in tokens."""
+    vocabulary: int
+    """Number of tokens that the model has embeddings for."""
+
+    def problem(self, request: SequenceRequest) -> str:
+        """Return why a sequence cannot be generated, or an empty text if it can."""
+        group, prompt, kept = request.sequence[0], len(request.prompt), len(request.kept)
+        if prompt + request.max_tokens > self.max_length:
+            return (
+                f"group {group}: prompt {prompt} + response {request.max_tokens} tokens exceed the engine's "
+                f"{self.max_length}; lower data.maxPromptTokens or data.maxResponseTokens"
+            )
+        if prompt == 0:
+            return f"group {group}: the prompt is empty"
+        if kept >= request.max_tokens:
+            return f"group {group}: the response has {kept} tokens already, and its limit is {request.max_tokens}"
+        for ids in (request.prompt, request.kept.ids):
+            lowest, highest = int(np.min(ids, initial=0)), int(np.max(ids, initial=0))
+            if lowest < 0 or highest >= self.vocabulary:
+                return (
+                    f"group {group}: token {lowest if lowest < 0 else highest} is not one of the model's {self.vocabulary}; "
+                    "the tokenizer and the model do not fit together"
+                )
+        return ""
+
+    def divide(self, requests: Sequence[SequenceRequest]) -> tuple[list[SequenceRequest], list[Completed]]:
+        """Divide requests into those that can be generated, and the others as refused sequences."""
+        accepted, refused = list[SequenceRequest](), list[Completed]()
+        for request in requests:
+            if problem := self.problem(request):
+                refused.append(failed(request, problem))
+            else:
+                accepted.append(request)
+        return accepted, refused
+
+
+def failed(request: SequenceRequest, error: str) -> Completed:
+    """Return a sequence that cannot be generated, with the tokens that it was submitted with."""
+    return Completed(request.sequence, request.kept, EndReason.ERROR, error)
 
 
 @dataclass(frozen=True)
@@ -118,7 +196,11 @@ class StepOutput:
 
 
 class RolloutEngine(Protocol):
-    """An engine that generates sequences. One thread calls `step` repeatedly, and other methods between two steps."""
+    """An engine that generates sequences.
+
+    One thread calls `step` repeatedly, and other methods between two steps. Only `receive` and `discard` may be called by another
+    thread at any time: one thread, one call at a time.
+    """
 
     @property
     def version(self) -> int:
@@ -130,7 +212,17 @@ class RolloutEngine(Protocol):
         """Whether a step has anything to do."""
         ...
 
-    def submit(self, requests: Sequence[SequenceRequest]) -> None: ...
+    @property
+    def token_room(self) -> int:
+        """The number of tokens for which memory is free: for keys, values and states of prompts and responses together."""
+        ...
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
+        """Queue sequences for generation. Returns the refused ones, which end with ERROR; never raises because of one sequence.
+
+        The engine must not have any of them already.
+        """
+        ...
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         """Drop running and waiting sequences, and return their tokens. Unknown sequences, which may have just finished, are left out."""
@@ -140,11 +232,25 @@ class RolloutEngine(Protocol):
         """Return the new tokens of each running sequence since the previous call."""
         ...
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Load a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Check and prepare a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
 
-        Running sequences keep their state. The engine may keep the tensors, because the caller never changes them.
+        It may run during steps, and takes the place of a received version that was not committed. Raises ValueError naming all
+        tensors that are missing, unexpected, or of another shape or type. The version in service stays, whatever happens. The
+        engine may keep the tensors, because the caller never changes them.
         """
+        ...
+
+    def commit(self, version: int) -> None:
+        """Use the received version for all further tokens. Running sequences keep their state.
+
+        Raises ValueError if this version was not received; the version in service stays then. After any other error the engine
+        makes no more steps.
+        """
+        ...
+
+    def discard(self) -> None:
+        """Drop the received version, if there is one."""
         ...
 
     def step(self) -> StepOutput:

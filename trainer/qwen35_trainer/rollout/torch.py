@@ -3,7 +3,7 @@
     submit ─► waiting ──(slots free: prefill, one prompt once for all its new samples)──► running ──(end or limit)──► completed
                                                                                             │ ▲
                                                                                     step ───┘ │ every running sequence, one token
-                                                                                    load ─────┘ between two steps, nothing drained
+                                                            receive ─► received ─► commit ────┘ between two steps, nothing drained
                                                                                     take ─► its tokens, to continue elsewhere
 
 It generates with small models on any device, without another process.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,10 +25,40 @@ from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.candidate_log import CandidateLog
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
+from qwen35_trainer.rollout.rollout_engine import (
+    Completed,
+    EndReason,
+    EngineLimits,
+    GeneratedTokens,
+    SequenceRequest,
+    StepOutput,
+)
 from qwen35_trainer.rollout.sampling import sample
 from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapters, misfits
-from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
+from qwen35_trainer.weights.weight_buckets import check_shapes, check_types, shapes
+
+_NO_TOKEN = -1
+"""Fills the table of stop tokens: nothing that is sampled."""
+
+
+@dataclass(frozen=True)
+class _Adapter:
+    """The low-rank change of one layer, in the layer's type and on its device."""
+
+    layer: nn.Linear
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(frozen=True)
+class _Received:
+    """A version that `commit` can put in service: all parameters, or adapters. Its tensors are never written to."""
+
+    version: int
+    parameters: Mapping[str, Tensor]
+    """In the types and on the devices of the model's."""
+    adapters: Sequence[_Adapter] = ()
+    scale: float = 0.0
 
 
 class TorchEngine:
@@ -51,11 +82,13 @@ class TorchEngine:
         text = text_model(model)
         device = text.embed_tokens.weight.device
         self._decoder = Decoder(model, slots, max_length, float32_logits=float32_logits)
-        self._end_token, self._slots, self._max_length = end_token, slots, max_length
+        self._end_token, self._slots = end_token, slots
+        self._limits = EngineLimits(max_length, text.config.vocab_size)
         self._generator = torch.Generator(device).manual_seed(seed)
         self._version = 0
         self._parameters = dict(model.named_parameters())  # tied parameters once, as in a publication
         self._adapted: list[nn.Linear] = []
+        self._received: _Received | None = None
         self._waiting: deque[SequenceRequest] = deque()
         self._running: list[SequenceRequest] = []  # by slot
         # Logits of each slot's next token, and the version that computed them.
@@ -67,6 +100,7 @@ class TorchEngine:
         )  # number of tokens that `progress` has returned
         self._limit = torch.zeros(slots, dtype=torch.int64, device=device)
         self._sampling = torch.zeros(slots, 4, device=device)  # temperature, top-p, top-k, min-p
+        self._stop = torch.full((slots, 1), _NO_TOKEN, dtype=torch.int64, device=device)  # tokens that end a sequence
         self._tokens = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
         self._log_probs = torch.zeros(slots, max_length, device=device)
         self._versions = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
@@ -80,10 +114,15 @@ class TorchEngine:
     def busy(self) -> bool:
         return bool(self._running or self._waiting)
 
-    def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Queue sequences for generation. Raises ValueError, and queues none, if one does not fit into `max_length`."""
-        check_lengths(requests, self._max_length)
-        self._waiting.extend(requests)
+    @property
+    def token_room(self) -> int:
+        """The tokens of all free slots: each has memory for a sequence of the maximum length."""
+        return max(0, self._slots - len(self._running) - len(self._waiting)) * self._limits.max_length
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
+        accepted, refused = self._limits.divide(requests)
+        self._waiting.extend(accepted)
+        return tuple(refused)
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         names = set(sequences)
@@ -103,36 +142,41 @@ class TorchEngine:
         return grown
 
     @torch.no_grad()
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Use `weights` for all further tokens. Raises ValueError naming missing, unexpected and misshapen tensors."""
-        if are_adapters(weights):
-            self._adapt(weights, version)
-        else:
-            self._replace(weights, version)
-        self._version = version
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Tensors on the device and in the type of the model are kept, not copied: other replicas may compute with them."""
+        check_types(weights, version)
+        self._received = self._adapters(weights, version) if are_adapters(weights) else self._whole(weights, version)
 
-    def _adapt(self, adapters: Mapping[str, Tensor], version: int) -> None:
+    @torch.no_grad()
+    def commit(self, version: int) -> None:
+        received = self._received
+        if received is None or received.version != version:
+            raise ValueError(f"version {version} was not received, so it cannot be committed")
+        self._detach()
+        for name, tensor in received.parameters.items():
+            self._parameters[name].data = tensor
+        for adapter in received.adapters:
+            attach(adapter.layer, adapter.down, adapter.up, received.scale)
+            self._adapted.append(adapter.layer)
+        self._version, self._received = version, None
+
+    def discard(self) -> None:
+        self._received = None
+
+    def _adapters(self, adapters: Mapping[str, Tensor], version: int) -> _Received:
         if wrong := misfits(self._parameters, adapters):
             raise ValueError(f"adapters of version {version} do not fit the rollout model: {'; '.join(wrong)}")
-        self._detach()
-        scale = adapters[SCALE].item()
+        parts = []
         for name in adapted(adapters):
             path = name.removesuffix(".weight")
             layer = self._model.get_submodule(path)
             # In the type of the layer, as in the trainer.
-            down, up = (adapters[f"{path}.{part}"].to(layer.weight) for part in (DOWN, UP))
-            attach(layer, down, up, scale)
-            self._adapted.append(layer)
+            parts.append(_Adapter(layer, *(adapters[f"{path}.{part}"].to(layer.weight) for part in (DOWN, UP))))
+        return _Received(version, {}, parts, adapters[SCALE].item())
 
-    def _replace(self, weights: Mapping[str, Tensor], version: int) -> None:
-        check_shapes(shapes(self._parameters), weights, version)  # copy_ would broadcast a smaller tensor
-        self._detach()
-        for name, parameter in self._parameters.items():
-            tensor = weights[name]
-            if parameter.device == tensor.device:
-                parameter.data = tensor.to(parameter.dtype)  # shared with other replicas, so never written to
-            else:
-                parameter.copy_(tensor)
+    def _whole(self, weights: Mapping[str, Tensor], version: int) -> _Received:
+        check_shapes(shapes(self._parameters), weights, version)
+        return _Received(version, {name: weights[name].to(own) for name, own in self._parameters.items()})
 
     def _detach(self) -> None:
         for layer in self._adapted:
@@ -155,7 +199,7 @@ class TorchEngine:
         self._log_probs[rows, at] = log_probs
         self._versions[rows, at] = self._logits_version[:n]
         self._generated[:n] += 1
-        ended = tokens == self._end_token
+        ended = (tokens.unsqueeze(1) == self._stop[:n]).any(1)
         done = ended | (self._generated[:n] >= self._limit[:n])
         finished: tuple[Completed, ...] = ()
         if bool(done.any()):
@@ -192,11 +236,19 @@ class TorchEngine:
         self._sampling[new] = torch.tensor(
             [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k, r.sampling.min_p) for r in admitted]
         )
+        self._set_stop_tokens(new, admitted)
         self._running += admitted
         for slot, request in enumerate(admitted, start):
             self._put_back(slot, request.kept)
             self._candidates.begin(slot, request.kept, truncates=request.sampling.truncates)
         return {request.sequence: self._version for request in admitted if not len(request.kept)}
+
+    def _set_stop_tokens(self, slots: slice, admitted: Sequence[SequenceRequest]) -> None:
+        stop = [(self._end_token, *request.sampling.stop) for request in admitted]
+        if (missing := max(map(len, stop)) - self._stop.shape[1]) > 0:
+            self._stop = nn.functional.pad(self._stop, (0, missing), value=_NO_TOKEN)
+        width = self._stop.shape[1]
+        self._stop[slots] = torch.tensor([(*tokens, *[_NO_TOKEN] * (width - len(tokens))) for tokens in stop])
 
     def _put_back(self, slot: int, kept: GeneratedTokens) -> None:
         length = len(kept)
@@ -235,7 +287,7 @@ class TorchEngine:
                     versions[:length],
                     self._candidates.candidates(slot, 0, length),
                 ),
-                truncated=not complete,
+                EndReason.STOP if complete else EndReason.LENGTH,
             )
             for slot, (ids, log_probs, versions, length, complete) in zip(slots, rows, strict=True)
         )
@@ -254,7 +306,7 @@ class TorchEngine:
             source, target = (torch.tensor(side) for side in zip(*moves, strict=True))
             self._decoder.move(source, target)
             tables = (self._logits, self._logits_version, self._generated, self._reported, self._limit, self._sampling)
-            for table in (*tables, self._tokens, self._log_probs, self._versions):
+            for table in (*tables, self._stop, self._tokens, self._log_probs, self._versions):
                 table[target] = table[source]
             for old, new in moves:
                 self._running[new] = self._running[old]

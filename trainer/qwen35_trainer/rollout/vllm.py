@@ -3,15 +3,17 @@
     submit ─► vLLM: waiting ──(slots and blocks free: prefill, in chunks)──► running ──(end or limit)──► completed
                                                                               │ ▲
                                                                       step ───┘ │ one token for every running sequence
-                                                                      load ─────┘ between two steps, nothing drained
+                                              receive ─► received ─► commit ────┘ between two steps, nothing drained
                                                                       take ─► its tokens, to continue elsewhere
 
 Everything runs on the caller's thread (vllm_core.py says why), so nothing here waits. A step computes the logits of a token and
-samples it, so the token's version is that of the last `load`. The keys, values and states of a sequence's earlier tokens stay
+samples it, so the token's version is that of the last `commit`. The keys, values and states of a sequence's earlier tokens stay
 those of the weights that computed them, as in the Torch engine.
 
-The prefix cache is salted with the version at which a sequence was submitted: a sequence that is submitted after a `load` never
+The prefix cache is salted with the version at which a sequence was submitted: a sequence that is submitted after a `commit` never
 starts from the states of older weights. A sequence with kept tokens computes them again, with the weights of its submission.
+
+What vLLM refuses or gives up ends that sequence with ERROR. What a step raises ends the replica.
 
 Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
 it dropped: `vllm_candidates.py`.
@@ -19,6 +21,7 @@ it dropped: `vllm_candidates.py`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,16 +33,27 @@ from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import exported
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, SequenceRequest, StepOutput, check_lengths
+from qwen35_trainer.rollout.rollout_engine import (
+    Completed,
+    EndReason,
+    EngineLimits,
+    GeneratedTokens,
+    SequenceRequest,
+    StepOutput,
+    failed,
+)
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
+from qwen35_trainer.rollout.vllm_room import CacheRoom
 from qwen35_trainer.weights.adapters import are_adapters
-from qwen35_trainer.weights.weight_buckets import check_shapes, shapes
+from qwen35_trainer.weights.weight_buckets import check_shapes, check_types, shapes
+
+logger = logging.getLogger(__name__)
 
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""
-STOPPED, TRUNCATED = "stop", "length"
-"""vLLM's reasons of a finished sequence."""
+_REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
+"""vLLM's reasons of sequences that are complete. It has others: "abort", "error", "repetition"."""
 
 
 @dataclass
@@ -63,12 +77,19 @@ class _Generating:
             self.candidates.since(start) if self.request.sampling.truncates else None,
         )
 
+    def add(self, generated: Any, version: int) -> None:  # noqa: ANN401  # vLLM's CompletionOutput
+        """Add the tokens of a step."""
+        self.ids += generated.token_ids
+        returned = generated.logprobs
+        self.log_probs += self.candidates.add(returned) if self.request.sampling.truncates else returned.logprobs
+        self.versions += [version] * len(generated.token_ids)
+
     def all(self) -> GeneratedTokens:
         return GeneratedTokens.join([self.request.kept, self.new()])
 
 
 class VLLMEngine:
-    """Generates with vLLM. Call `load` before `step`: the core's first weights have no meaning.
+    """Generates with vLLM. Load a version before the first `step`: the core's first weights have no meaning.
 
     core: from `build_core`. config: the model's configuration. max_length: prompt and response together, in tokens.
     """
@@ -76,9 +97,11 @@ class VLLMEngine:
     def __init__(self, core: Core, config: HFConfig, *, end_token: int, max_length: int, on_cpu: bool) -> None:
         self._core, self._tied = core, bool(config.tie_word_embeddings)
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
-        self._vocabulary: int = config.get_text_config().vocab_size
-        self._end_token, self._max_length, self._on_cpu = end_token, max_length, on_cpu
+        self._end_token, self._on_cpu = end_token, on_cpu
+        self._limits = EngineLimits(max_length, config.get_text_config().vocab_size)
+        self._room = CacheRoom(core, max_length)
         self._version = NO_VERSION
+        self._received: tuple[int, Mapping[str, Tensor]] | None = None
         self._sequences: dict[str, _Generating] = {}  # by vLLM's name of the request, in the order of submission
 
     @property
@@ -89,16 +112,30 @@ class VLLMEngine:
     def busy(self) -> bool:
         return bool(self._sequences)
 
-    def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Queue sequences for generation. Raises ValueError, and queues none, if one does not fit into `max_length`."""
+    @property
+    def token_room(self) -> int:
+        """The tokens that vLLM's free blocks hold. Blocks that only the prefix cache uses are free."""
+        return self._room.tokens
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
+        accepted, refused = self._limits.divide(requests)
+        for request in accepted:
+            name = _name(request.sequence)
+            try:
+                self._add(name, request)
+            except Exception as error:  # whatever vLLM has against it, the others can be generated
+                logger.warning("vLLM refused sequence %s", name, exc_info=True)
+                self._core.abort_request([name])  # part of vLLM may have it
+                refused.append(failed(request, f"vLLM refused the sequence: {type(error).__name__}: {error}"))
+            else:
+                self._sequences[name] = _Generating(request)
+        return tuple(refused)
+
+    def _add(self, name: str, request: SequenceRequest) -> None:
         from vllm.inputs.engine import tokens_input
 
-        check_lengths(requests, self._max_length)
-        for request in requests:
-            prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
-            inputs = tokens_input(prompt, cache_salt=str(self._version))
-            self._core.add_request(_name(request.sequence), inputs, self._parameters(request))
-            self._sequences[_name(request.sequence)] = _Generating(request)
+        prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
+        self._core.add_request(name, tokens_input(prompt, cache_salt=str(self._version)), self._parameters(request))
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         taken = {name: self._sequences.pop(_name(name)).all() for name in sequences if _name(name) in self._sequences}
@@ -113,16 +150,30 @@ class VLLMEngine:
                 held.reported = len(held.ids)
         return grown
 
-    def load(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Use `weights` for all further tokens. Raises ValueError naming missing, unexpected and misshapen tensors."""
+    def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """The tensors are only checked and kept: `commit` copies them into vLLM's parameters."""
         if are_adapters(weights):
             raise ValueError(f"weights of version {version} are adapters, which the vLLM engine cannot load")
         check_shapes(self._shapes, weights, version)
+        check_types(weights, version)
+        self._received = version, weights
+
+    def commit(self, version: int) -> None:
+        if self._received is None or self._received[0] != version:
+            raise ValueError(f"version {version} was not received, so it cannot be committed")
+        (_, weights), self._received = self._received, None
+        self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
         replace_weights(self._core, exported(weights.items(), tied=self._tied))
         self._version = version
 
+    def discard(self) -> None:
+        self._received = None
+
     def step(self) -> StepOutput:
-        assert self._version != NO_VERSION, "load weights before the first step"
+        if self._version == NO_VERSION:
+            raise RuntimeError(
+                "the engine has no complete weights: none were loaded, or a version was committed in part"
+            )
         with stepping(on_cpu=self._on_cpu):
             outputs: Iterable[Any] = self._core.step()
         started: dict[SequenceId, int] = {}
@@ -130,15 +181,11 @@ class VLLMEngine:
         tokens = 0
         for output in outputs:
             held, [generated] = self._sequences[output.request_id], output.outputs
-            if not held.ids and not len(held.request.kept):
+            if generated.token_ids and not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
-            held.ids += generated.token_ids
-            if held.request.sampling.truncates:
-                held.log_probs += held.candidates.add(generated.logprobs)
-            else:
-                held.log_probs += generated.logprobs.logprobs
-            held.versions += [self._version] * len(generated.token_ids)
-            tokens += len(generated.token_ids)
+            if generated.token_ids:  # a sequence that vLLM gives up ends without a token
+                held.add(generated, self._version)
+                tokens += len(generated.token_ids)
             if output.finished:
                 del self._sequences[output.request_id]
                 finished.append(_completed(held, generated.finish_reason))
@@ -156,9 +203,9 @@ class VLLMEngine:
             max_tokens=request.max_tokens - len(request.kept),
             # The end token is the tokenizer's, whatever config.json says. Without seeds of their own, sequences are drawn together.
             ignore_eos=True,
-            stop_token_ids=[self._end_token],
+            stop_token_ids=[self._end_token, *request.sampling.stop],
             detokenize=False,
-            logprobs=returned_tokens(request.sampling, self._vocabulary),
+            logprobs=returned_tokens(request.sampling, self._limits.vocabulary),
             flat_logprobs=True,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -170,6 +217,5 @@ def _name(sequence: SequenceId) -> str:
 
 
 def _completed(held: _Generating, reason: str) -> Completed:
-    if reason not in (STOPPED, TRUNCATED):
-        raise RuntimeError(f"vLLM ended sequence {held.request.sequence} with the reason {reason}")
-    return Completed(held.request.sequence, held.all(), truncated=reason == TRUNCATED)
+    error = "" if reason in _REASONS else f"vLLM ended the sequence with the reason {reason}"
+    return Completed(held.request.sequence, held.all(), _REASONS.get(reason, EndReason.ERROR), error)

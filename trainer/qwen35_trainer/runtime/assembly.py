@@ -18,7 +18,7 @@ from qwen35_trainer.data.template import EncodingError
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.failure_reasons import FailureReason
 from qwen35_trainer.rewards.reward import CombinedScore
-from qwen35_trainer.rollout.rollout_engine import Completed
+from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed
 
 
 class BoundBroken(AssertionError):
@@ -87,16 +87,21 @@ def _trainable(
 ) -> tuple[NDArray[np.bool_], TokenAge]:
     """Return which tokens of the sequences train, one sequence after another, and their age. Raises BoundBroken as `assemble`.
 
+    Tokens of the environment do not train and have no age.
     It goes sequence by sequence, because arrays of all lags of a batch would take several times the memory of its tokens.
     """
     histogram: Counter[int] = Counter()
     masks, masked = [], 0
     for sequence, reward in zip(sequences, rewards, strict=True):
-        lag = version - sequence.tokens.versions
-        young = lag <= max_lag
-        old = len(young) - int(np.count_nonzero(young))
+        versions = sequence.tokens.versions
+        generated = versions != ENVIRONMENT_VERSION
+        lag = version - versions
+        young = generated & (lag <= max_lag)
+        old = int(np.count_nonzero(generated)) - int(np.count_nonzero(young))
         if old and not mask_old:
-            raise BoundBroken(f"a token of lag {lag.max()} in a batch of version {version}; the bound is {max_lag}")
+            raise BoundBroken(
+                f"a token of lag {lag[generated].max()} in a batch of version {version}; the bound is {max_lag}"
+            )
         masked += old
         if reward is None:
             masks.append(np.zeros(len(young), dtype=np.bool_))

@@ -2,16 +2,20 @@
 
     StartSequences ─► SubmitSequences ─► replica ─► report: started, tokens, finished ─► events ─► coordinator
     MoveSequences ──► TakeSequences ───► source ──► report: taken ─► SubmitSequences ─► target
-                                                          all samples of a group finished ─► score ─► GroupScored
+                                                          all samples of a group finished ─► score ─► GroupScored, GroupFailed
 
 A `TokenBuffer` for each sequence keeps the reported tokens, so that they are not lost with a replica; without
 async.partialRollout the coordinator starts such sequences over. Reports about a sequence count only when they come from the
 replica that holds it. A moving sequence is held by its source until the source reports that it was taken.
+
+A sequence that a replica could not generate completes its group like any other. It gets no reward, so it does not train. A group
+fails if none of its samples has a reward, or if one has no tokens at all, because a batch cannot contain an empty response.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,13 +29,19 @@ from qwen35_trainer.progress.recorder import Recorder
 from qwen35_trainer.progress.records import SpanRecord
 from qwen35_trainer.rewards.combiner import Failures
 from qwen35_trainer.rewards.reward import CombinedScore, GroupScorer, ResponseTokens
-from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, Sampling, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, Completed, EndReason, Sampling, SequenceRequest
 from qwen35_trainer.runtime.assembly import ScoredGroup
 from qwen35_trainer.runtime.measurements import PoolMeter, TrainingClock
 from qwen35_trainer.runtime.replica_channel import DropSequences, EngineReport, SubmitSequences, TakeSequences
 from qwen35_trainer.runtime.rollout_pool import RolloutPool, RolloutReplica
 from qwen35_trainer.runtime.token_buffer import TokenBuffer
 
+logger = logging.getLogger(__name__)
+
+GENERATION = "generation"
+"""The name under which failed sequences are counted, next to the names of failed rewards."""
+MAX_LOGGED_FAILURES = 100
+"""Failed sequences of a run that are logged. The records count all."""
 FIRST_EVALUATION_GROUP = 1 << 40
 """Groups of evaluations are numbered from here, so that they never enter the window."""
 
@@ -84,6 +94,7 @@ class Generation:
         self._taking: set[tuple[SequenceId, int]] = set()  # takes that the replica has not answered
         self._tasks: asyncio.TaskGroup | None = None
         self._evaluations = FIRST_EVALUATION_GROUP
+        self._failed_sequences = 0
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
         """Set the task group in which this object starts its tasks from now on. Call it before all actions."""
@@ -175,10 +186,10 @@ class Generation:
                 buffer = self._buffers[name]
                 buffer.append(tokens)
                 lengths[name] = len(buffer)
-        for name, truncated in report.finished.items():
+        for name, reason in report.finished.items():
             if self._holders.get(name) == here:
                 lengths.pop(name, None)
-                self._finish(name, truncated)
+                self._finish(name, reason, report.errors.get(name, ""))
         if lengths:
             self.tell(on.SequencesProgressed(lengths))
         self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
@@ -247,12 +258,14 @@ class Generation:
             name, group.prompt.token_ids, self._parts.spec.data.maxResponseTokens, group.sampling, kept
         )
 
-    def _finish(self, name: SequenceId, truncated: bool) -> None:
+    def _finish(self, name: SequenceId, reason: EndReason, error: str) -> None:
         assert self._tasks is not None
         self._release(name)
         tokens = self._buffers.pop(name).tokens()
         group = self._groups[name[0]]
-        group.completed[name[1]] = Completed(name, tokens, truncated)
+        group.completed[name[1]] = Completed(name, tokens, reason, error)
+        if reason is EndReason.ERROR:
+            self._log_failed(group.completed[name[1]], group.prompt)
         self.tell(on.SequenceFinished(name, len(tokens)))
         if len(group.completed) == group.samples and name[0] < FIRST_EVALUATION_GROUP:
             self._tasks.create_task(self._score_group(name[0], group))
@@ -264,11 +277,26 @@ class Generation:
         if self._groups.get(number) is not group:
             return  # discarded meanwhile
         rewards = [score.value for score in scores if score.value is not None]
-        if rewards:
+        if rewards and all(len(sequence.tokens) for sequence in group.sequences):
             self.tell(on.GroupScored(number, signal=len(set(rewards)) > 1))
         else:
-            self.tell(on.GroupFailed(number))
+            errors = (score.first_error(group.prompt.prompt.id) for score in scores if score.errors)
+            self.tell(on.GroupFailed(number, next(errors, "")))
 
     async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
-        responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in group.sequences]
-        return await self._parts.scoring.score_group(group.prompt.prompt, responses, in_trial=in_trial)
+        """Return the score of each sequence. Those that could not be generated are not given to the rewards."""
+        generated = [sequence for sequence in group.sequences if sequence.reason is not EndReason.ERROR]
+        responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in generated]
+        scores: tuple[CombinedScore, ...] = ()
+        if responses:
+            scores = await self._parts.scoring.score_group(group.prompt.prompt, responses, in_trial=in_trial)
+        by_name = {sequence.sequence: score for sequence, score in zip(generated, scores, strict=True)}
+        return tuple(
+            by_name.get(sequence.sequence) or CombinedScore(None, {}, {GENERATION: sequence.error})
+            for sequence in group.sequences
+        )
+
+    def _log_failed(self, completed: Completed, prompt: EncodedPrompt) -> None:
+        self._failed_sequences += 1
+        if self._failed_sequences <= MAX_LOGGED_FAILURES:
+            logger.warning("a response to prompt %s could not be generated: %s", prompt.prompt.id, completed.error)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
@@ -91,8 +91,10 @@ class EngineReport:
     """Sequence → version of its first token, of sequences that started."""
     tokens: TokenBlock = field(default_factory=TokenBlock)
     """New tokens of sequences: of running ones at intervals, of finished and taken ones all that were not reported yet."""
-    finished: Mapping[SequenceId, bool] = field(default_factory=dict)
-    """Finished sequence → whether it was cut at its token limit."""
+    finished: Mapping[SequenceId, EndReason] = field(default_factory=dict)
+    """Finished sequence → why it ended."""
+    errors: Mapping[SequenceId, str] = field(default_factory=dict)
+    """Finished sequence that ended with ERROR → what went wrong."""
     taken: tuple[SequenceId, ...] = ()
     """Sequences that `TakeSequences` has taken."""
     loaded: int | None = None

@@ -24,6 +24,8 @@ from os.path import commonprefix
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 from qwen35_trainer.data.prompt import ChatMessage, Image, Prompt, Video
 from qwen35_trainer.progress.sample_file import (
     MAX_ANSWER_CHARACTERS,
@@ -38,7 +40,7 @@ from qwen35_trainer.progress.sample_file import (
     shorten_pieces,
 )
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
-from qwen35_trainer.rollout.rollout_engine import GeneratedTokens
+from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, GeneratedTokens
 from qwen35_trainer.runtime import process
 from qwen35_trainer.runtime.assembly import ScoredGroup
 
@@ -153,13 +155,14 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
     """Split the text of a response into pieces whose tokens have the same lag.
 
-    A character that consists of several tokens belongs to the last of them.
+    A character that consists of several tokens belongs to the last of them. Tokens of the environment have no lag; they count as 0.
     """
     ids = tokens.ids.tolist()
     whole = decode(ids)
     text_pieces: list[TextPiece] = []
     count = at = 0
-    for lag, part in groupby((version - tokens.versions).tolist()):
+    lags = np.where(tokens.versions == ENVIRONMENT_VERSION, 0, version - tokens.versions)
+    for lag, part in groupby(lags.tolist()):
         count += len(list(part))
         start = whole if count == len(ids) else decode(ids[:count])
         if not whole.startswith(start):  # its last character is not complete yet

@@ -86,6 +86,8 @@ class RolloutReplica:
     actor: Any
     lane: bool = False
     host: str = ""
+    token_room: int | None = None
+    """Tokens that its memory holds; None: its slots limit it more."""
     version: int = -1
     state: str = "is pending"
     """What it does, for messages."""
@@ -293,7 +295,7 @@ class RolloutPool:
         """Wait for the replica's process, however long it is pending, and for its engine."""
         address = await _answered(replica.address, replica.name, "starting its process", None)
         replica.host, replica.state = address.host, f"loads the model on {address.host}"
-        await _answered(replica.opened, replica.name, "loading the model", self._limits.open)
+        replica.token_room = await _answered(replica.opened, replica.name, "loading the model", self._limits.open)
 
     async def _load_newest(self, replica: RolloutReplica) -> None:
         """Load the newest weights, and again while newer ones are published meanwhile."""
@@ -318,7 +320,8 @@ class RolloutPool:
         del self._starting[replica.name]
         self._replicas[replica.number] = replica
         self._recount()
-        self._listener.tell(on.ReplicaJoined(replica.number, self._limits.slots, replica.version, replica.lane))
+        slots, room = self._limits.slots, replica.token_room
+        self._listener.tell(on.ReplicaJoined(replica.number, slots, replica.version, replica.lane, room))
         if self._leaving:
             self.leave(self._leaving)
 

@@ -7,11 +7,13 @@ waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
 exchange                  a finished or taken sequence, weights  report_seconds
 loading: the buckets      Ray has fetched them                   publication.timeoutSeconds, in the driver
+loading: the commit       the engine thread, between two steps   the same
 
-The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched and verified while
-generation continues, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
-PROGRESS_SECONDS, so that these are not lost with this process. What fails here ends the replica: the next `exchange`
-raises EngineFailed, and the driver replaces the replica.
+The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified and received
+by the engine while generation continues, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
+PROGRESS_SECONDS, so that these are not lost with this process. A sequence that cannot be generated is reported as finished, with
+its error. Whatever else fails here ends the replica, such as a log-prob that is not a number: the next `exchange` raises
+EngineFailed, and the driver replaces the replica.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +37,7 @@ import numpy as np
 from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import RolloutSpec, TrainingSpec
 from qwen35_trainer.pipeline.events import SequenceId
-from qwen35_trainer.rollout.rollout_engine import GeneratedTokens, RolloutEngine, SequenceRequest
+from qwen35_trainer.rollout.rollout_engine import Completed, EndReason, GeneratedTokens, RolloutEngine, SequenceRequest
 from qwen35_trainer.runtime.machine import device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.replica_channel import (
@@ -51,6 +54,7 @@ from qwen35_trainer.runtime.replica_channel import (
 )
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.weight_manifest import WeightManifest
 
 IDLE_WAIT_SECONDS = 0.5
 """How long the thread sleeps on an empty inbox before it checks whether it has to end."""
@@ -73,6 +77,12 @@ class EngineFailed(RuntimeError):
     failure = FailureReason.WORKER_LOST
 
 
+class NotFiniteLogProbs(RuntimeError):
+    """The engine returned a log-prob that is infinite or not a number: its weights or its device are damaged."""
+
+    failure = FailureReason.NOT_FINITE
+
+
 @dataclass(frozen=True)
 class WorkerAddress:
     """The process of a worker. In a cluster, the host is the pod."""
@@ -87,7 +97,8 @@ class _Outbox:
 
     tokens: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
     started: dict[SequenceId, int] = field(default_factory=dict)
-    finished: dict[SequenceId, bool] = field(default_factory=dict)
+    finished: dict[SequenceId, EndReason] = field(default_factory=dict)
+    errors: dict[SequenceId, str] = field(default_factory=dict)
     taken: list[SequenceId] = field(default_factory=list)
     loaded: int | None = None
     generated: int = 0
@@ -95,7 +106,7 @@ class _Outbox:
 
 
 class EngineThread:
-    """The thread on which a replica's engine runs until `close`. No other thread calls the engine.
+    """The thread on which a replica's engine runs until `close`. Other threads only let the engine receive weights.
 
     on_report: called, on this thread, when there is something that the driver waits for.
     """
@@ -131,9 +142,15 @@ class EngineThread:
         """Stop generating sequences, and report their last tokens."""
         self._inbox.put(lambda: self._take(sequences))
 
-    def load(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
-        """Generate from new weights."""
-        self._inbox.put(lambda: self._load(weights, version))
+    def receive(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
+        """Let the engine check and prepare new weights, on the caller's thread, while it generates. Raises what the engine raises."""
+        self._engine.receive(weights, version)
+
+    def commit(self, version: int) -> Future[None]:
+        """Generate from received weights. The result is there once they are in service; it never comes if the engine fails."""
+        committed: Future[None] = Future()
+        self._inbox.put(lambda: self._commit(version, committed))
+        return committed
 
     def fail(self, error: BaseException) -> None:
         """End the engine because of an error outside of it."""
@@ -150,6 +167,7 @@ class EngineThread:
             started=outbox.started,
             tokens=TokenBlock(outbox.tokens),
             finished=outbox.finished,
+            errors=outbox.errors,
             taken=tuple(outbox.taken),
             loaded=outbox.loaded,
             generated=outbox.generated,
@@ -199,10 +217,14 @@ class EngineThread:
             self._commanded = False
 
     def _submit(self, requests: Sequence[SequenceRequest]) -> None:
-        self._engine.submit(requests)
         now = time.time()
         for request in requests:
             self._reported[request.sequence], self._submitted[request.sequence] = len(request.kept), now
+        if refused := self._engine.submit(requests):
+            with self._lock:
+                for completed in refused:
+                    self._add_finished(completed)
+            self._on_report()
 
     def _drop(self, sequences: Sequence[SequenceId]) -> None:
         self._engine.take(sequences)
@@ -221,10 +243,11 @@ class EngineThread:
                 self._outbox.taken.append(name)
         self._on_report()
 
-    def _load(self, weights: Any, version: int) -> None:  # noqa: ANN401  # as above
-        self._engine.load(weights, version)
+    def _commit(self, version: int, committed: Future[None]) -> None:
+        self._engine.commit(version)
         with self._lock:
             self._outbox.loaded = version
+        committed.set_result(None)
         self._on_report()
 
     def _step(self) -> None:
@@ -241,9 +264,7 @@ class EngineThread:
             for name, tokens in progress.items():
                 self._add_progress(name, tokens)
             for completed in output.finished:
-                self._duration += 0.1 * (time.time() - self._submitted[completed.sequence] - self._duration)
-                self._add_rest(completed.sequence, completed.tokens)
-                box.finished[completed.sequence] = completed.truncated
+                self._add_finished(completed)
             # One interval grows until the engine has no sequences.
             if box.intervals and started - box.intervals[-1][1] < MAX_GAP_SECONDS:
                 box.intervals[-1] = (box.intervals[-1][0], time.time())
@@ -253,7 +274,8 @@ class EngineThread:
             self._on_report()
 
     def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add new tokens of a running sequence to the outbox, once they are enough."""
+        """Add new tokens of a running sequence to the outbox, once they are enough. Raises NotFiniteLogProbs."""
+        _check_finite(name, tokens)
         unsent = self._unsent.setdefault(name, [])
         unsent.append(tokens)
         new = sum(map(len, unsent))
@@ -262,11 +284,23 @@ class EngineThread:
             self._reported[name] += new
             del self._unsent[name]
 
+    def _add_finished(self, completed: Completed) -> None:
+        """Add a finished sequence to the outbox."""
+        name = completed.sequence
+        if completed.reason is EndReason.ERROR:
+            self._outbox.errors[name] = completed.error
+        else:
+            self._duration += 0.1 * (time.time() - self._submitted[name] - self._duration)
+        self._add_rest(name, completed.tokens)
+        self._outbox.finished[name] = completed.reason
+
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add those tokens of a sequence that were not reported yet to the outbox."""
+        """Add those tokens of a sequence that were not reported yet to the outbox. Raises NotFiniteLogProbs."""
         self._unsent.pop(name, None)
         del self._submitted[name]
-        self._outbox.tokens.setdefault(name, []).append(tokens[self._reported.pop(name) :])
+        rest = tokens[self._reported.pop(name) :]
+        _check_finite(name, rest)
+        self._outbox.tokens.setdefault(name, []).append(rest)
 
 
 class RolloutWorker(Process):
@@ -301,12 +335,21 @@ class RolloutWorker(Process):
         """Return the address of this process. An answer means that the process has started."""
         return WorkerAddress(socket.gethostname(), os.getpid())
 
-    async def open(self) -> None:
-        """Build the engine. In a thread: otherwise this actor would not answer `address` before the engine is built."""
+    async def open(self) -> int | None:
+        """Build the engine. Returns its token room, or None if its slots limit it more than its memory.
+
+        In a thread: otherwise this actor would not answer `address` before the engine is built.
+        """
         loop = asyncio.get_running_loop()
         engine = await asyncio.to_thread(self._start)
         self._engine = EngineThread(engine, lambda: loop.call_soon_threadsafe(self._changed.set))
         self._loading = asyncio.create_task(self._load_arrived())
+        return self._limiting_room(engine)
+
+    def _limiting_room(self, engine: RolloutEngine) -> int | None:
+        assert self._spec.rollout is not None
+        room = engine.token_room
+        return room if room < self._spec.rollout.maxSequencesPerReplica * self._length else None
 
     def _start(self) -> RolloutEngine:
         """Import torch and build the engine."""
@@ -416,19 +459,36 @@ class RolloutWorker(Process):
                 self._arrived.put_nowait(weights)
 
     async def _load_arrived(self) -> None:
-        """Fetch, verify and load versions of the weights, one after the other, until cancelled. An error ends the engine."""
-        from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
-
+        """Load versions of the weights, one after the other, until cancelled. An error ends the engine."""
         while True:
-            published = await self._arrived.get()
             try:
-                buckets = await asyncio.gather(*published.buckets)
-                weights = await asyncio.to_thread(unpack, published.manifest, buckets)
-            except Exception as error:  # noqa: BLE001  # damaged or lost: raised by the next call for reports
+                await self._load(await self._arrived.get())
+            except Exception as error:  # noqa: BLE001  # raised by the next call for reports
                 self._running.fail(error)
                 return
-            self._running.load(weights, published.manifest.version)
-            del published, buckets, weights  # a reference would keep the version in memory
+
+    async def _load(self, published: PublishedWeights) -> None:
+        """Fetch, verify and receive a version during the engine's steps, then commit it between two of them."""
+        manifest, engine = published.manifest, self._running
+        buckets = await asyncio.gather(*published.buckets)
+        await asyncio.to_thread(_receive, engine, manifest, buckets)
+        del published, buckets  # a reference would keep the version in memory
+        await asyncio.wrap_future(engine.commit(manifest.version))
+
+
+def _receive(engine: EngineThread, manifest: WeightManifest, buckets: Sequence[Any]) -> None:
+    from qwen35_trainer.weights.weight_buckets import unpack  # needs torch, as above
+
+    engine.receive(unpack(manifest, buckets), manifest.version)
+
+
+def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:
+    if not np.isfinite(tokens.log_probs).all():
+        at = int(np.isfinite(tokens.log_probs).argmin())
+        raise NotFiniteLogProbs(
+            f"token {tokens.ids[at]} of sequence {name} has the log-prob {tokens.log_probs[at]} with the weights of version "
+            f"{tokens.versions[at]}"
+        )
 
 
 def _engine_failed(name: str, failure: BaseException) -> EngineFailed:

@@ -121,6 +121,15 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
         )
 
 
+def check_types(weights: Mapping[str, Tensor], version: int) -> None:
+    """Raise ValueError naming all tensors that do not hold floating-point numbers."""
+    wrong = sorted(name for name, tensor in weights.items() if not tensor.is_floating_point())
+    if wrong:
+        raise ValueError(
+            f"weights of version {version} do not fit the rollout model: no floating-point numbers {wrong}"
+        )
+
+
 def _buckets(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[Bucket, list[TensorEntry]]]:
     """Yield each bucket with the entries of its tensors. A bucket is valid only until the next one is yielded."""
     memory = np.zeros(BUCKET_BYTES, dtype=np.uint8)  # pages that are not written to cost nothing

@@ -1,0 +1,32 @@
+"""The number of tokens that the free blocks of vLLM's caches hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class CacheRoom:
+    """Measures the free memory of an engine core, in tokens of sequences of the maximum length.
+
+    All layers take blocks from one pool: those with attention one for every `block_size` tokens, those with a state a fixed number
+    for each sequence. The measure is exact for sequences of `max_length` tokens; shorter ones fill less of their states' blocks.
+
+    core: vLLM's LLMEngine, whose scheduler runs in this process.
+    """
+
+    def __init__(self, core: Any, max_length: int) -> None:  # noqa: ANN401  # vLLM's, untyped
+        scheduler = core.engine_core.engine_core.scheduler
+        groups = scheduler.kv_cache_config.kv_cache_groups
+        specs = [group.kv_cache_spec for group in groups]
+        self._pool = scheduler.kv_cache_manager.block_pool
+        self._max_length = max_length
+        self._blocks: int = sum(
+            -(-spec.max_memory_usage_bytes(core.vllm_config) // spec.page_size_bytes) for spec in specs
+        )
+        """Blocks of a sequence of `max_length` tokens."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the free blocks hold."""
+        free: int = self._pool.get_num_free_blocks()
+        return free * self._max_length // max(1, self._blocks)
