@@ -12,6 +12,7 @@ import torch.distributed as dist
 from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
+from tests.distributed.samples import candidates_around
 
 LIMIT = 12
 
@@ -87,16 +88,6 @@ def make_batch(make_model) -> Callable[..., TrainBatch]:
         )
 
     return make
-
-
-def candidates_around(tokens: np.ndarray, seed: int) -> Candidates:
-    """Each token and one to four others; every fifth token was drawn from the whole vocabulary."""
-    random, sets = np.random.default_rng(seed), []
-    for number, token in enumerate(tokens.tolist()):
-        others = random.choice(20, random.integers(1, 5), replace=False).tolist()
-        sets.append(sorted({token, *others}) if number % 5 else [])
-    ids = [each for kept in sets for each in kept]
-    return Candidates(np.array([len(kept) for kept in sets], np.int32), np.array(ids, np.int32))
 
 
 def over_candidates(logits: torch.Tensor, candidates: Candidates) -> torch.Tensor:
