@@ -91,7 +91,7 @@ def make_batch(make_model) -> Callable[..., TrainBatch]:
 
 
 def over_candidates(logits: torch.Tensor, candidates: Candidates) -> torch.Tensor:
-    """(T, V) logits, -inf for tokens that are no candidates."""
+    """(T, V) logits, -inf for all tokens except the candidates."""
     removed, start = torch.zeros(logits.shape, dtype=torch.bool), 0
     for row, count in enumerate(candidates.counts.tolist()):
         removed[row] = count > 0
