@@ -29,7 +29,7 @@ def returned(*positions: list[tuple[int, float]]) -> SimpleNamespace:
     )
 
 
-def test_dropped_tokens_are_no_candidates_and_the_drawn_one_counts_once() -> None:
+def test_dropped_tokens_are_left_out_and_the_drawn_one_counts_once() -> None:
     record = CandidateRecord()
     log_probs = record.add(returned([(7, 0.25), (9, 0.75), (7, 0.25), (1, 0.0)], [(4, 1.0), (4, 1.0), (3, 0.0)]))
     assert log_probs == pytest.approx([math.log(0.25), 0.0])
@@ -47,7 +47,7 @@ def test_where_more_tokens_are_tied_than_returned_the_drawn_one_is_compared_with
     assert log_prob == pytest.approx(math.log(0.25))
 
 
-def test_so_many_tokens_are_asked_for_as_can_be_kept_and_tied() -> None:
+def test_all_tokens_that_can_be_kept_or_tied_are_returned() -> None:
     vocabulary = 248_320
     assert returned_tokens(Sampling(0.7), vocabulary) == 0
     assert returned_tokens(Sampling(0.0, 0.5, 9, 0.1), vocabulary) == 0  # greedy

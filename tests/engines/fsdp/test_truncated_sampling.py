@@ -1,7 +1,7 @@
 """Under top-p, top-k and min-p, the trainer's log-probabilities of an unchanged policy are those of the sampler.
 
 Torch engine ─► tokens with candidates ─► reports ─► assembled batch ─► micro-batch ─► head ─► log-probabilities
-                                                                               and, by itself: transformers' model and processors
+    compared with the sampler's, and with those of transformers' model and processors
 """
 
 import itertools

@@ -4,8 +4,7 @@
                                                                    │
     returned         the drawn token, then the n most likely ──────┘   -inf: dropped by the sampler
 
-Top-k bounds how many tokens can be kept, so `returned_tokens` asks for that many, and for `TIED_TOKENS` more: vLLM keeps all tokens
-whose logit equals that of the k-th, and logits in bfloat16 are often equal. The manifest therefore requires top-k where tokens are
+Top-k bounds how many tokens can be kept, so vLLM returns that many, and `TIED_TOKENS` more: it keeps all tokens whose logit equals that of the k-th, and logits in bfloat16 are often equal. The manifest therefore requires top-k where tokens are
 truncated (`manifest.contents.vllm_candidates`).
 
 vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28), but only with

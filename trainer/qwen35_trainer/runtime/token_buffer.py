@@ -78,7 +78,9 @@ class TokenBuffer:
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
         self._data = np.empty((3, 0), np.int32)  # ids, the bits of the log-probs, versions
         self._length = 0
-        self._candidates: list[tuple[Candidates | None, int]] = []  # of so many tokens; empty without truncation
+        self._candidates: list[
+            tuple[Candidates | None, int]
+        ] = []  # and their number of tokens; empty without truncation
         self.append(_packed(tokens))
 
     def __len__(self) -> int:
