@@ -7,8 +7,8 @@
 Top-k bounds how many tokens can be kept, so vLLM returns that many, and `TIED_TOKENS` more: it keeps all tokens whose logit equals that of the k-th, and logits in bfloat16 are often equal. The manifest therefore requires top-k where tokens are
 truncated (`manifest.contents.vllm_candidates`).
 
-vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28), but only with
-its second model runner, which has no version for CPUs, and only if no sequence is greedy, as those of evaluations are.
+vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). It needs top-k as
+well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses greedy sequences, as those of evaluations are.
 """
 
 from __future__ import annotations

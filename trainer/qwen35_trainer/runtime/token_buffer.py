@@ -26,7 +26,7 @@ class PackedTokens:
     candidates: Candidates | None
 
     def __len__(self) -> int:
-        return self.table.shape[1]
+        return len(self.table[0])
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
