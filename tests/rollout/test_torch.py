@@ -399,7 +399,7 @@ def request_of(prompt: Sequence[int], limit: int, kept: GeneratedTokens = NO_TOK
     return SequenceRequest((7, 0), np.array(prompt, np.int32), limit, kept=kept)
 
 
-KEPT_TOKENS = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
+PREFIX = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.float32), np.array([0, 3], np.int32))
 
 
 @pytest.mark.parametrize(
@@ -410,14 +410,14 @@ KEPT_TOKENS = GeneratedTokens(np.array([5, 6], np.int32), np.array([-1, -2], np.
             "prompt 3 + response 94 tokens exceed the engine's 96; lower data.maxPromptTokens or",
         ),
         (request_of((), 9), "the prompt is empty"),
-        (request_of((3,), 2, KEPT_TOKENS), "the response has 2 tokens already, and its limit is 2"),
+        (request_of((3,), 2, PREFIX), "the response has 2 tokens already, and its limit is 2"),
         (
             request_of((3, 999), 9),
             "token 999 is not one of the model's 23; the tokenizer and the model do not fit together",
         ),
         (request_of((3, -1), 9), "token -1 is not one of the model's 23"),
         (
-            request_of((3,), 9, dataclasses.replace(KEPT_TOKENS, ids=np.array([5, 23], np.int32))),
+            request_of((3,), 9, dataclasses.replace(PREFIX, ids=np.array([5, 23], np.int32))),
             "token 23 is not one of",
         ),
     ],

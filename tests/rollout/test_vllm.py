@@ -6,8 +6,9 @@ import gc
 import os
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ import torch
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.build_model import configuration
-from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout import vllm
 from qwen35_trainer.rollout.rollout_engine import (
@@ -31,13 +31,17 @@ from qwen35_trainer.rollout.rollout_engine import (
     Sampling,
     SequenceRequest,
 )
-from qwen35_trainer.rollout.vllm import VLLMEngine
+from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
 from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
+from tests.profiles import ORDER, SOAK
+from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
 from tests.rollout.loading import load
 
 VOCABULARY, END, MAX_LENGTH, SLOTS = 23, 2, 640, 16
+HISTORIES = 1000 if SOAK else 60
+FIRST_HISTORY = 10_000 * int(ORDER or 0)
 SHAPE = {"hiddenSize": 64, "headDim": 32, "linearHeadDim": 64, "initializerRange": 0.06}
 GREEDY, AS_THE_MODEL_SAYS = Sampling(0.0), Sampling()
 
@@ -185,20 +189,6 @@ def log_probs_of(model: Any, prompt: Sequence[int], response: np.ndarray) -> np.
     return logits_of(model, prompt, response).log_softmax(-1).gather(1, chosen).squeeze(1).numpy()
 
 
-def replayed(models: Mapping[int, Any], seeds: Sequence[int], prompt: Sequence[int], ids: Sequence[int]) -> np.ndarray:
-    """Log-probabilities of a response whose token i is computed with the weights of `seeds[i]`, from the state that earlier
-    weights left. Token by token, by this project's own decoder."""
-    model = copy.deepcopy(models[seeds[0]])
-    decoder = Decoder(model, 1, MAX_LENGTH)
-    logits, log_probs = decoder.prefill([list(prompt)], [[0]]), []
-    for i, token in enumerate(ids):
-        if i:
-            model.load_state_dict(models[seeds[i]].state_dict())
-            logits = decoder.step(torch.tensor([ids[i - 1]]))
-        log_probs.append(float(logits[0].log_softmax(-1)[token]))
-    return np.array(log_probs)
-
-
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(3, VOCABULARY, length).tolist()
 
@@ -220,7 +210,7 @@ def assert_greedy(model: Any, prompt: Sequence[int], ids: np.ndarray) -> float:
 def assert_like_the_library(replica: Replica, model: Any, limit: float = 0.02) -> None:
     """Greedy tokens, and log-probabilities of sampled ones: in the mean they differ by at most `limit`."""
     differences, decided = [], []
-    for length in (1, 7, 300):
+    for length in (2, 7, 300):
         prompt = prompt_of(length)
         sampled, greedy = replica.submit(prompt, 24, samples=4), replica.submit(prompt, 24, GREEDY)
         finished = replica.finish()
@@ -254,35 +244,33 @@ def test_a_continuation_from_any_prefix_is_the_uninterrupted_run(replica: Replic
         assert finished[name].truncated == whole.truncated
 
 
-def test_each_token_has_the_version_of_the_weights_that_sampled_it(replica: Replica) -> None:
-    """Weights change twice in the middle of sequences. Replays with each token's weights give its log-probability, and replays with a
-    switch one token earlier or later do not."""
-    prompts = [prompt_of(9, seed=seed) for seed in range(12)]
-    first = replica.engine.version
-    names = [replica.submit(prompt, 24)[0] for prompt in prompts]
-    finished: dict[SequenceId, Completed] = {}
-    for seed in (1, 0):
-        finished |= replica.steps(8)
-        replica.load(seed)
-    assert replica.engine.version == first + 2
-    finished |= replica.finish()
-    seeds_of = {first: 0, first + 1: 1, first + 2: 0}
-    with_its_weights, with_others = list[float](), list[float]()
-    for prompt, name in zip(prompts, names, strict=True):
-        tokens = finished[name].tokens
-        expected = [first] * 8 + [first + 1] * 8 + [first + 2] * 8
-        assert tokens.versions.tolist() == expected[: len(tokens)]
-        seeds = [seeds_of[version] for version in tokens.versions.tolist()]
-        ids = tokens.ids.tolist()
-        exact = np.abs(replayed(replica.models, seeds, prompt, ids) - tokens.log_probs)
-        assert exact.mean() <= 0.02
-        for shifted in (seeds[:1] + seeds[:-1], seeds[1:] + seeds[-1:]):
-            wrong = np.abs(replayed(replica.models, shifted, prompt, ids) - tokens.log_probs)
-            at = [i for i in range(len(ids)) if shifted[i] != seeds[i]]
-            with_its_weights += exact[at].tolist()
-            with_others += wrong[at].tolist()
-    assert len(with_others) >= 20
-    assert np.mean(with_others) > 10 * np.mean(with_its_weights)
+@pytest.fixture
+def under_test(replica: Replica) -> Iterator[UnderTest]:
+    """The engine for the suite of laws that `test_laws.py` runs on the Torch engine."""
+    test = UnderTest(
+        replica.engine,
+        replica.models,
+        Replay(replica.models, MAX_LENGTH),
+        end_token=END,
+        vocabulary=VOCABULARY,
+        max_length=MAX_LENGTH,
+        computes_ahead=0,
+        mean_difference=0.02,
+        near_tie=0.2,
+        min_prompt=MIN_CPU_PREFILL,
+        seeds={replica.engine.version: 0},
+        groups=replica.submitted,
+    )
+    yield test
+    replica.loaded, replica.submitted = max(test.seeds), test.groups
+
+
+def test_random_histories_keep_the_laws(under_test: UnderTest) -> None:
+    assert check_histories(under_test, range(FIRST_HISTORY, FIRST_HISTORY + HISTORIES)) > 3 * HISTORIES
+
+
+def test_a_sequence_that_spans_three_versions_has_the_log_probs_of_its_replay(under_test: UnderTest) -> None:
+    check_versions(under_test)
 
 
 def test_a_sequence_ends_at_the_end_token_or_at_its_limit(replica: Replica) -> None:
@@ -468,6 +456,49 @@ def test_samples_of_a_prompt_share_its_prefill_but_versions_do_not(replica: Repl
         assert all(other >= 256 for other in others)
 
 
+def mean_difference(replica: Replica, finished: Iterable[Completed], prompt: Sequence[int], seed: int) -> float:
+    """The mean difference of the sequences' log-probs from those of the weights of `seed`, computed from the beginning."""
+    model, tokens = replica.models[seed], [completed.tokens for completed in finished]
+    differences = [np.abs(each.log_probs - log_probs_of(model, prompt, each.ids)) for each in tokens]
+    return float(np.concatenate(differences).mean())
+
+
+def test_a_stale_prefix_block_would_change_log_probs_and_is_never_used(replica: Replica, monkeypatch) -> None:
+    from vllm.inputs import engine as engine_inputs
+
+    prompt = prompt_of(600, seed=9)
+    differences = {}
+    for salted in (False, True):
+        with monkeypatch.context() as patch:
+            if not salted:
+                patch.setattr(engine_inputs, "tokens_input", partial(unsalted, engine_inputs.tokens_input))
+            replica.load(0)
+            replica.generate(prompt, 2)
+            replica.load(1)
+            differences[salted] = mean_difference(replica, replica.generate(prompt, 4, samples=4), prompt, 1)
+    assert differences[True] <= 0.02
+    assert differences[False] > 4 * differences[True]
+
+
+def unsalted(make: Callable[..., Any], prompt: list[int], *, cache_salt: str) -> Any:
+    """vLLM's input without the version, but apart from that of other tests."""
+    return make(prompt, cache_salt="none")
+
+
+def test_a_sequence_that_waits_for_a_slot_during_a_commit_starts_from_the_new_weights(replica: Replica) -> None:
+    """Blocks of its prompt, by the weights with which it was submitted, are in the cache when it starts."""
+    prompt = prompt_of(600, seed=10)
+    running = replica.submit(prompt, 6, Sampling(), samples=SLOTS)
+    waiting = replica.submit(prompt, 4, samples=SLOTS)
+    finished = replica.steps(3)
+    version = replica.load(1)
+    finished |= replica.finish()
+    new = [finished[name] for name in waiting if finished[name].tokens.versions[0] == version]
+    assert len(new) > 2, "most have waited"
+    assert any(len(set(finished[name].tokens.versions.tolist())) == 2 for name in running), "those with tokens go on"
+    assert mean_difference(replica, new, prompt, 1) <= 0.02
+
+
 def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) -> None:
     """By this project's checks, or by those of vLLM, which here refuses a negative temperature."""
     prompt = np.array(prompt_of(8), np.int32)
@@ -475,6 +506,7 @@ def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) 
         (9001, 0): SequenceRequest((9001, 0), prompt, MAX_LENGTH),
         (9002, 0): SequenceRequest((9002, 0), np.array([3, VOCABULARY], np.int32), 5),
         (9003, 0): SequenceRequest((9003, 0), prompt, 5, Sampling(-1.0)),
+        (9004, 0): SequenceRequest((9004, 0), prompt[:1], 5),
     }
     good = [SequenceRequest((9000, index), prompt, 5) for index in range(2)]
     refused = {each.sequence: each for each in replica.engine.submit([good[0], *wrong.values(), good[1]])}
@@ -484,6 +516,7 @@ def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) 
     assert refused[9001, 0].error.startswith(too_long)
     assert refused[9002, 0].error.startswith(f"group 9002: token {VOCABULARY} is not one of")
     assert refused[9003, 0].error.startswith("vLLM refused the sequence:")
+    assert refused[9004, 0].error == "group 9004: the prompt has 1 token, and the engine needs at least 2"
     assert replica.finish().keys() == {(9000, 0), (9000, 1)}
     [longest] = replica.generate(prompt_of(MAX_LENGTH - 3), 3)
     assert len(longest.tokens) == 3 or not longest.truncated
@@ -555,9 +588,9 @@ def test_tokens_of_the_environment_are_continued_and_never_changed(replica: Repl
 def test_the_token_room_shrinks_with_running_sequences_and_returns(replica: Replica) -> None:
     room = replica.engine.token_room
     assert room >= SLOTS * MAX_LENGTH, "the caches were sized for all slots"
-    replica.submit(prompt_of(300), 4, samples=1)
-    replica.steps(2)
-    assert room - MAX_LENGTH <= replica.engine.token_room < room
+    replica.submit(prompt_of(300), 4, samples=8)
+    replica.steps(1)
+    assert room - 8 * MAX_LENGTH <= replica.engine.token_room < room
     replica.finish()
     assert replica.engine.token_room == room
 

@@ -147,6 +147,8 @@ class EngineLimits:
     """Maximum length of a prompt and its response together, in tokens."""
     vocabulary: int
     """Number of tokens that the model has embeddings for."""
+    min_prefill: int = 1
+    """Minimum number of tokens, of prompt and kept response together, to continue from."""
 
     def problem(self, request: SequenceRequest) -> str:
         """Return why a sequence cannot be generated, or an empty text if it can."""
@@ -158,6 +160,8 @@ class EngineLimits:
             )
         if prompt == 0:
             return f"group {group}: the prompt is empty"
+        if prompt + kept < self.min_prefill:
+            return f"group {group}: the prompt has {prompt} token, and the engine needs at least {self.min_prefill}"
         if kept >= request.max_tokens:
             return f"group {group}: the response has {kept} tokens already, and its limit is {request.max_tokens}"
         for ids in (request.prompt, request.kept.ids):

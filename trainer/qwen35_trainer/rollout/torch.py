@@ -124,6 +124,7 @@ class TorchEngine:
         self._waiting.extend(accepted)
         return tuple(refused)
 
+    @torch.inference_mode()  # as `step`, because the table of stop tokens grows there
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         names = set(sequences)
         taken = {request.sequence: request.kept for request in self._waiting if request.sequence in names}

@@ -10,8 +10,9 @@ Everything runs on the caller's thread (vllm_core.py says why), so nothing here 
 samples it, so the token's version is that of the last `commit`. The keys, values and states of a sequence's earlier tokens stay
 those of the weights that computed them, as in the Torch engine.
 
-The prefix cache is salted with the version at which a sequence was submitted: a sequence that is submitted after a `commit` never
-starts from the states of older weights. A sequence with kept tokens computes them again, with the weights of its submission.
+The prefix cache is salted with the version, so that no sequence starts from states of older weights. At a `commit`, sequences without
+new tokens are submitted to vLLM again, with the new salt. A sequence with kept tokens computes them again, with the weights that
+compute its next token.
 
 What vLLM refuses or gives up ends that sequence with ERROR. What a step raises ends the replica.
 
@@ -52,6 +53,8 @@ logger = logging.getLogger(__name__)
 
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""
+MIN_CPU_PREFILL = 2
+"""Tokens of the shortest prompt on the CPU. A step in which vLLM 0.32 prefills one token raises in its causal convolution there."""
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
 """vLLM's reasons of sequences that are complete. It has others: "abort", "error", "repetition"."""
 
@@ -98,7 +101,8 @@ class VLLMEngine:
         self._core, self._tied = core, bool(config.tie_word_embeddings)
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
         self._end_token, self._on_cpu = end_token, on_cpu
-        self._limits = EngineLimits(max_length, config.get_text_config().vocab_size)
+        vocabulary = config.get_text_config().vocab_size
+        self._limits = EngineLimits(max_length, vocabulary, min_prefill=MIN_CPU_PREFILL if on_cpu else 1)
         self._room = CacheRoom(core, max_length)
         self._version = NO_VERSION
         self._received: tuple[int, Mapping[str, Tensor]] | None = None
@@ -165,6 +169,17 @@ class VLLMEngine:
         self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
         replace_weights(self._core, exported(weights.items(), tied=self._tied))
         self._version = version
+        self._submit_again([name for name, held in self._sequences.items() if not held.ids])
+
+    def _submit_again(self, names: list[str]) -> None:
+        """Let vLLM compute sequences without new tokens from their beginning, with the salt of this version.
+
+        Otherwise their first tokens, which are of this version, would follow from a prompt that older weights computed: a part
+        of it that is computed already, or cached blocks of the version at which they were submitted.
+        """
+        self._core.abort_request(names)
+        for name in names:
+            self._add(name, self._sequences[name].request)
 
     def discard(self) -> None:
         self._received = None
