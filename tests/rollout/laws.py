@@ -125,7 +125,7 @@ class _History:
         self.received: tuple[int, int] | None = None  # version, seed
         self.stepped = self.engine.version  # at the last step
         self.completed: list[tuple[_Course, Completed]] = []
-        self.watches = bool(self.random.integers(2))  # asks for progress after every step
+        self.watches = bool(self.random.integers(2))  # whether progress is read after every step
 
     def law(self, number: int, holds: bool, what: str) -> None:
         if not holds:
@@ -250,7 +250,7 @@ class _History:
         new = tokens.ids[len(request.kept) :].tolist()
         self.law(8, bool(new), f"{completed.sequence} ended without a new token")
         stopped = new[-1] in ends
-        self.law(8, not ends & set(new[:-1]), f"{completed.sequence} went on after a stop token")
+        self.law(8, not ends & set(new[:-1]), f"{completed.sequence} continued after a stop token")
         self.law(8, stopped or len(tokens) == request.max_tokens, f"{completed.sequence} ended before its limit")
         reason = EndReason.STOP if stopped else EndReason.LENGTH
         self.law(8, completed.reason is reason, f"{completed.sequence} ended with {completed.reason}, not {reason}")

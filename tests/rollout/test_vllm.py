@@ -495,7 +495,7 @@ def test_a_sequence_that_waits_for_a_slot_during_a_commit_starts_from_the_new_we
     finished |= replica.finish()
     new = [finished[name] for name in waiting if finished[name].tokens.versions[0] == version]
     assert len(new) > 2, "most have waited"
-    assert any(len(set(finished[name].tokens.versions.tolist())) == 2 for name in running), "those with tokens go on"
+    assert any(len(set(finished[name].tokens.versions.tolist())) == 2 for name in running), "those with tokens continue"
     assert mean_difference(replica, new, prompt, 1) <= 0.02
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
-from qwen35_trainer.runtime import rollout_worker
+from qwen35_trainer.rollout.torch import TorchEngine
+from qwen35_trainer.runtime import rollout_pool, rollout_worker
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from tests.patience import PATIENCE
 
@@ -250,6 +252,45 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
     ended = local.start("run", file, output=tmp_path / "out", faults=(lost,), look=look).end()
     assert joined.is_set()
     _trained_once_each(ended)
+
+
+@pytest.mark.parametrize(
+    ("method", "act", "reason"),
+    [
+        ("step", "nan", "NotFiniteLogProbs: token"),
+        ("step", "memory", "OutOfMemoryError: no memory on the device"),
+        ("step", "hang", "its engine has sequences and made no step for"),
+        ("receive", "memory", "OutOfMemoryError: no memory on the device"),
+        ("commit", "memory", "OutOfMemoryError: no memory on the device"),
+    ],
+)
+def test_an_engine_that_fails_in_any_act_is_replaced_and_every_prompt_trains_once(
+    local, write, tmp_path, monkeypatch, method, act, reason
+):
+    """Its replacement rejoins with the newest version: all updates train, and no token is too old."""
+    calls, ended = itertools.count(1), threading.Event()
+    real = getattr(TorchEngine, method)
+    at = 40 if method == "step" else 4
+
+    def failing(engine: TorchEngine, *arguments: Any) -> Any:
+        is_due = next(calls) == at
+        if is_due and act == "memory":
+            raise type("OutOfMemoryError", (RuntimeError,), {})("no memory on the device")
+        if is_due and act == "hang":
+            assert ended.wait(PATIENCE)
+        if is_due and act == "nan":
+            engine._logits.fill_(math.nan)
+        return real(engine, *arguments)
+
+    monkeypatch.setattr(TorchEngine, method, failing)
+    monkeypatch.setattr(rollout_pool, "MAX_STEP_SECONDS", 0.5)
+    file = write(tmp_path, {"train.updates": 16}, reward=SLOW)
+    run = local.start("run", file, output=tmp_path / "out").end()
+    ended.set()
+    _trained_once_each(run)
+    log = (run.folder / "logs" / "driver.log").read_text()
+    assert log.count("its sequences continue on other replicas") == 1
+    assert reason in log
 
 
 def _trained_once_each(ended: Ended) -> None:
