@@ -27,7 +27,6 @@ from qwen35_trainer.engines.fsdp.loading import Origin
 from qwen35_trainer.engines.fsdp.micro_batch import Offsets, micro_batch, response_scores
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.models.qwen3_5.adapter import adapt
-from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rewards.reward import CombinedScore
 from qwen35_trainer.rollout.rollout_engine import Completed, Sampling, SequenceRequest
 from qwen35_trainer.rollout.torch import TorchEngine
@@ -75,11 +74,11 @@ def generated(kinds: list[Sampling], samples: int = SAMPLES) -> list[ScoredGroup
     first, second = replica(), replica()
     names = list(itertools.product(range(len(kinds)), range(samples)))
 
-    def request(name: SequenceId) -> SequenceRequest:
+    def request(name: tuple[int, int]) -> SequenceRequest:
         return SequenceRequest(name, prompt_of(name[0]), LIMIT, kinds[name[0]])
 
     first.submit([request(name) for name in names])
-    done: dict[SequenceId, Completed] = {}
+    done: dict[tuple[int, int], Completed] = {}
     for _ in range(20):
         done |= {completed.sequence: completed for completed in first.step().finished}
     moving = first.take([name for name in names if name[1] % 2])
