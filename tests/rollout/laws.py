@@ -35,7 +35,7 @@ class LawBroken(AssertionError):
 
 
 class Replay:
-    """Computes sequences token by token with float32 models of the library by seed, whose weights switch where it is told."""
+    """Computes sequences token by token with float32 models of the library by seed, whose weights switch at given positions."""
 
     def __init__(self, models: Mapping[int, Any], max_length: int) -> None:
         self._states = {seed: model.state_dict() for seed, model in models.items()}
