@@ -218,7 +218,7 @@ class CountingGeneration(Generation):
 
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
         self.counts.finished += len(report.finished)
-        self.counts.tokens += sum(part.shape[1] for _, part in report.tokens.packed())
+        self.counts.tokens += sum(len(part) for _, part in report.tokens.packed())
         super().reported(replica, report)
 
 

@@ -75,6 +75,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "rollout.temperature": (0.5, SUSPENDED),
     "rollout.topP": (0.5, SUSPENDED),
     "rollout.topK": (9, SUSPENDED),
+    "rollout.minP": (0.5, SUSPENDED),
     "rollout.stragglerLane": ({"nodes": 1, "tensorParallel": 8, "afterTokens": 9}, SUSPENDED),
     "train.engine": ("Megatron", FIXED),
     "train.nodes": (2, SUSPENDED),

@@ -5,23 +5,37 @@ from typing import Any
 
 import numpy as np
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.engines.train_batch import TrainBatch
 from tests.models.scenes import START, show
 
 RANDOM = {"hiddenSize": 32, "intermediateSize": 48, "headDim": 8, "linearHeadDim": 8, "initializerRange": 0.2}
 
 
-def batch_of(samples: int, seed: int, *, supervised: bool = False) -> TrainBatch:
+def candidates_around(tokens: np.ndarray, seed: int) -> Candidates:
+    """Each token and one to four others; every fifth token was drawn from the whole vocabulary."""
+    random, sets = np.random.default_rng(seed), []
+    for number, token in enumerate(tokens.tolist()):
+        others = random.choice(20, random.integers(1, 5), replace=False).tolist()
+        sets.append(sorted({token, *others}) if number % 5 else [])
+    ids = [each for kept in sets for each in kept]
+    return Candidates(np.array([len(kept) for kept in sets], np.int32), np.array(ids, np.int32))
+
+
+def batch_of(samples: int, seed: int, *, supervised: bool = False, truncated: bool = False) -> TrainBatch:
+    """truncated: each token was drawn from a few candidates."""
     random = np.random.default_rng(seed)
     lengths = random.integers(1, 12, samples)
     prompts = random.integers(1, 7, samples)
     total = int(lengths.sum())
+    of_prompts, responses = (random.integers(3, 20, int(count)).astype(np.int32) for count in (prompts.sum(), total))
     return TrainBatch(
-        prompts=random.integers(3, 20, int(prompts.sum())).astype(np.int32),
+        prompts=of_prompts,
         prompt_lengths=prompts,
-        responses=random.integers(3, 20, total).astype(np.int32),
+        responses=responses,
         response_lengths=lengths,
         trainable=random.random(total) < 0.9,
+        candidates=candidates_around(responses, seed) if truncated else None,
         log_probs=None if supervised else random.normal(-3.0, 0.3, total).astype(np.float32),
         rewards=None if supervised else random.normal(size=samples).astype(np.float32),
         group=None if supervised else np.arange(samples) // 4,

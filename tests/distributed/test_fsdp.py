@@ -32,6 +32,14 @@ def test_advantages_that_are_whitened_over_the_batch_are_the_same_on_two_ranks(g
     two_ranks_agree_with_one(groups, 0, 8, {}, algorithm=algorithm, of_two=train)
 
 
+@pytest.mark.parametrize("train", [{}, {"parallelism": {"context": 2}}], ids=["two shares", "one share"])
+def test_two_ranks_make_the_update_over_candidates_that_one_makes(groups, train) -> None:
+    algorithm = {"entropyCoefficient": 0.1}
+    two_ranks_agree_with_one(
+        groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm, of_two=train, truncated=True
+    )
+
+
 def test_an_advantage_function_of_the_user_gets_the_whole_batch_on_each_of_two_ranks(groups) -> None:
     algorithm = {"advantage": "Function", "advantageFunction": "tests.distributed.own_advantage:relative_to_batch"}
     two_ranks_agree_with_one(groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm)
@@ -60,9 +68,11 @@ def test_two_ranks_make_the_update_of_every_policy_that_one_makes(groups, algori
     two_ranks_agree_with_one(groups, 0, 8, LAYOUTS["packed by tokens"], algorithm=algorithm)
 
 
-def two_ranks_agree_with_one(groups, experts, samples, layout, *, of_two=None, updates=1, **sections) -> None:
+def two_ranks_agree_with_one(
+    groups, experts, samples, layout, *, of_two=None, updates=1, truncated=False, **sections
+) -> None:
     """In two updates. layout: fields of `train.batch` of the two ranks. of_two: other sections of their `train`."""
-    batches = [replace(batch_of(samples, seed), updates=updates) for seed in range(2 // updates)]
+    batches = [replace(batch_of(samples, seed, truncated=truncated), updates=updates) for seed in range(2 // updates)]
     shape = {"experts": experts}
     alone, together = (
         groups(ranks).run(

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.data.picture_arrays import PictureArrays
 from qwen35_trainer.engines.batch_division import ONE_SHARE, BatchDivision
 from qwen35_trainer.engines.train_batch import TrainBatch
@@ -19,6 +20,12 @@ DIVISIONS = st.builds(
     packed=st.booleans(),
     whole_masks=st.booleans(),
 )
+
+
+def some_candidates(tokens: int) -> Candidates:
+    """None, one or two for each token."""
+    counts = (np.arange(tokens) % 3).astype(np.int32)
+    return Candidates(counts, np.arange(counts.sum(), dtype=np.int32))
 
 
 @st.composite
@@ -35,6 +42,7 @@ def batches(draw: st.DrawFn) -> TrainBatch:
         response_lengths=responses,
         trainable=np.array(draw(st.lists(st.booleans(), min_size=tokens, max_size=tokens))),
         log_probs=-np.arange(tokens, dtype=np.float32),
+        candidates=draw(st.sampled_from([None, some_candidates(tokens)])),
         rewards=np.arange(samples, dtype=np.float32),
         group=np.arange(samples) // 2,
         updates=updates,
@@ -57,6 +65,11 @@ def test_each_sample_is_in_one_share_with_its_own_tokens(batch, division):
         divided = [by_sample(share, getattr(share, name)) for share in shares]
         assert {n: part for share in divided for n, part in share.items()} == by_sample(batch, getattr(batch, name))
     for share in shares:
+        assert (share.candidates is None) == (batch.candidates is None)
+        if share.candidates is not None and batch.candidates is not None:
+            tokens = share.responses - 1000
+            assert share.candidates.counts.tolist() == batch.candidates.counts[tokens].tolist()
+            assert share.candidates.ids.tolist() == batch.candidates.take(tokens.astype(np.int64)).ids.tolist()
         whole = np.split(batch.prompts, np.cumsum(batch.prompt_lengths)[:-1])
         assert share.prompts.tolist() == [token for n in share.held_samples for token in whole[n].tolist()]
 

@@ -155,6 +155,21 @@ CASES = {
         "spec.rollout.vllm.extraArguments.speculative_config",
         {"rollout": {"engine": "VLLM"}},
     ),
+    "unbounded top-p with vLLM": (
+        {"rollout": {"engine": "VLLM", "topP": 0.9}},
+        "spec.rollout.topK",
+        {"rollout": {"engine": "VLLM", "topP": 0.9, "topK": 512}},
+    ),
+    "unbounded min-p with vLLM": (
+        {"rollout": {"engine": "VLLM", "minP": 0.1}},
+        "spec.rollout.topK",
+        {"rollout": {"engine": "Torch", "minP": 0.1}},
+    ),
+    "too many candidates for vLLM": (
+        {"rollout": {"engine": "VLLM", "topK": 513}},
+        "spec.rollout.topK",
+        {"rollout": {"engine": "Torch", "topK": 513}},
+    ),
     "a variable of nothing": (
         {"pods": {"env": [{"name": "KEY"}]}},
         "spec.pods.env[0]",

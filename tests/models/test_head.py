@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,8 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.models.qwen3_5 import head, products
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
+from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from tests.profiles import examples
 
 D, V = 16, 37
@@ -66,6 +69,68 @@ def test_values_and_gradients_are_those_of_the_plain_head(rows, chunk, temperatu
     torch.testing.assert_close(ours.entropy, theirs.entropy, atol=5e-6, rtol=1e-6)
     for own, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
         torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-5)
+
+
+def kept_around(targets: Tensor, seed: int = 0) -> KeptLogits:
+    """The target of each row and any other tokens, or none at all: the whole vocabulary."""
+    random = np.random.default_rng(seed)
+    sets = [
+        sorted({target, *random.choice(V, random.integers(0, 6)).tolist()}) if random.random() < 0.8 else []
+        for target in targets.tolist()
+    ]
+    counts = np.array([len(ids) for ids in sets], np.int32)
+    return KeptLogits(Candidates(counts, np.array([each for ids in sets for each in ids], np.int32)), targets.device)
+
+
+def plain_over(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, kept: KeptLogits) -> TokenScores:
+    """Row by row: the softmax over the logits of the candidates alone."""
+    log_probs, entropies, start = [], [], 0
+    for row, count in enumerate(kept.candidates.counts.tolist()):
+        ids = kept.candidates.ids[start : start + count].tolist() or list(range(V))
+        start += count
+        log_softmax = ((hidden[row] @ weight[ids].T).float() / temperature).log_softmax(-1)
+        log_probs.append(log_softmax[ids.index(int(targets[row]))])
+        entropies.append(-(log_softmax.exp() * log_softmax).sum())
+    return TokenScores(torch.stack(log_probs), torch.stack(entropies))
+
+
+@settings(max_examples=examples(20 if INTERPRETED else 60))
+@given(
+    rows=st.integers(1, 20),
+    chunk=st.integers(1, 25),
+    temperature=st.sampled_from([0.3, 1.0, 2.5]),
+    seed=st.integers(0, 99),
+)
+def test_over_candidates_values_and_gradients_are_those_of_their_own_softmax(rows, chunk, temperature, seed):
+    hidden, weight, targets = drawn(rows)
+    kept = kept_around(targets, seed)
+    ours = token_scores(hidden, weight, targets, temperature, with_entropy=True, chunk=chunk, kept=kept)
+    theirs = plain_over(hidden, weight, targets, temperature, kept)
+    assert ours.entropy is not None
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=5e-6, rtol=1e-6)
+    torch.testing.assert_close(ours.entropy, theirs.entropy, atol=5e-6, rtol=1e-6)
+    for own, expected in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
+        torch.testing.assert_close(own, expected, atol=2e-5, rtol=1e-5)
+
+
+def test_in_sixteen_bits_too_other_tokens_have_no_part_in_the_softmax():
+    hidden, weight, targets = drawn(12, torch.bfloat16)
+    kept = kept_around(targets)
+    ours = token_scores(hidden, weight, targets, with_entropy=True, chunk=5, kept=kept)
+    theirs = plain_over(hidden.float(), weight.float(), targets, 1.0, kept)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, atol=0.06, rtol=0)
+    for own, exact in zip(gradients(ours, hidden, weight), gradients(theirs, hidden, weight), strict=True):
+        torch.testing.assert_close(own.float(), exact.float(), atol=0.1, rtol=0.05)
+
+
+def test_a_token_without_alternatives_is_certain_and_gives_no_gradient():
+    hidden, weight, targets = drawn(3)
+    kept = KeptLogits(Candidates(np.ones(3, np.int32), targets.numpy().astype(np.int32)), targets.device)
+    ours = token_scores(hidden, weight, targets, 0.7, with_entropy=True, kept=kept)
+    assert ours.entropy is not None
+    assert not ours.log_probs.any()
+    assert not ours.entropy.any()
+    assert not any(gradient.any() for gradient in gradients(ours, hidden, weight))
 
 
 def test_without_entropy_there_is_none_and_the_gradient_is_that_of_the_log_probs():
@@ -180,13 +245,16 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("with_entropy", [False, True])
-def test_logits_of_all_rows_are_never_held(with_entropy):
+def test_logits_of_all_rows_are_never_held(with_entropy, truncated):
     rows, vocabulary, chunk = 64, 500, 8
     hidden = torch.randn(rows, D, requires_grad=True)
     weight, targets = torch.randn(vocabulary, D, requires_grad=True), torch.randint(vocabulary, (rows,))
+    ids = targets.numpy().astype(np.int32)
+    kept = KeptLogits(Candidates(np.ones(rows, np.int32), ids), targets.device) if truncated else None
     with Largest() as largest:
-        scores = token_scores(hidden, weight, targets, 1.0, with_entropy, chunk)
+        scores = token_scores(hidden, weight, targets, 1.0, with_entropy, chunk, kept=kept)
         (scores.log_probs.sum() + (scores.entropy.sum() if scores.entropy is not None else 0)).backward()
     assert largest.elements == max(vocabulary * D, chunk * vocabulary) < rows * vocabulary
 

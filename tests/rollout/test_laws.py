@@ -41,7 +41,14 @@ def under_test(
         computes_ahead=1,
         mean_difference=1e-4,
         near_tie=1e-4,
-        samplings=(Sampling(), Sampling(0.7), Sampling(0.0), Sampling(stop=(5, 6)), Sampling(1.3, top_k=4)),
+        samplings=(
+            Sampling(),
+            Sampling(0.7),
+            Sampling(0.0),
+            Sampling(stop=(5, 6)),
+            Sampling(1.3, top_k=4),
+            Sampling(0.7, top_p=0.75, top_k=20),
+        ),
     )
     built.load(0)
     return built
@@ -166,6 +173,14 @@ class LogProbsAtTemperature1(TorchEngine):
             return super().step()
 
 
+class LeavesCandidatesBehind(TorchEngine):
+    """Moves a sequence to another slot without the candidates of its tokens."""
+
+    def _free(self, slots: Sequence[int]) -> list[tuple[int, int]]:
+        with mock.patch.object(self._candidates, "move"):
+            return super()._free(slots)
+
+
 class RaisesForOne(TorchEngine):
     """Raises because of one sequence of a call."""
 
@@ -204,6 +219,7 @@ class EndsLate(TorchEngine):
         (SecondBest, 5),
         (ForgetsTheLastKeptToken, 6),
         (LogProbsAtTemperature1, 6),
+        (LeavesCandidatesBehind, 4),
         (RaisesForOne, 7),
         (LosesOne, 8),
         (EndsLate, 8),

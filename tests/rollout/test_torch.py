@@ -32,6 +32,7 @@ END = 2
 NEVER = 10_000
 """A token that the vocabulary does not have: sequences end at their limit."""
 AS_THE_MODEL_SAYS, GREEDY = Sampling(), Sampling(0.0)
+TRUNCATED = Sampling(0.7, top_p=0.9, top_k=6, min_p=0.01)
 ADAPTED = "model.layers.3.self_attn.q_proj"
 
 
@@ -64,6 +65,20 @@ def teacher_forced(model, prompt: tuple[int, ...], response: np.ndarray, tempera
     with torch.no_grad():
         logits = model(input_ids=ids[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
     return (logits / temperature).log_softmax(-1).gather(1, ids[len(prompt) :, None]).squeeze(1).numpy()
+
+
+def assert_candidates(tokens: GeneratedTokens, sampling: Sampling) -> None:
+    """Each token is one of its own candidates, of which there are as many as top-k at most; without truncation there are none."""
+    if not sampling.truncates:
+        assert tokens.candidates is None
+        return
+    assert tokens.candidates is not None
+    assert len(tokens.candidates) == len(tokens)
+    for position, token in enumerate(tokens.ids.tolist()):
+        candidates = tokens.candidates[position : position + 1].ids.tolist()
+        assert token in candidates
+        assert len(candidates) <= sampling.top_k
+        assert (len(candidates) == 1) == (tokens.log_probs[position] == 0)
 
 
 def assert_same(actual: GeneratedTokens, expected: GeneratedTokens) -> None:
@@ -550,7 +565,9 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
             case "submit":
                 prompt = data.draw(st.lists(st.integers(3, 20), min_size=1, max_size=5))
                 samples, limit = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 6)))
-                history.submit(here, samples_of(group, prompt, samples, limit))
+                history.submit(
+                    here, samples_of(group, prompt, samples, limit, TRUNCATED if group % 2 else AS_THE_MODEL_SAYS)
+                )
             case "drop" if under_way:
                 history.drop(here, data.draw(st.sampled_from(under_way)))
             case "move" if under_way:
@@ -572,6 +589,7 @@ def test_every_sequence_finishes_exactly_once_whatever_happens_around_it(make_mo
         assert len(tokens.ids) == len(tokens.log_probs) == len(tokens.versions)
         assert (tokens.log_probs <= 0).all()
         assert END not in tokens.ids[:-1]
+        assert_candidates(tokens, history.requests[name].sampling)
         if kept is None:
             assert (np.diff(tokens.versions) >= 0).all()
         else:

@@ -32,6 +32,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     SequenceRequest,
 )
 from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
+from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
 from tests.profiles import ORDER, SOAK
@@ -325,7 +326,13 @@ def test_taken_sequences_return_their_tokens_and_get_no_more(replica: Replica) -
 
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(0.7), Sampling(0.7, top_k=3), Sampling(1.3, top_p=0.6), Sampling(1.0, top_p=0.8, top_k=4)],
+    [
+        Sampling(0.7),
+        Sampling(0.7, top_k=3),
+        Sampling(1.3, top_p=0.6),
+        Sampling(1.0, top_p=0.8, top_k=4),
+        Sampling(1.0, top_p=0.9, top_k=9, min_p=0.4),
+    ],
     ids=str,
 )
 def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(replica: Replica, sampling: Sampling) -> None:
@@ -345,10 +352,13 @@ def test_log_probabilities_are_of_the_distribution_that_was_drawn_from(replica: 
 
 
 def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """(V,) probabilities by their definition: the k most likely tokens, then the minimum of these that reaches top-p."""
-    order = logits.argsort(descending=True).tolist()
-    kept = order[: sampling.top_k or None]
+    """(V,) probabilities by their definition: tokens of at least min-p's share of the maximum, the k most likely of them, then the
+    minimum of these that reaches top-p."""
     weights = logits.softmax(-1)
+    order = [
+        token for token in logits.argsort(descending=True).tolist() if weights[token] >= sampling.min_p * weights.max()
+    ]
+    kept = order[: sampling.top_k or None]
     total, nucleus = sum(float(weights[token]) for token in kept), []
     for token in kept:
         if sum(float(weights[other]) for other in nucleus) < sampling.top_p * total:
@@ -356,6 +366,63 @@ def truncated(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     probabilities = torch.zeros_like(weights)
     probabilities[nucleus] = weights[nucleus] / weights[nucleus].sum()
     return probabilities
+
+
+TRUNCATED = [Sampling(0.7, top_p=0.75, top_k=20), Sampling(1.0, top_p=0.9, top_k=5), Sampling(1.2, top_k=12, min_p=0.1)]
+
+
+@pytest.mark.parametrize("sampling", TRUNCATED, ids=str)
+def test_over_the_tokens_that_were_kept_the_ratio_of_an_unchanged_policy_is_1(
+    replica: Replica, sampling: Sampling
+) -> None:
+    """vLLM in bfloat16, next to greedy and untruncated sequences, against logits in float32."""
+    prompt = prompt_of(7, seed=6)
+    names = replica.submit(prompt, 30, sampling, samples=SLOTS - 2)
+    others = replica.submit(prompt, 30, GREEDY) + replica.submit(prompt, 30, Sampling(0.7))
+    finished = replica.finish()
+    assert all(finished[name].tokens.candidates is None for name in others)
+    kept, whole = [], []
+    for tokens in (finished[name].tokens for name in names):
+        logits = logits_of(replica.models[0], prompt, tokens.ids) / sampling.temperature
+        candidates = tokens.candidates
+        assert candidates is not None
+        assert len(candidates) == len(tokens)
+        for row, (start, count) in enumerate(zip(candidates.starts, candidates.counts, strict=True)):
+            ids, token = candidates.ids[start : start + count].tolist(), int(tokens.ids[row])
+            assert token in ids
+            assert len(ids) <= sampling.top_k + TIED_TOKENS  # vLLM keeps all tokens with the logit of the k-th
+            kept.append(float(logits[row, ids].log_softmax(-1)[ids.index(token)]) - tokens.log_probs[row])
+            whole.append(float(logits[row].log_softmax(-1)[token]) - tokens.log_probs[row])
+    assert len(kept) > 100
+    print(
+        f"{sampling}: mean |log ratio| {np.abs(kept).mean():.4f}, over the whole vocabulary {np.abs(whole).mean():.4f}"
+    )
+    assert np.abs(kept).mean() <= 0.02
+    assert np.mean(whole) < -0.05
+
+
+def test_candidates_follow_a_sequence_that_is_reported_and_continued(replica: Replica) -> None:
+    prompt, sampling = prompt_of(7, seed=7), TRUNCATED[0]
+    names = replica.submit(prompt, 20, sampling, samples=4)
+    grown: dict[SequenceId, list[GeneratedTokens]] = {name: [] for name in names}
+    done = replica.steps(5)
+    for name, tokens in replica.engine.progress().items():
+        grown[name].append(tokens)
+    done |= replica.steps(3)
+    running = [name for name in names if name not in done]
+    assert running
+    taken = replica.engine.take(running)
+    ids = np.array(prompt, np.int32)
+    replica.engine.submit([SequenceRequest(name, ids, 20, sampling, taken[name]) for name in running])
+    finished = replica.finish()
+    for name in running:
+        whole, before = finished[name].tokens, GeneratedTokens.join([*grown[name]])
+        for part in (before, taken[name]):
+            assert whole.candidates is not None
+            assert part.candidates is not None
+            assert part.candidates.counts.tolist() == whole.candidates[: len(part)].counts.tolist()
+            assert part.candidates.ids.tolist() == whole.candidates[: len(part)].ids.tolist()
+        assert len(whole.candidates) == len(whole) > len(taken[name]) > len(before) > 0
 
 
 def test_greedy_sequences_next_to_sampled_ones_have_log_probabilities_at_temperature_1(replica: Replica) -> None:

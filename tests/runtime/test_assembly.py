@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.picture_reader import Patching, PictureReader, PictureSet
@@ -39,6 +41,18 @@ def test_samples_of_a_group_stand_together_with_their_prompt_before_each():
     assert batch.group.tolist() == [4, 4, 2]
     assert batch.prompts.tolist() == [7, 8, 7, 8, 7, 8]
     assert batch.response_lengths.tolist() == [1, 2, 1]
+
+
+def test_candidates_stand_in_the_order_of_the_tokens_and_there_are_none_without_truncation():
+    plain, truncated = sequence(0), sequence(0, 0)
+    candidates = Candidates(np.array([1, 2], np.int32), np.array([5, 6, 7], np.int32))
+    truncated = replace(truncated, tokens=replace(truncated.tokens, candidates=candidates))
+    mixed, _ = assemble([group(0, plain, truncated)], version=0, max_lag=0, mask_old=False, updates=1)
+    assert mixed.candidates is not None
+    assert mixed.candidates.counts.tolist() == [0, 1, 2]
+    assert mixed.candidates.ids.tolist() == [5, 6, 7]
+    without, _ = assemble([group(0, plain, plain)], version=0, max_lag=0, mask_old=False, updates=1)
+    assert without.candidates is None
 
 
 def test_lags_are_counted_by_trained_token():

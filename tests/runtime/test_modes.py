@@ -317,8 +317,12 @@ def test_every_prompt_has_been_trained_or_filtered(filtered):
 
 @pytest.fixture(scope="module")
 def adapted(local, write, tmp_path_factory) -> SimpleNamespace:
-    """Adapters alone train and travel, by large steps: two updates, and two more after a resume."""
+    """Adapters alone train and travel, by large steps: two updates, and two more after a resume. Sampling is truncated."""
     changes = {
+        "rollout.temperature": 0.7,
+        "rollout.topP": 0.9,
+        "rollout.topK": 8,
+        "rollout.minP": 0.01,
         "train.updates": 4,
         "train.lora": {"rank": 4},
         "train.optimizer": {"learningRate": 0.05, "warmupUpdates": 0},

@@ -8,23 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
-from qwen35_trainer.runtime.token_buffer import TokenBlock, TokenBuffer
+from qwen35_trainer.runtime.token_buffer import PackedTokens, TokenBlock, TokenBuffer
 
 BYTES_PER_TOKEN = 12
 
 
-def drawn(count: int, seed: int = 0) -> GeneratedTokens:
-    """Tokens of which no two are alike."""
+def drawn(count: int, seed: int = 0, *, truncated: bool = False) -> GeneratedTokens:
+    """Tokens of which no two are alike. truncated: each has some candidates."""
     random = np.random.default_rng((count, seed))
+    counts = random.integers(1, 5, count, np.int32)
     return GeneratedTokens(
         random.integers(0, 2**31, count, np.int32),
         -random.random(count, np.float32),
         random.integers(0, 9, count, np.int32),
+        Candidates(counts, random.integers(0, 2**31, counts.sum(), np.int32)) if truncated and count else None,
     )
 
 
-def packed(tokens: GeneratedTokens) -> np.ndarray:
+def packed(tokens: GeneratedTokens) -> PackedTokens:
     """As a report contains them."""
     [(_, data)] = TokenBlock({(0, 0): [tokens]}).packed()
     return data
@@ -32,9 +35,14 @@ def packed(tokens: GeneratedTokens) -> np.ndarray:
 
 def same(left: GeneratedTokens, right: GeneratedTokens) -> bool:
     """Every bit is the same."""
-    return all(
+    arrays = [
+        [tokens.ids, tokens.log_probs, tokens.versions]
+        + ([] if tokens.candidates is None else [tokens.candidates.counts, tokens.candidates.ids])
+        for tokens in (left, right)
+    ]
+    return len(arrays[0]) == len(arrays[1]) and all(
         first.dtype == second.dtype and first.tobytes() == second.tobytes()
-        for first, second in zip(vars(left).values(), vars(right).values(), strict=True)
+        for first, second in zip(*arrays, strict=True)
     )
 
 
@@ -49,18 +57,23 @@ STEPS = st.lists(st.one_of(st.integers(0, 300), st.floats(0.0, 1.0)), max_size=3
 """Append this number of tokens, or keep this share of all."""
 
 
-@given(STEPS)
-def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps):
+@pytest.mark.parametrize("truncated", ["no tokens", "all tokens", "later tokens"])
+@given(steps=STEPS)
+def test_a_buffer_contains_what_was_appended_and_not_cut_off(steps, truncated):
+    """Candidates, too, for tokens of truncated sampling."""
     buffer, expected = TokenBuffer(), NO_TOKENS
     for number, step in enumerate(steps):
         if isinstance(step, int):
-            new = drawn(step, number)
+            new = drawn(
+                step, number, truncated=truncated == "all tokens" or (truncated == "later tokens" and number > 1)
+            )
             buffer.append(packed(new))
             expected = GeneratedTokens.join([expected, new])
         else:
             buffer.cut(round(step * len(expected)))
             expected = expected[: round(step * len(expected))]
         assert len(buffer) == len(expected)
+        assert buffer.tokens().candidates is not None or expected.candidates is None
     assert same(buffer.tokens(), expected)
 
 
@@ -69,9 +82,9 @@ def test_a_buffer_has_the_memory_of_its_tokens_and_no_more(lengths):
     buffer = TokenBuffer()
     for length in lengths:
         buffer.append(packed(drawn(length)))
-    assert sum(part.nbytes for part in buffer._parts) == BYTES_PER_TOKEN * len(buffer)
+    assert sum(part.table.nbytes for part in buffer._parts) == BYTES_PER_TOKEN * len(buffer)
     buffer.tokens()
-    assert [part.nbytes for part in buffer._parts] == [BYTES_PER_TOKEN * len(buffer)], "the parts are gone"
+    assert [part.table.nbytes for part in buffer._parts] == [BYTES_PER_TOKEN * len(buffer)], "the parts are gone"
 
 
 def test_no_token_is_copied_again_while_a_sequence_grows():
@@ -91,14 +104,15 @@ def test_tokens_that_are_read_do_not_change_when_more_arrive():
 
 def test_a_buffer_keeps_no_array_of_a_report_alive():
     """A part of a report is a view of the whole report, which contains the tokens of many sequences."""
-    block = TokenBlock({(0, 0): [drawn(3)], (0, 1): [drawn(5000)]})
+    block = TokenBlock({(0, 0): [drawn(3, truncated=True)], (0, 1): [drawn(5000, truncated=True)]})
     buffers = []
     for _, data in block.packed():
         buffers.append(TokenBuffer())
         buffers[-1].append(data)
         [part] = buffers[-1]._parts
-        assert not np.shares_memory(part, block._data)
-        assert part.base is None
+        assert not np.shares_memory(part.table, block._data)
+        assert not np.shares_memory(part.candidates.ids, block._candidates.ids)
+        assert part.table.base is None
     assert [len(buffer) for buffer in buffers] == [3, 5000]
 
 
@@ -119,12 +133,17 @@ NAMES = st.tuples(st.integers(0, 3), st.integers(0, 3))
 
 @given(st.dictionaries(NAMES, st.lists(st.integers(0, 9), max_size=3), max_size=5))
 def test_a_block_contains_the_tokens_of_each_sequence_even_after_it_was_sent(lengths):
-    parts = {name: [drawn(length, index) for index, length in enumerate(each)] for name, each in lengths.items()}
+    """Those of the second half of the groups are sampled with truncation."""
+    parts = {
+        name: [drawn(length, index, truncated=name[0] > 1) for index, length in enumerate(each)]
+        for name, each in lengths.items()
+    }
     block = pickle.loads(pickle.dumps(TokenBlock(parts), protocol=5))
     assert list(block) == list(parts)
     for name, data in block.packed():
         joined = GeneratedTokens.join(parts[name])
         assert same(block[name], joined)
         assert same(buffer_of([joined]).tokens(), joined)
-        assert data.shape == (3, len(joined))
+        assert data.table.shape == (3, len(joined))
+        assert len(data) == len(joined)
     assert (9, 9) not in block

@@ -10,6 +10,8 @@ format(), because the cost of joining strings with + is estimated without a boun
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -261,7 +263,15 @@ VALUES = (
 WHILE_SUSPENDED = (
     *map(_suspended, ("accelerator", "rewards", "algorithm", "train", "async", "publication", "tracking", "pods")),
     _suspended(
-        "rollout", "engine", "tensorParallel", "memoryFraction", "maxSequencesPerReplica", "temperature", "topP", "topK"
+        "rollout",
+        "engine",
+        "tensorParallel",
+        "memoryFraction",
+        "maxSequencesPerReplica",
+        "temperature",
+        "topP",
+        "topK",
+        "minP",
     ),
     _suspended_option("stragglerLane"),
     _suspended_option("vllm"),
@@ -376,6 +386,17 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
             "self.vllm.maxBatchedTokens >= self.maxSequencesPerReplica",
             "vllm.maxBatchedTokens must be at least maxSequencesPerReplica: a step computes one token for each sequence.",
             field=".vllm.maxBatchedTokens",
+        ),
+        Rule(
+            f"self.engine != 'VLLM' || self.topK <= {MAX_VLLM_TOP_K}",
+            f"With engine VLLM topK must be at most {MAX_VLLM_TOP_K}, because it returns this many log-probs per token.",
+            field=".topK",
+        ),
+        Rule(
+            "self.engine != 'VLLM' || self.topK > 0 || (self.topP == 1.0 && self.minP == 0.0)",
+            f"topP and minP with engine VLLM need a topK of at most {MAX_VLLM_TOP_K}, because it returns the log-prob of each kept "
+            "token. Set topK, or use engine Torch.",
+            field=".topK",
         ),
     ),
     "spec.train.engine": (_fixed("train.engine"),),

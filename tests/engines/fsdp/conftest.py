@@ -9,8 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec, parse_spec
+from tests.distributed.samples import candidates_around
 
 LIMIT = 12
 
@@ -60,9 +62,14 @@ def make_spec() -> Callable[..., TrainingSpec]:
 
 @pytest.fixture
 def make_batch(make_model) -> Callable[..., TrainBatch]:
-    """make_batch(groups=3, samples=4): random prompts and responses, with log-probs close to those of the model."""
+    """make_batch(groups=3, samples=4): random prompts and responses, with log-probs close to those of the model.
 
-    def make(groups: int = 3, samples: int = 4, *, seed: int = 0, updates: int = 1) -> TrainBatch:
+    truncated: each token was drawn from a few candidates.
+    """
+
+    def make(
+        groups: int = 3, samples: int = 4, *, seed: int = 0, updates: int = 1, truncated: bool = False
+    ) -> TrainBatch:
         random = np.random.default_rng(seed)
         count = groups * samples
         prompts = [random.integers(3, 20, random.integers(1, 9)) for _ in range(groups)]
@@ -73,13 +80,24 @@ def make_batch(make_model) -> Callable[..., TrainBatch]:
             responses=np.concatenate(responses).astype(np.int32),
             response_lengths=np.array([len(response) for response in responses]),
             trainable=random.random(sum(map(len, responses))) < 0.9,
-            log_probs=random.normal(-3.0, 0.3, sum(map(len, responses))).astype(np.float32),
+            log_probs=random.normal(-1.0 if truncated else -3.0, 0.3, sum(map(len, responses))).astype(np.float32),
+            candidates=candidates_around(np.concatenate(responses), seed) if truncated else None,
             rewards=random.normal(size=count).astype(np.float32),
             group=np.repeat(np.arange(groups), samples),
             updates=updates,
         )
 
     return make
+
+
+def over_candidates(logits: torch.Tensor, candidates: Candidates) -> torch.Tensor:
+    """(T, V) logits, -inf for all tokens except the candidates."""
+    removed, start = torch.zeros(logits.shape, dtype=torch.bool), 0
+    for row, count in enumerate(candidates.counts.tolist()):
+        removed[row] = count > 0
+        removed[row, candidates.ids[start : start + count].astype(np.int64)] = False
+        start += count
+    return logits.masked_fill(removed, -torch.inf)
 
 
 @pytest.fixture
@@ -93,6 +111,8 @@ def log_probs_of(make_model) -> Callable[..., list[torch.Tensor]]:
                 np.concatenate([batch.prompts[p : p + prompt_length], batch.responses[r : r + length]]).astype(np.int64)
             )
             logits = model(input_ids=ids[None], use_cache=False).logits[0, prompt_length - 1 : -1]
+            if batch.candidates is not None:
+                logits = over_candidates(logits, batch.candidates[r : r + length])
             sequences.append(logits.log_softmax(-1).gather(1, ids[prompt_length:, None]).squeeze(1))
             p, r = p + prompt_length, r + length
         return sequences

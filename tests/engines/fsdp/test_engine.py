@@ -83,9 +83,16 @@ def clipped_policy_loss(model, batch, log_probs_of) -> torch.Tensor:
     return total / int(batch.trainable.sum())
 
 
-@pytest.mark.parametrize("experts", [pytest.param(0, id="dense"), pytest.param(4, id="mixture of experts")])
-def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log_probs_of, experts) -> None:
-    batch, reference = make_batch(), make_model(experts=experts).train()
+@pytest.mark.parametrize(
+    ("experts", "truncated"),
+    [
+        pytest.param(0, False, id="dense"),
+        pytest.param(4, False, id="mixture of experts"),
+        pytest.param(0, True, id="over candidates"),
+    ],
+)
+def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log_probs_of, experts, truncated) -> None:
+    batch, reference = make_batch(truncated=truncated), make_model(experts=experts).train()
     loss = clipped_policy_loss(reference, batch, log_probs_of)
     loss.backward()
     engine = FSDPEngine(Origin(partial(make_model, experts=experts)), make_spec(), CPU)
@@ -125,11 +132,27 @@ def test_the_first_update_is_the_formulas(make_model, make_spec, make_batch, log
     ],
 )
 def test_no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout) -> None:
+    no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
+def test_no_layout_changes_the_updates_over_candidates(make_model, make_spec, make_batch, packed) -> None:
+    algorithm = {"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5, "algorithm.entropyCoefficient": 0.3}
+    layout = {
+        "train.batch.dynamicMicroBatches": True,
+        "train.batch.maxTokensPerDevice": 40,
+        "data.maxPromptTokens": 8,
+        "train.batch.removePadding": packed,
+    }
+    no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout, truncated=True)
+
+
+def no_layout_changes_the_updates(make_model, make_spec, make_batch, algorithm, layout, **batches) -> None:
     plain, other = (FSDPEngine(Origin(make_model), make_spec(algorithm | cut), CPU) for cut in ({}, layout))
     before = copies_of(published_by(plain))
     # The second update starts from a model that has left its reference, so that a KL term has something to say. Adam
     # has amplified the first one's rounding by then.
-    for batch, tolerance in ((make_batch(seed=0), 1e-5), (make_batch(seed=1), 1e-4)):
+    for batch, tolerance in ((make_batch(seed=0, **batches), 1e-5), (make_batch(seed=1, **batches), 1e-4)):
         [expected], [actual] = plain.train(batch, [1e-3]), other.train(batch, [1e-3])
         assert actual.loss == pytest.approx(expected.loss, rel=tolerance)
         assert actual.gradient_norm == pytest.approx(expected.gradient_norm, rel=tolerance)

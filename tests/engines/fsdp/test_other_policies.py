@@ -76,11 +76,18 @@ def pulled_back(batch, log_probs: list[Tensor], initial: list[Tensor]) -> Tensor
     return total / int(batch.trainable.sum())
 
 
-def test_kl_in_the_loss_pulls_back_to_the_initial_model(make_model, make_spec, make_batch, log_probs_of) -> None:
+OVER_CANDIDATES = pytest.mark.parametrize("truncated", [False, True], ids=["", "over candidates"])
+"""All policies are compared over the tokens that could have been drawn."""
+
+
+@OVER_CANDIDATES
+def test_kl_in_the_loss_pulls_back_to_the_initial_model(
+    make_model, make_spec, make_batch, log_probs_of, truncated
+) -> None:
     spec = make_spec({"algorithm.kl.placement": "Loss", "algorithm.kl.coefficient": 0.5})
     engine = FSDPEngine(Origin(make_model), spec, CPU)
     engine.train(make_batch(seed=0), [5e-3])
-    batch, current = make_batch(seed=1), moved(make_model, engine)
+    batch, current = make_batch(seed=1, truncated=truncated), moved(make_model, engine)
     [metrics] = engine.train(batch, [1e-3])
     agree(metrics, pulled_back(batch, log_probs_of(current, batch), log_probs_of(make_model(), batch)), current)
 
@@ -101,11 +108,14 @@ def test_with_adapters_the_initial_model_is_the_one_without_them(
     assert metrics.means["kl"] > 1e-3
 
 
-def test_kl_in_the_reward_is_that_of_the_policy_that_generated(make_model, make_spec, make_batch, log_probs_of) -> None:
+@OVER_CANDIDATES
+def test_kl_in_the_reward_is_that_of_the_policy_that_generated(
+    make_model, make_spec, make_batch, log_probs_of, truncated
+) -> None:
     spec = make_spec({"algorithm.kl.placement": "Reward", "algorithm.kl.coefficient": 0.5})
     engine = FSDPEngine(Origin(make_model), spec, CPU)
     engine.train(make_batch(seed=0), [5e-3])
-    batch, current = make_batch(seed=1), moved(make_model, engine)
+    batch, current = make_batch(seed=1, truncated=truncated), moved(make_model, engine)
     [metrics] = engine.train(batch, [1e-3])
 
     olds, masks = by_sample(batch, batch.log_probs), by_sample(batch, batch.trainable)
@@ -123,8 +133,9 @@ def test_kl_in_the_reward_is_that_of_the_policy_that_generated(make_model, make_
     agree(metrics, total / int(batch.trainable.sum()), current)
 
 
+@OVER_CANDIDATES
 def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start(
-    make_model, make_spec, make_batch, log_probs_of
+    make_model, make_spec, make_batch, log_probs_of, truncated
 ) -> None:
     spec = make_spec(
         {
@@ -134,7 +145,7 @@ def test_the_second_update_of_a_batch_is_clipped_around_the_weights_at_its_start
             "async.updatesPerBatch": 2,
         }
     )
-    batch = make_batch(groups=4, updates=2)
+    batch = make_batch(groups=4, updates=2, truncated=truncated)
     halfway, engine = (FSDPEngine(Origin(make_model), spec, CPU) for _ in range(2))
     halfway.train(batch, [5e-3, 0.0])  # the weights after the first update
     [_, metrics] = engine.train(batch, [5e-3, 1e-3])

@@ -23,6 +23,9 @@ by weights; GPG has no ratio, so under None it is not corrected.)
 the detached log-probs of the same forward pass are the proximal ones and no second pass is needed. The ratio is then 1
 and nothing is clipped: only the bounds of the correction limit the step. With several steps per batch, pass log-probs
 recomputed with the weights at the batch's start, so that clipping has an effect; DecoupledPPO requires them.
+
+All log-probs of a token, those of the reference for the KL penalty included, are over the same tokens: under truncated sampling over
+those that the sampler kept, so that the ratio of an unchanged policy is 1 (docs/numerics.md).
 DecoupledPPO is the objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298. The code of AReaL drops
 tokens whose ratio is above the cap; here the ratio is truncated to the cap.
 

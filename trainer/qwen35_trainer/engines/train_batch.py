@@ -2,7 +2,7 @@
 
 all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
 held samples    prompts    p p p │ p p │ …
-                responses  r r   │ r r r r │ …        log_probs, trainable: one value per r
+                responses  r r   │ r r r r │ …        log_probs, trainable: one value per r; candidates: any number
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.data.picture_arrays import PictureArrays
 
 
@@ -31,6 +32,8 @@ class TrainBatch:
     """Response tokens that enter the loss."""
     log_probs: NDArray[np.float32] | None = None
     """Log-probs of the behaviour policy; None for supervised samples."""
+    candidates: Candidates | None = None
+    """The tokens that the behaviour policy could have drawn in place of each response token; None: the whole vocabulary."""
     rewards: NDArray[np.float32] | None = None
     """(N,); None for supervised samples."""
     valid: NDArray[np.bool_] | None = None
@@ -52,6 +55,7 @@ class TrainBatch:
         held = self.held_samples
         assert self.prompts.size == self.prompt_lengths[held].sum(), "prompts do not fit their lengths"
         assert self.responses.size == self.trainable.size == self.response_lengths[held].sum(), "responses do not fit"
+        assert self.candidates is None or len(self.candidates) == self.responses.size, "candidates do not fit"
         assert self.samples % self.updates == 0, f"{self.samples} samples do not make {self.updates} equal updates"
         assert self.pictures is None or len(self.pictures) == self.samples, "pictures are not one entry per sample"
         assert (self.held is None) == (self.counts is None), "a share needs the counts of the whole batch"
@@ -92,13 +96,18 @@ class TrainBatch:
             parts = [values[at : at + length] for at, length in zip(starts[samples], lengths[samples], strict=True)]
             return np.concatenate(parts) if parts else values[:0]
 
-        kept = set(samples.tolist())
+        kept, candidates = set(samples.tolist()), None
+        if self.candidates is not None:
+            pairs = zip(responses[samples], self.response_lengths[samples], strict=True)
+            tokens = [np.arange(at, at + length) for at, length in pairs]
+            candidates = self.candidates.take(np.concatenate(tokens) if tokens else samples[:0])
         return replace(
             self,
             prompts=cut(self.prompts, prompts, self.prompt_lengths),
             responses=cut(self.responses, responses, self.response_lengths),
             trainable=cut(self.trainable, responses, self.response_lengths),
             log_probs=None if self.log_probs is None else cut(self.log_probs, responses, self.response_lengths),
+            candidates=candidates,
             pictures=self.pictures and tuple(each if n in kept else None for n, each in enumerate(self.pictures)),
             held=samples,
             counts=self.trained,

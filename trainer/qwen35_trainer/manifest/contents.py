@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from qwen35_trainer.manifest.base import Section
 from qwen35_trainer.manifest.problems import Problem, either
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 from qwen35_trainer.manifest.training import TrainingSpec
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 
@@ -142,6 +143,19 @@ def elasticity(spec: TrainingSpec) -> Iterator[Problem]:
     if pool.maxNodes is not None and pool.maxNodes < pool.nodes:
         fix = f"Raise it to at least {pool.nodes}, or lower nodes to {pool.maxNodes}."
         yield Problem("spec.rollout.maxNodes", f"{pool.maxNodes} is below nodes {pool.nodes}.", fix)
+
+
+def vllm_candidates(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that truncated sampling with VLLM keeps a bounded number of tokens, because vLLM returns each of them."""
+    pool = spec.rollout
+    if pool is None or pool.engine != "VLLM":
+        return
+    if pool.topK > MAX_VLLM_TOP_K:
+        message = f"{pool.topK} is above {MAX_VLLM_TOP_K}, the maximum with engine VLLM, which returns this many log-probs per token."
+        yield Problem("spec.rollout.topK", message, f"Lower it to at most {MAX_VLLM_TOP_K}, or use engine Torch.")
+    if pool.topK == 0 and (pool.topP < 1 or pool.minP > 0):
+        message = "topP and minP keep a number of tokens without a bound, and engine VLLM returns the log-prob of each."
+        yield Problem("spec.rollout.topK", message, f"Set topK to at most {MAX_VLLM_TOP_K}, or use engine Torch.")
 
 
 def straggler_lane(spec: TrainingSpec) -> Iterator[Problem]:

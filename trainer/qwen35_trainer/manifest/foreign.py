@@ -33,6 +33,7 @@ TRL = {
     "temperature": "rollout.temperature",
     "top_p": "rollout.topP",
     "top_k": "rollout.topK",
+    "min_p": "rollout.minP",
     "vllm_tensor_parallel_size": "rollout.tensorParallel",
     "vllm_gpu_memory_utilization": "rollout.memoryFraction",
     "max_steps": "train.updates",

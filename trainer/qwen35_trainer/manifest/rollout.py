@@ -10,6 +10,10 @@ from qwen35_trainer.manifest.vllm import VLLMSpec
 
 RolloutEngineName = Literal["VLLM", "Torch"]
 
+MAX_VLLM_TOP_K = 512
+"""Maximum of topK with VLLM where tokens are truncated: vLLM returns this many log-probs for each token. As in prime-rl
+(PrimeIntellect-ai/prime-rl#3431)."""
+
 
 class StragglerLaneSpec(Section):
     """Nodes of the rollout pool that are reserved for finishing long sequences faster."""
@@ -122,15 +126,25 @@ class RolloutSpec(Section):
         1.0,
         gt=0,
         le=1,
-        description="Nucleus sampling; 1 disables it. Default 1, so that sampler and trainer agree on probabilities. "
-        "verl: actor_rollout_ref.rollout.top_p.",
+        description="Nucleus sampling: sample from the most likely tokens that together have this probability; 1 disables "
+        "it. The trainer computes log-probs over the same tokens. With VLLM it needs topK. Default 1, which samples from the "
+        "policy that is trained. verl: actor_rollout_ref.rollout.top_p.",
     )
     topK: int = Field(
         0,
         ge=0,
         le=1_000_000,
-        description="Sample from the k most likely tokens; 0 disables it. Default 0, so that sampler and trainer "
-        "agree on probabilities. verl: actor_rollout_ref.rollout.top_k.",
+        description="Sample from the k most likely tokens; 0 disables it. The trainer computes log-probs over the same "
+        f"tokens. At most {MAX_VLLM_TOP_K} with VLLM. Default 0, which samples from the policy that is trained. verl: "
+        "actor_rollout_ref.rollout.top_k.",
+    )
+    minP: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="Sample only tokens at least this share as likely as the most likely token; 0 disables it. The "
+        "trainer computes log-probs over the same tokens. With VLLM it needs topK. Default 0, which samples from the policy that "
+        "is trained. verl: none.",
     )
     vllm: VLLMSpec | None = Field(
         None, description="Options of the engine VLLM. Default: those of its fields. verl: none."

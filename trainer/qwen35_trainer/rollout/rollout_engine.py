@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.pipeline.events import SequenceId
 
 if TYPE_CHECKING:
@@ -51,8 +52,15 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0
     """0 keeps all tokens."""
+    min_p: float = 0.0
+    """Drop tokens that are less likely than this share of the most likely token's probability; 0 keeps all."""
     stop: tuple[int, ...] = ()
     """Tokens that end the response, in addition to the engine's end token."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary. The most likely token is taken from all of it."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(frozen=True)
@@ -65,12 +73,15 @@ class GeneratedTokens:
     """(T,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
     versions: NDArray[np.int32]
     """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
+    candidates: Candidates | None = None
+    """The tokens that could have been drawn in place of each; None: the whole vocabulary (`Sampling.truncates`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, part: slice) -> GeneratedTokens:
-        return GeneratedTokens(self.ids[part], self.log_probs[part], self.versions[part])
+        candidates = None if self.candidates is None else self.candidates[part]
+        return GeneratedTokens(self.ids[part], self.log_probs[part], self.versions[part], candidates)
 
     @classmethod
     def join(cls, parts: Iterable[GeneratedTokens]) -> GeneratedTokens:
@@ -80,6 +91,7 @@ class GeneratedTokens:
             np.concatenate([part.ids for part in all_parts]),
             np.concatenate([part.log_probs for part in all_parts]),
             np.concatenate([part.versions for part in all_parts]),
+            Candidates.join((part.candidates for part in all_parts), map(len, all_parts)),
         )
 
 

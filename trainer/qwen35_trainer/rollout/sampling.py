@@ -2,42 +2,61 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 
+class DrawnTokens(NamedTuple):
+    """A token for each of n rows of logits."""
+
+    ids: Tensor
+    """(n,) int64."""
+    log_probs: Tensor
+    """(n,) float32, under the distribution that each token was drawn from."""
+    kept: Tensor | None
+    """(n, V) bool, the tokens of that distribution; None: all tokens, for every row."""
+
+
 def sample(
-    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, generator: torch.Generator
-) -> tuple[Tensor, Tensor]:
-    """Draw a token for each row of logits. Returns tokens (n,) int64 and log-probabilities (n,) float32.
+    logits: Tensor, temperature: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor, generator: torch.Generator
+) -> DrawnTokens:
+    """Draw a token for each row of logits.
 
-    logits: (n, V) float32.  temperature, top_p: (n,) float32.  top_k: (n,) int64, 0 keeps all.
+    logits: (n, V) float32.  temperature, top_p, min_p: (n,) float32.  top_k: (n,) int64, 0 keeps all.
 
-    Applies the temperature, then top-k, then top-p, and renormalises, in the order of vLLM and transformers. Temperature 0 takes the
-    most likely token, with its log-probability at temperature 1.
+    Applies the temperature, then min-p, then top-k, then top-p, and renormalises, in the order of vLLM; transformers applies min-p last.
+    Temperature 0 takes the most likely token, with its log-probability at temperature 1 under the whole distribution.
     """
     greedy = temperature == 0
-    scaled = logits / temperature.masked_fill(greedy, 1.0).unsqueeze(1)
-    if bool((top_k > 0).any()) or bool((top_p < 1).any()):
-        scaled = _truncate(scaled, top_p.masked_fill(greedy, 1.0), top_k.masked_fill(greedy, 0))
+    scaled, kept = logits / temperature.masked_fill(greedy, 1.0).unsqueeze(1), None
+    if bool((top_k > 0).any()) or bool((top_p < 1).any()) or bool((min_p > 0).any()):
+        kept = _kept(
+            scaled, top_p.masked_fill(greedy, 1.0), top_k.masked_fill(greedy, 0), min_p.masked_fill(greedy, 0.0)
+        )
+        scaled = scaled.masked_fill(~kept, float("-inf"))
     log_probs = scaled.log_softmax(-1)
     # Gumbel-max: one pass, no cumulative sums, and exact in distribution.
     # Clamped above 0: an exponential draw of exactly 0, which some platforms make, would win against every likelihood.
     noise = torch.empty_like(log_probs).exponential_(generator=generator).clamp_(min=2**-25).log_()
     tokens = torch.where(greedy, logits.argmax(-1), (log_probs - noise).argmax(-1))
-    return tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return DrawnTokens(tokens, log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1), kept)
 
 
-def _truncate(logits: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Set the logits of all tokens that top-k or top-p excludes to -inf.
+def _kept(logits: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
+    """Return which tokens min-p, top-k and top-p keep, (n, V) bool. The most likely token always stays.
 
-    Top-p excludes a token if the more likely tokens together already have the probability top-p.
+    Min-p excludes a token that is less likely than that share of the most likely one, top-p a token if the more likely tokens that
+    min-p and top-k keep together already have the probability top-p.
     """
     ordered, index = logits.sort(-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)
     dropped = (top_k.unsqueeze(1) > 0) & (rank >= top_k.unsqueeze(1))
+    dropped |= ordered < ordered[:, :1] + min_p.log().unsqueeze(1)  # the logarithm of 0 is -inf, which drops nothing
     probabilities = ordered.masked_fill(dropped, float("-inf")).softmax(-1)
-    # A token stays if the more likely tokens have not reached top-p together, so the most likely one always stays.
-    dropped |= probabilities.cumsum(-1) - probabilities >= top_p.unsqueeze(1)
+    more_likely = probabilities.cumsum(-1) - probabilities
+    # Rounding: with top-p 1 the sum may reach 1 before the last tokens.
+    dropped |= (more_likely >= top_p.unsqueeze(1)) & (top_p.unsqueeze(1) < 1)
     dropped[:, 0] = False
-    return logits.masked_fill(dropped.gather(-1, index.argsort(-1)), float("-inf"))
+    return ~dropped.gather(-1, index.argsort(-1))

@@ -24,6 +24,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.decoder import Decoder
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.pipeline.events import SequenceId
+from qwen35_trainer.rollout.candidate_log import CandidateLog
 from qwen35_trainer.rollout.rollout_engine import (
     Completed,
     EndReason,
@@ -98,11 +99,12 @@ class TorchEngine:
             slots, dtype=torch.int64, device=device
         )  # number of tokens that `progress` has returned
         self._limit = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._sampling = torch.zeros(slots, 3, device=device)  # temperature, top-p, top-k
+        self._sampling = torch.zeros(slots, 4, device=device)  # temperature, top-p, top-k, min-p
         self._stop = torch.full((slots, 1), _NO_TOKEN, dtype=torch.int64, device=device)  # tokens that end a sequence
         self._tokens = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
         self._log_probs = torch.zeros(slots, max_length, device=device)
         self._versions = torch.zeros(slots, max_length, dtype=torch.int32, device=device)
+        self._candidates = CandidateLog(slots)
 
     @property
     def version(self) -> int:
@@ -188,10 +190,11 @@ class TorchEngine:
         n = len(self._running)
         if n == 0:
             return StepOutput()
-        settings = self._sampling[:n]
-        tokens, log_probs = sample(
-            self._logits[:n], settings[:, 0], settings[:, 1], settings[:, 2].to(torch.int64), self._generator
+        temperature, top_p, top_k, min_p = self._sampling[:n].unbind(1)
+        tokens, log_probs, candidates = sample(
+            self._logits[:n], temperature, top_p, top_k.to(torch.int64), min_p, self._generator
         )
+        self._candidates.append(candidates, [request.sampling.truncates for request in self._running])
         rows, at = torch.arange(n, device=tokens.device), self._generated[:n]
         self._tokens[rows, at] = tokens.to(torch.int32)
         self._log_probs[rows, at] = log_probs
@@ -232,12 +235,13 @@ class TorchEngine:
         self._generated[new] = self._reported[new] = torch.tensor([len(request.kept) for request in admitted])
         self._limit[new] = torch.tensor([request.max_tokens for request in admitted])
         self._sampling[new] = torch.tensor(
-            [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k) for r in admitted]
+            [(r.sampling.temperature, r.sampling.top_p, r.sampling.top_k, r.sampling.min_p) for r in admitted]
         )
         self._set_stop_tokens(new, admitted)
         self._running += admitted
         for slot, request in enumerate(admitted, start):
             self._put_back(slot, request.kept)
+            self._candidates.begin(slot, request.kept, truncates=request.sampling.truncates)
         return {request.sequence: self._version for request in admitted if not len(request.kept)}
 
     def _set_stop_tokens(self, slots: slice, admitted: Sequence[SequenceRequest]) -> None:
@@ -260,7 +264,8 @@ class TorchEngine:
     def _tokens_of(self, slot: int, start: int) -> GeneratedTokens:
         end = int(self._generated[slot])
         tables = (self._tokens, self._log_probs, self._versions)
-        return GeneratedTokens(*(table[slot, start:end].cpu().numpy().copy() for table in tables))
+        ids, log_probs, versions = (table[slot, start:end].cpu().numpy().copy() for table in tables)
+        return GeneratedTokens(ids, log_probs, versions, self._candidates.candidates(slot, start, end))
 
     def _collect(self, tokens: Tensor, ended: Tensor, done: Tensor) -> tuple[Tensor, tuple[Completed, ...]]:
         """Remove finished sequences from their slots. Returns the tokens of the other sequences by slot, and the finished sequences."""
@@ -277,7 +282,12 @@ class TorchEngine:
         finished = tuple(
             Completed(
                 self._running[slot].sequence,
-                GeneratedTokens(ids[:length], log_probs[:length], versions[:length]),
+                GeneratedTokens(
+                    ids[:length],
+                    log_probs[:length],
+                    versions[:length],
+                    self._candidates.candidates(slot, 0, length),
+                ),
                 EndReason.STOP if complete else EndReason.LENGTH,
             )
             for slot, (ids, log_probs, versions, length, complete) in zip(slots, rows, strict=True)
@@ -301,5 +311,6 @@ class TorchEngine:
                 table[target] = table[source]
             for old, new in moves:
                 self._running[new] = self._running[old]
+                self._candidates.move(old, new)
         del self._running[remaining:]
         return moves

@@ -15,6 +15,9 @@ new tokens are submitted to vLLM again, with the new salt. A sequence with kept 
 compute its next token.
 
 What vLLM refuses or gives up ends that sequence with ERROR. What a step raises ends the replica.
+
+Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
+it dropped: `vllm_candidates.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     StepOutput,
     failed,
 )
+from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
 from qwen35_trainer.rollout.vllm_room import CacheRoom
 from qwen35_trainer.weights.adapters import are_adapters
@@ -63,6 +67,7 @@ class _Generating:
     ids: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    candidates: CandidateRecord = field(default_factory=CandidateRecord)
     reported: int = 0
     """Number of its tokens that `progress` has returned."""
 
@@ -72,7 +77,15 @@ class _Generating:
             np.array(self.ids[start:], np.int32),
             np.array(self.log_probs[start:], np.float32),
             np.array(self.versions[start:], np.int32),
+            self.candidates.since(start) if self.request.sampling.truncates else None,
         )
+
+    def add(self, generated: Any, version: int) -> None:  # noqa: ANN401  # vLLM's CompletionOutput
+        """Add the tokens of a step."""
+        self.ids += generated.token_ids
+        returned = generated.logprobs
+        self.log_probs += self.candidates.add(returned) if self.request.sampling.truncates else returned.logprobs
+        self.versions += [version] * len(generated.token_ids)
 
     def all(self) -> GeneratedTokens:
         return GeneratedTokens.join([self.request.kept, self.new()])
@@ -186,9 +199,7 @@ class VLLMEngine:
             if generated.token_ids and not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
             if generated.token_ids:  # a sequence that vLLM gives up ends without a token
-                held.ids += generated.token_ids
-                held.log_probs += generated.logprobs.logprobs
-                held.versions += [self._version] * len(generated.token_ids)
+                held.add(generated, self._version)
                 tokens += len(generated.token_ids)
             if output.finished:
                 del self._sequences[output.request_id]
@@ -203,12 +214,13 @@ class VLLMEngine:
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
             max_tokens=request.max_tokens - len(request.kept),
             # The end token is the tokenizer's, whatever config.json says. Without seeds of their own, sequences are drawn together.
             ignore_eos=True,
             stop_token_ids=[self._end_token, *request.sampling.stop],
             detokenize=False,
-            logprobs=0,
+            logprobs=returned_tokens(request.sampling, self._limits.vocabulary),
             flat_logprobs=True,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -33,6 +33,7 @@ import torch
 from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
 from qwen35_trainer.rollout.vllm_worker import begin_replacement, finish_replacement, join_replica, load_portion
@@ -108,8 +109,9 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         "seed": settings.seed,
         "max_model_len": settings.max_length,
         "max_num_seqs": settings.slots,
-        # The distribution that a token is drawn from, after temperature, top-k and top-p.
+        # The distribution that a token is drawn from, after temperature, min-p, top-k and top-p.
         "logprobs_mode": "processed_logprobs",
+        "max_logprobs": MAX_RETURNED_TOKENS,
         "async_scheduling": False,
         "tensor_parallel_size": settings.devices,
         "distributed_executor_backend": "uni" if settings.devices == 1 else "mp",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.data.data_errors import DataError
 from qwen35_trainer.data.encode import EncodedPrompt
 from qwen35_trainer.data.picture_arrays import PictureArrays
@@ -70,6 +71,9 @@ def assemble(
         response_lengths=np.array([len(sequence.tokens) for sequence in sequences], dtype=np.int64),
         trainable=trainable,
         log_probs=np.concatenate([sequence.tokens.log_probs for sequence in sequences]),
+        candidates=Candidates.join(
+            (sequence.tokens.candidates for sequence in sequences), (len(sequence.tokens) for sequence in sequences)
+        ),
         rewards=np.array([reward or 0.0 for reward in rewards], dtype=np.float32),
         valid=np.array([reward is not None for reward in rewards]),
         group=np.array([group.group for group in groups for _ in group.sequences], dtype=np.int64),

@@ -108,7 +108,7 @@ class Generation:
         rollout, algorithm = self._parts.spec.rollout, self._parts.spec.algorithm
         assert rollout is not None
         prompt = self._parts.prompts[self._parts.order.prompt_index(notice.position)]
-        sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK)
+        sampling = Sampling(rollout.temperature, rollout.topP, rollout.topK, rollout.minP)
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
 
     def start(self, command: commands.StartSequences) -> None:

@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import NO_TOKENS, GeneratedTokens
 
 _EMPTY = np.empty((3, 0), np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTokens:
+    """T tokens of a sequence, in the form in which they are copied to its buffer."""
+
+    table: NDArray[np.int32]
+    """(3, T): ids, the bits of the log-probs, versions."""
+    candidates: Candidates | None
+
+    def __len__(self) -> int:
+        return self.table.shape[1]
+
+    def first(self, count: int) -> PackedTokens:
+        """Return the first `count` tokens, as views."""
+        return PackedTokens(self.table[:, :count], None if self.candidates is None else self.candidates[:count])
+
+    def copy(self) -> PackedTokens:
+        """Return a copy that keeps no other array alive."""
+        return PackedTokens(self.table.copy(), None if self.candidates is None else self.candidates.copy())
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
@@ -21,7 +43,8 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
-        self._data = _packed(all_tokens)
+        self._data = _packed(all_tokens).table
+        self._candidates = all_tokens.candidates
 
     def __len__(self) -> int:
         return len(self._names)
@@ -33,27 +56,33 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         if name not in self._names:
             raise KeyError(name)
         index = self._names.index(name)
-        start = int(self._ends[index - 1]) if index else 0
-        return _unpacked(self._data[:, start : int(self._ends[index])])
+        return _unpacked(self._part(int(self._ends[index - 1]) if index else 0, int(self._ends[index])))
 
-    def packed(self) -> Iterator[tuple[SequenceId, NDArray[np.int32]]]:
+    def packed(self) -> Iterator[tuple[SequenceId, PackedTokens]]:
         """Yield each sequence with its tokens as `TokenBuffer.append` takes them."""
         start = 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
-            yield name, self._data[:, start:end]
+            yield name, self._part(start, end)
             start = end
+
+    def _part(self, start: int, end: int) -> PackedTokens:
+        candidates = None if self._candidates is None else self._candidates[start:end]
+        if candidates is not None and not candidates.counts.any():
+            candidates = None  # only other sequences of the block are sampled with truncation
+        return PackedTokens(self._data[:, start:end], candidates)
 
 
 class TokenBuffer:
-    """The tokens of one sequence: 12 bytes per token, and about 150 bytes for each part that was appended.
+    """The tokens of one sequence: 12 bytes per token with its candidates, and some 300 bytes for each part that was appended.
 
-    Parts are joined only when the tokens are read: growing one array would copy each token several times.
+    Parts are joined only when the tokens are read: growing one array would copy each token several times. There are few parts,
+    because a long sequence reports tokens when they are a share of it (`rollout_worker.PROGRESS_SHARE`).
     """
 
     __slots__ = ("_length", "_parts")
 
     def __init__(self, tokens: GeneratedTokens = NO_TOKENS) -> None:
-        self._parts: list[NDArray[np.int32]] = []  # each (3, T): ids, the bits of the log-probs, versions
+        self._parts: list[PackedTokens] = []
         self._length = 0
         if len(tokens):
             self.append(_packed(tokens))
@@ -61,33 +90,36 @@ class TokenBuffer:
     def __len__(self) -> int:
         return self._length
 
-    def append(self, tokens: NDArray[np.int32]) -> None:
-        """Copy tokens, (3, T) as in `TokenBlock.packed`, to the end. The array, which may be part of a large one, is not kept."""
+    def append(self, tokens: PackedTokens) -> None:
+        """Copy tokens to the end. Their arrays, which may be parts of large ones, are not kept."""
         self._parts.append(tokens.copy())
-        self._length += tokens.shape[1]
+        self._length += tokens.table.shape[1]
 
     def cut(self, length: int) -> None:
         """Keep only the first `length` tokens. Raises ValueError when there are fewer."""
         if length > self._length:
             raise ValueError(f"{length} tokens are to be kept, and there are {self._length}")
         if length < self._length:
-            self._parts = [self._joined()[:, :length].copy()]
+            self._parts = [self._joined().first(length).copy()]
             self._length = length
 
     def tokens(self) -> GeneratedTokens:
         """Return the tokens, which no later call changes."""
         return _unpacked(self._joined())
 
-    def _joined(self) -> NDArray[np.int32]:
+    def _joined(self) -> PackedTokens:
         if len(self._parts) != 1:
-            self._parts = [np.concatenate([_EMPTY, *self._parts], axis=1)]
+            table = np.concatenate([_EMPTY, *(part.table for part in self._parts)], axis=1)
+            candidates = Candidates.join([part.candidates for part in self._parts], map(len, self._parts))
+            self._parts = [PackedTokens(table, candidates)]
         return self._parts[0]
 
 
-def _packed(tokens: GeneratedTokens) -> NDArray[np.int32]:
-    """Return tokens as one array, (3, T): ids, the bits of the log-probs, versions."""
-    return np.stack([tokens.ids, np.asarray(tokens.log_probs, np.float32).view(np.int32), tokens.versions])
+def _packed(tokens: GeneratedTokens) -> PackedTokens:
+    log_probs = np.asarray(tokens.log_probs, np.float32).view(np.int32)
+    return PackedTokens(np.stack([tokens.ids, log_probs, tokens.versions]), tokens.candidates)
 
 
-def _unpacked(data: NDArray[np.int32]) -> GeneratedTokens:
-    return GeneratedTokens(data[0], data[1].view(np.float32), data[2])
+def _unpacked(tokens: PackedTokens) -> GeneratedTokens:
+    ids, log_probs, versions = tokens.table
+    return GeneratedTokens(ids, log_probs.view(np.float32), versions, tokens.candidates)

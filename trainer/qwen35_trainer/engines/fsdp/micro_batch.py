@@ -22,6 +22,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.models.qwen3_5.head import TokenScores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 
@@ -81,6 +82,8 @@ class MicroBatch:
     cells: Tensor
     """(R,) int64 flat positions of the trained tokens in the tables."""
     responses: Responses
+    kept: KeptLogits | None = None
+    """The tokens over which the softmax of each of the R rows is taken; None: the whole vocabulary."""
 
     def table(self, values: Tensor) -> Tensor:
         """Return a table (n, T) with the (R,) values of the scored tokens, and 0 elsewhere."""
@@ -104,7 +107,7 @@ def micro_batch(
     scored. In both cases this rank runs the same collectives as the others, and the mask excludes the token from
     the loss.
     """
-    responses = Responses.of(batch, offsets, samples)
+    responses, kept = Responses.of(batch, offsets, samples), None
     if len(samples) == 0:
         placeholder = torch.zeros(1, dtype=torch.int64)
         inputs = ModelInput.of_text([placeholder], packed=packed, device=device)
@@ -116,11 +119,19 @@ def micro_batch(
         lengths = batch.lengths[samples] - 1
         starts = np.cumsum(lengths) - lengths if packed else np.arange(len(samples)) * inputs.tokens.shape[1]
         rows = torch.from_numpy(starts[row] + batch.prompt_lengths[samples][row] - 1 + column)
-        targets = torch.from_numpy(batch.responses[offsets.responses[samples][row] + column].astype(np.int64))
+        tokens = offsets.responses[samples][row] + column
+        targets = torch.from_numpy(batch.responses[tokens].astype(np.int64))
+        kept = None if batch.candidates is None else KeptLogits(batch.candidates.take(tokens), device)
         cells = torch.from_numpy(row * mask.shape[1] + column)
         input_lengths = torch.from_numpy(lengths)
     return MicroBatch(
-        inputs, input_lengths.to(device), rows.to(device), targets.to(device), cells.to(device), responses.to(device)
+        inputs,
+        lengths=input_lengths.to(device),
+        rows=rows.to(device),
+        targets=targets.to(device),
+        cells=cells.to(device),
+        responses=responses.to(device),
+        kept=kept,
     )
 
 
@@ -153,10 +164,12 @@ def response_scores(
 ) -> TokenScores:
     """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution (nats).
 
+    Under truncated sampling both are of the distribution over the tokens that the sampler could have drawn, for every policy: the
+    current one, the one at the batch's start and the reference.
     Returns tables (n, T) float32, 0 for tokens that do not train, and the losses of the model's routers.
     """
     lengths = micro.lengths if with_router else None
-    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths)
+    scores = model(micro.inputs, micro.rows, micro.targets, temperature, with_entropy, lengths, micro.kept)
     entropy = None if scores.entropy is None else micro.table(scores.entropy)
     return TokenScores(micro.table(scores.log_probs), entropy, scores.router_losses)
 

@@ -18,6 +18,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule, context_parallel, full_atten
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.models.qwen3_5.head import TokenScores, token_scores
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
+from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 from qwen35_trainer.models.qwen3_5.router import Membership
 from qwen35_trainer.models.qwen3_5.sequence_layout import SequenceLayout, Split
 
@@ -30,6 +31,7 @@ def score(
     temperature: float = 1.0,
     with_entropy: bool = False,
     lengths: Tensor | None = None,
+    kept: KeptLogits | None = None,
     *,
     context_group: ProcessGroup | None = None,
     float32_logits: bool = False,
@@ -38,6 +40,7 @@ def score(
 
     rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored. targets: (R,) int64.
     lengths: (n,) int64 tokens of each sequence that the routers' losses count; None: without these losses.
+    kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
     context_group: processes that share each sequence; all get the same arguments and all scores
     (`context_parallel.py`). float32_logits: do not round logits to the model's precision.
     """
@@ -46,16 +49,18 @@ def score(
     flat = hidden.flatten(0, 1)
     norm = text_model(model).norm
 
-    def scores(hidden: Tensor, targets: Tensor) -> TokenScores:
+    def scores(hidden: Tensor, targets: Tensor, kept: KeptLogits | None) -> TokenScores:
         weight = model.lm_head.weight
-        return token_scores(norm(hidden), weight, targets, temperature, with_entropy, float32_logits=float32_logits)
+        return token_scores(
+            norm(hidden), weight, targets, temperature, with_entropy, float32_logits=float32_logits, kept=kept
+        )
 
     if context_group is None:
-        return scores(flat.index_select(0, rows), targets)._replace(router_losses=router_losses)
+        return scores(flat.index_select(0, rows), targets, kept)._replace(router_losses=router_losses)
     indices, local = context_parallel.local_rows(
         rows, context_group, whole=length, share=len(flat) // len(inputs.tokens)
     )
-    log_probs, entropy, _ = scores(flat[local], targets[indices])
+    log_probs, entropy, _ = scores(flat[local], targets[indices], None if kept is None else kept.take(indices))
 
     def everywhere(values: Tensor) -> Tensor:
         return context_parallel.gather_rows(values, indices, len(rows), context_group)

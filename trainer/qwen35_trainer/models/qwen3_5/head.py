@@ -10,6 +10,7 @@ of up to 1/32, and so do log-probs. Gradients of the logits are rounded to the w
 sums are not.
 
     hidden ─product─► logits of a chunk ─pass─► two numbers per row ─ … ─► gradient of the logits ─two products─► gradients
+                            └─ under truncated sampling, the logits of tokens that could not be drawn are removed in place
 
 The products are computed by the vendor's library: at these shapes (hundreds of rows, thousands of channels, the whole
 vocabulary) it reaches the hardware's limit. The passes over their result are in Triton on a GPU (`head_kernels.py`), and
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
+from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 
 CHUNK_LOGITS = 2**27
 """Logits in memory at a time, in elements (512 MiB in float32): 541 rows of the published models. That is enough for an
@@ -53,6 +55,7 @@ def token_scores(
     chunk: int | None = None,
     *,
     float32_logits: bool = False,
+    kept: KeptLogits | None = None,
 ) -> TokenScores:
     """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
@@ -61,12 +64,15 @@ def token_scores(
     products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32.
     The weight's gradient is summed over chunks in float32 and rounded once. The backward pass overwrites the kept
     chunk, so it can run only once.
+
+    kept: the tokens over which each row's softmax is taken, its target among them; None: the whole vocabulary. Log-probs, entropies
+    and gradients are those of the distribution over these tokens. It takes memory for the candidates only.
     """
     if temperature <= 0:
         raise ValueError(f"temperature {temperature}: it must be above 0")
     rows = chunk or max(1, CHUNK_LOGITS // weight.shape[0])
     log_probs, entropy = _Scores.apply(  # type: ignore[no-untyped-call]
-        hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows, float32_logits
+        hidden.to(weight.dtype), weight, targets.contiguous(), temperature, with_entropy, rows, float32_logits, kept
     )
     return TokenScores(log_probs, entropy if with_entropy else None)
 
@@ -82,6 +88,7 @@ class _Scores(torch.autograd.Function):
         with_entropy: bool,
         chunk: int,
         float32_logits: bool,
+        kept: KeptLogits | None,
     ) -> tuple[Tensor, Tensor]:
         passes = _passes(hidden)
         log_probs, logsumexp, entropy = (hidden.new_zeros(len(targets), dtype=torch.float32) for _ in range(3))
@@ -89,20 +96,20 @@ class _Scores(torch.autograd.Function):
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             prepared = None  # frees the previous chunk first
-            prepared = passes.prepare(_logits(hidden[part], weight, float32_logits), temperature)
+            prepared = passes.prepare(_logits(hidden, weight, part, float32_logits, kept), temperature)
             log_probs[part], logsumexp[part], of_chunk = passes.reduce(
                 prepared, targets[part], temperature, with_entropy
             )
             if of_chunk is not None:
                 entropy[part] = of_chunk
         ctx.save_for_backward(hidden, weight, targets, logsumexp, entropy, prepared)
-        ctx.settings = temperature, with_entropy, chunk, float32_logits
+        ctx.settings = temperature, with_entropy, chunk, float32_logits, kept
         return log_probs, entropy
 
     @staticmethod
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, logsumexp, entropy, prepared = ctx.saved_tensors
-        temperature, with_entropy, chunk, float32_logits = ctx.settings
+        temperature, with_entropy, chunk, float32_logits, kept = ctx.settings
         by_log_prob, by_entropy = (gradient.contiguous() for gradient in gradients)
         passes = _passes(hidden)
         of_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
@@ -112,7 +119,7 @@ class _Scores(torch.autograd.Function):
         for start in reversed(range(0, len(targets), chunk)):
             part = slice(start, start + chunk)
             if prepared is None:
-                prepared = passes.prepare(_logits(hidden[part], weight, float32_logits), temperature)
+                prepared = passes.prepare(_logits(hidden, weight, part, float32_logits, kept), temperature)
             of_product = passes.gradient(
                 prepared,
                 targets[part],
@@ -130,11 +137,16 @@ class _Scores(torch.autograd.Function):
             elif of_weight is not None:
                 products.add_outer(of_weight, of_product, hidden[part])
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
-        return of_hidden, of_weight, None, None, None, None, None
+        return of_hidden, of_weight, None, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, float32_logits: bool) -> Tensor:
-    return products.rows_times(hidden, weight) if float32_logits else hidden @ weight.T
+def _logits(hidden: Tensor, weight: Tensor, part: slice, float32_logits: bool, kept: KeptLogits | None) -> Tensor:
+    """Compute the logits of a chunk of rows, without those that do not count."""
+    rows = hidden[part]
+    logits = products.rows_times(rows, weight) if float32_logits else rows @ weight.T
+    if kept is not None:
+        kept.remove_others(logits, part)
+    return logits
 
 
 class _Passes(Protocol):

@@ -1,0 +1,72 @@
+"""The tokens that truncated sampling could have drawn at each position of a response.
+
+Top-p, top-k and min-p draw from a part of the vocabulary, and a token's log-probability is that of the distribution over this
+part. The trainer computes its log-probabilities over the same part, so that the ratio of an unchanged policy is 1: "Keep
+Sampling Mask" of DeepSeek-V3.2, arXiv:2512.02556 section 3.1. `KeptLogits` applies them to the trainer's logits.
+
+    counts     3         1     2          one per token
+    ids        4 7 9  │  5  │  2 8  │ …   the candidates of one token after another
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of T tokens, each with the token itself among them. A count of 0 means the whole vocabulary."""
+
+    counts: NDArray[np.int32]
+    """(T,) number of candidates of each token."""
+    ids: NDArray[np.int32]
+    """(C,) token ids, of one token after another; C is the sum of the counts."""
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def __getitem__(self, part: slice) -> Candidates:
+        """Return the candidates of a part of the tokens, as views."""
+        start, end, _ = part.indices(len(self))
+        counts = self.counts[start:end]
+        first = int(self.starts[start]) if start < len(self) else len(self.ids)
+        return Candidates(counts, self.ids[first : first + int(counts.sum())])
+
+    def copy(self) -> Candidates:
+        """Return a copy that keeps no other array alive."""
+        return Candidates(self.counts.copy(), self.ids.copy())
+
+    @classmethod
+    def whole_vocabulary(cls, tokens: int) -> Candidates:
+        """Return the candidates of tokens that were drawn without truncation."""
+        return cls(np.zeros(tokens, np.int32), np.empty(0, np.int32))
+
+    @classmethod
+    def join(cls, parts: Iterable[Candidates | None], lengths: Iterable[int]) -> Candidates | None:
+        """Concatenate the candidates of parts of these lengths, of which a part without truncation has None.
+
+        Returns None if no part has candidates.
+        """
+        pairs = list(zip(parts, lengths, strict=True))
+        if all(part is None for part, _ in pairs):
+            return None
+        held = [cls.whole_vocabulary(length) if part is None else part for part, length in pairs]
+        return cls(np.concatenate([part.counts for part in held]), np.concatenate([part.ids for part in held]))
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Position of each token's first candidate in `ids`, (T,)."""
+        starts: NDArray[np.int64] = np.cumsum(self.counts, dtype=np.int64) - self.counts
+        return starts
+
+    def take(self, tokens: NDArray[np.int64]) -> Candidates:
+        """Copy the candidates of these tokens, in this order. tokens: (n,) their positions."""
+        counts = self.counts[tokens]
+        first = np.cumsum(counts, dtype=np.int64) - counts
+        cells = np.arange(int(counts.sum())) + np.repeat(self.starts[tokens] - first, counts)
+        return Candidates(counts, self.ids[cells])

@@ -1,0 +1,57 @@
+"""The candidates of the tokens that the Torch engine's running sequences have, by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen35_trainer.data.candidates import Candidates
+from qwen35_trainer.rollout.rollout_engine import GeneratedTokens
+
+_NO_IDS = np.empty(0, np.int32)
+
+
+class CandidateLog:
+    """A growing record for each slot whose sequence is sampled with truncation. Other slots have none, and cost nothing."""
+
+    def __init__(self, slots: int) -> None:
+        self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
+
+    def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
+        """Start the record of a sequence with the tokens that it has. truncates: whether its further tokens have candidates."""
+        candidates = kept.candidates
+        if candidates is None:
+            self._ids[slot] = [_NO_IDS] * len(kept) if truncates else None
+        else:
+            ends = np.cumsum(candidates.counts, dtype=np.int64)
+            self._ids[slot] = np.split(candidates.ids, ends)[:-1]
+
+    def append(self, kept: Tensor | None, truncating: Sequence[bool]) -> None:
+        """Add the candidates of one more token for each running sequence.
+
+        kept: (n, V) bool; None: all tokens of every row.  truncating: for each row, whether the sequence has candidates.
+        """
+        drawn: dict[int, NDArray[np.int32]] = {}
+        if kept is not None:
+            rows = [row for row, truncates in enumerate(truncating) if truncates]
+            of_rows, ids = kept.cpu()[rows].numpy().nonzero()
+            ends = np.cumsum(np.bincount(of_rows, minlength=len(rows)))[:-1]
+            drawn = dict(zip(rows, np.split(ids.astype(np.int32), ends), strict=True)) if rows else {}
+        for row, record in enumerate(self._ids[: len(truncating)]):
+            if record is not None:
+                record.append(drawn.get(row, _NO_IDS).copy())  # a view would keep the whole step in memory
+
+    def candidates(self, slot: int, start: int, end: int) -> Candidates | None:
+        """Return the candidates of a part of a slot's tokens, or None if its sequence has none."""
+        record = self._ids[slot]
+        if record is None:
+            return None
+        part = record[start:end]
+        return Candidates(np.array([len(ids) for ids in part], np.int32), np.concatenate([_NO_IDS, *part]))
+
+    def move(self, source: int, target: int) -> None:
+        """Move the record of a slot to another slot."""
+        self._ids[target], self._ids[source] = self._ids[source], None

@@ -1,0 +1,72 @@
+"""The candidates of sampled tokens, from the log-probabilities that vLLM returns.
+
+    vLLM's sampler   temperature ─► min-p ─► top-k ─► top-p ─► log-softmax ─► one token is drawn
+                                                                   │
+    returned         the drawn token, then the n most likely ──────┘   -inf: dropped by the sampler
+
+Top-k bounds how many tokens can be kept, so vLLM returns that many, and `TIED_TOKENS` more: it keeps all tokens whose logit equals that of the k-th, and logits in bfloat16 are often equal. The manifest therefore requires top-k where tokens are
+truncated (`manifest.contents.vllm_candidates`).
+
+vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). It needs top-k as
+well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses greedy sequences, as those of evaluations are.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from qwen35_trainer.data.candidates import Candidates
+from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
+from qwen35_trainer.rollout.rollout_engine import Sampling
+
+TIED_TOKENS = 16
+"""Tokens with the logit of the k-th that are returned in addition to k."""
+MAX_RETURNED_TOKENS = MAX_VLLM_TOP_K + TIED_TOKENS
+"""vLLM's `max_logprobs`."""
+
+
+def returned_tokens(sampling: Sampling, vocabulary: int) -> int:
+    """Return how many of the most likely tokens vLLM returns at each position, in addition to the drawn one.
+
+    Raises ValueError if the number of tokens that sampling may keep has no bound, or a bound above `MAX_VLLM_TOP_K`.
+    """
+    if not sampling.truncates:
+        return 0
+    most = min(sampling.top_k or vocabulary, vocabulary)
+    if most > MAX_VLLM_TOP_K:
+        raise ValueError(
+            f"top-k {sampling.top_k}: with vLLM, truncated sampling needs rollout.topK from 1 to {MAX_VLLM_TOP_K}, because it returns "
+            "that many log-probabilities for each token"
+        )
+    return min(most + TIED_TOKENS, vocabulary)
+
+
+class CandidateRecord:
+    """The candidates of a sequence's tokens, in the order of generation."""
+
+    def __init__(self) -> None:
+        self._ids: list[list[int]] = []
+
+    def add(self, returned: Any) -> list[float]:  # noqa: ANN401  # vLLM's FlatLogprobs
+        """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
+
+        The log-probabilities of all candidates are divided by their sum, which is 1, unless more tokens than `TIED_TOKENS` have the
+        logit of the k-th: then it is that of the returned ones, and the trainer computes the same.
+        """
+        log_probs = []
+        for start, end in zip(returned.start_indices, returned.end_indices, strict=True):
+            ids, values = returned.token_ids[start:end], returned.logprobs[start:end]
+            drawn = values[0]
+            kept = {token: value for token, value in zip(ids, values, strict=True) if value != -math.inf}
+            self._ids.append(sorted(kept))
+            log_probs.append(drawn - math.log(math.fsum(map(math.exp, kept.values()))))
+        return log_probs
+
+    def since(self, start: int) -> Candidates:
+        """Return the candidates from token number `start`."""
+        part = self._ids[start:]
+        flat = [token for ids in part for token in ids]
+        return Candidates(np.array([len(ids) for ids in part], np.int32), np.array(flat, np.int32))
