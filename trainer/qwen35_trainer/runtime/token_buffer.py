@@ -24,7 +24,7 @@ class PackedTokens:
     candidates: Candidates | None
 
     def __len__(self) -> int:
-        return self.table.shape[1]
+        return int(self.table.shape[1])
 
     def first(self, count: int) -> PackedTokens:
         """Return the first `count` tokens, as views."""
