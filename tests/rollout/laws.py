@@ -365,7 +365,7 @@ def check_versions(under_test: UnderTest) -> None:
             its_own += difference[at].tolist()
             shifted += wrong[at].tolist()
     assert np.mean(exact) <= under_test.mean_difference
-    assert len(shifted) >= 20
+    assert len(shifted) >= 8, "enough sequences lived through a switch"
     assert np.mean(shifted) > 5 * np.mean(its_own), f"{np.mean(shifted):.4f} and {np.mean(its_own):.4f}"
 
 
