@@ -72,8 +72,9 @@ class UnderTest:
     computes_ahead: int
     """Tokens of a sequence that are drawn after a commit from logits that were computed before it."""
     mean_difference: float
-    """Highest mean difference of the log-probs of all histories from the replayed ones. The few tokens of one history may differ by three
-    times as much."""
+    """Highest mean difference of log-probs from the replayed ones, over all histories."""
+    history_difference: float
+    """The same for the few log-probs of one history."""
     near_tie: float
     """Difference of the two best logits up to which either may be the most likely token."""
     min_prompt: int = 1
@@ -89,7 +90,7 @@ class UnderTest:
     groups: int = 0
     """Groups that were submitted."""
     differences: list[float] = field(default_factory=list)
-    """Differences of the log-probs of all histories from the replayed ones."""
+    """Of all log-probs that were replayed in histories."""
 
     def weights(self, seed: int) -> dict[str, Any]:
         return dict(self.models[seed].named_parameters())
@@ -316,7 +317,7 @@ class _History:
             self.test.differences += differences
             mean = float(np.mean(differences))
             self.law(
-                6, mean <= 3 * self.test.mean_difference, f"log-probs differ by {mean:.4f} from those of their weights"
+                6, mean <= self.test.history_difference, f"log-probs differ by {mean:.4f} from those of their weights"
             )
 
 
@@ -348,9 +349,7 @@ def check_histories(under_test: UnderTest, seeds: Iterable[int]) -> int:
     completed = sum(check_history(under_test, seed) for seed in seeds)
     mean = float(np.mean(under_test.differences))
     if mean > under_test.mean_difference:
-        raise LawBroken(
-            f"law 6: log-probs differ by {mean:.4f} from those of their weights, in the mean of all histories"
-        )
+        raise LawBroken(f"law 6: all log-probs together differ by {mean:.4f} from those of their weights")
     return completed
 
 
@@ -387,8 +386,8 @@ def check_versions(under_test: UnderTest) -> None:
             its_own += difference[at].tolist()
             shifted += wrong[at].tolist()
     assert np.mean(exact) <= under_test.mean_difference
-    assert len(shifted) >= 20
-    assert np.mean(shifted) > 10 * np.mean(its_own)
+    assert len(shifted) >= 8, "enough sequences lived through a switch"
+    assert np.mean(shifted) > 5 * np.mean(its_own), f"{np.mean(shifted):.4f} and {np.mean(its_own):.4f}"
 
 
 def _scaled(logits: torch.Tensor, sampling: Sampling, candidates: Candidates | None) -> torch.Tensor:
