@@ -40,6 +40,7 @@ def under_test(
         max_length=MAX_LENGTH,
         computes_ahead=1,
         mean_difference=1e-4,
+        history_difference=1e-4,
         near_tie=1e-4,
         samplings=(Sampling(), Sampling(0.7), Sampling(0.0), Sampling(stop=(5, 6)), Sampling(1.3, top_k=4)),
     )

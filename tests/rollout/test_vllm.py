@@ -255,6 +255,7 @@ def under_test(replica: Replica) -> Iterator[UnderTest]:
         max_length=MAX_LENGTH,
         computes_ahead=0,
         mean_difference=0.02,
+        history_difference=0.15,
         near_tie=0.2,
         min_prompt=MIN_CPU_PREFILL,
         seeds={replica.engine.version: 0},
