@@ -21,6 +21,7 @@ import asyncio
 import json
 import multiprocessing
 import platform
+import sys
 import tempfile
 import threading
 import time
@@ -263,6 +264,11 @@ def main() -> None:
             if count == 1 or megabytes <= arguments.largest_shared:
                 live = getattr(torch, arguments.live)
                 cases.append(case(megabytes * 10**6, count, arguments.rounds, live, arguments.folder))
+                print(
+                    f"{megabytes} MB, {count} replicas: {cases[-1]['of memcpy']:.2f} of memcpy",
+                    file=sys.stderr,
+                    flush=True,
+                )
     machine = {
         "cores": psutil.cpu_count(),
         "memory GB": psutil.virtual_memory().total / 1e9,
