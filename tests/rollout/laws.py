@@ -34,7 +34,7 @@ class LawBroken(AssertionError):
 
 
 class Replay:
-    """Computes sequences token by token with float32 models of the library by seed, whose weights switch where it is told."""
+    """Computes sequences token by token with float32 models of the library by seed, whose weights switch at given positions."""
 
     def __init__(self, models: Mapping[int, Any], max_length: int) -> None:
         self._states = {seed: model.state_dict() for seed, model in models.items()}
@@ -71,7 +71,9 @@ class UnderTest:
     computes_ahead: int
     """Tokens of a sequence that are drawn after a commit from logits that were computed before it."""
     mean_difference: float
-    """Highest mean difference of the log-probs of a history from the replayed ones."""
+    """Highest mean difference of log-probs from the replayed ones, over all histories."""
+    history_difference: float
+    """The same for the few log-probs of one history."""
     near_tie: float
     """Difference of the two best logits up to which either may be the most likely token."""
     min_prompt: int = 1
@@ -80,6 +82,8 @@ class UnderTest:
     """Version → seed of its weights."""
     groups: int = 0
     """Groups that were submitted."""
+    differences: list[float] = field(default_factory=list)
+    """Of all log-probs that were replayed in histories."""
 
     def weights(self, seed: int) -> dict[str, Any]:
         return dict(self.models[seed].named_parameters())
@@ -115,7 +119,7 @@ class _History:
         self.received: tuple[int, int] | None = None  # version, seed
         self.stepped = self.engine.version  # at the last step
         self.completed: list[tuple[_Course, Completed]] = []
-        self.watches = bool(self.random.integers(2))  # asks for progress after every step
+        self.watches = bool(self.random.integers(2))  # whether progress is read after every step
 
     def law(self, number: int, holds: bool, what: str) -> None:
         if not holds:
@@ -240,7 +244,7 @@ class _History:
         new = tokens.ids[len(request.kept) :].tolist()
         self.law(8, bool(new), f"{completed.sequence} ended without a new token")
         stopped = new[-1] in ends
-        self.law(8, not ends & set(new[:-1]), f"{completed.sequence} went on after a stop token")
+        self.law(8, not ends & set(new[:-1]), f"{completed.sequence} continued after a stop token")
         self.law(8, stopped or len(tokens) == request.max_tokens, f"{completed.sequence} ended before its limit")
         reason = EndReason.STOP if stopped else EndReason.LENGTH
         self.law(8, completed.reason is reason, f"{completed.sequence} ended with {completed.reason}, not {reason}")
@@ -290,8 +294,9 @@ class _History:
         self.law(8, not self.live, f"{sorted(self.live)} never ended")
         if differences := self._check_log_probs(2):
             mean = float(np.mean(differences))
+            self.test.differences += differences
             self.law(
-                6, mean <= self.test.mean_difference, f"log-probs differ by {mean:.4f} from those of their weights"
+                6, mean <= self.test.history_difference, f"log-probs differ by {mean:.4f} from those of their weights"
             )
 
 
@@ -320,7 +325,11 @@ def check_history(under_test: UnderTest, seed: int) -> int:
 
 def check_histories(under_test: UnderTest, seeds: Iterable[int]) -> int:
     """Play a random history for each seed. Returns the number of completed sequences. Raises LawBroken."""
-    return sum(check_history(under_test, seed) for seed in seeds)
+    completed = sum(check_history(under_test, seed) for seed in seeds)
+    mean = float(np.mean(under_test.differences))
+    if mean > under_test.mean_difference:
+        raise LawBroken(f"law 6: all log-probs together differ by {mean:.4f} from those of their weights")
+    return completed
 
 
 def check_versions(under_test: UnderTest) -> None:
@@ -357,7 +366,7 @@ def check_versions(under_test: UnderTest) -> None:
             shifted += wrong[at].tolist()
     assert np.mean(exact) <= under_test.mean_difference
     assert len(shifted) >= 20
-    assert np.mean(shifted) > 10 * np.mean(its_own)
+    assert np.mean(shifted) > 5 * np.mean(its_own), f"{np.mean(shifted):.4f} and {np.mean(its_own):.4f}"
 
 
 def _scaled(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:

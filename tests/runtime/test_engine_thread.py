@@ -1,7 +1,9 @@
 """The thread around a real engine with a tiny model, and around one that is played: every token is reported once."""
 
 import asyncio
+import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qwen35_trainer.failure_reasons import FailureReason, reason_of
 from qwen35_trainer.manifest import ModelSpec
 from qwen35_trainer.models.qwen3_5.build_model import build
 from qwen35_trainer.pipeline.events import SequenceId
@@ -30,6 +33,7 @@ from qwen35_trainer.runtime.rollout_worker import (
     PROGRESS_SECONDS,
     PROGRESS_SHARE,
     EngineThread,
+    NotFiniteLogProbs,
     RolloutWorker,
 )
 from tests.patience import PATIENCE
@@ -298,6 +302,41 @@ def test_a_request_that_is_refused_is_reported_with_its_error_and_the_others_are
     assert driven.thread.failure is None
     for table in (driven.thread._reported, driven.thread._unsent, driven.thread._submitted):
         assert not table, "it remembers sequences that it no longer has"
+
+
+class NotANumber(TorchEngine):
+    """From its fifth step on, an engine whose log-probs are not numbers."""
+
+    calls = 0
+
+    def step(self) -> StepOutput:
+        self.calls += 1
+        if self.calls >= 5:
+            self._logits.fill_(math.nan)
+        return super().step()
+
+
+@pytest.mark.parametrize("noticed", ["at its end", "in progress", "when it is taken"])
+def test_a_log_prob_that_is_not_a_number_ends_the_engine_and_is_never_reported(noticed, tmp_path, monkeypatch):
+    monkeypatch.setattr(rollout_worker, "PROGRESS_SECONDS", 0.0 if noticed == "in progress" else 1e6)
+    model = build(MODEL, seed=0, vocabulary=20, max_length=40, base=tmp_path)
+    driven = Driven(NotANumber(model, end_token=NEVER, slots=4, max_length=40, seed=1))
+
+    def generate() -> None:
+        driven.thread._submit(requests(0, samples=1, tokens=30))
+        for _ in range(7 if noticed == "when it is taken" else 30):
+            driven.thread._step()
+        driven.thread._take([NAME])
+
+    with pytest.raises(NotFiniteLogProbs) as failure:
+        driven.on_thread(generate)
+    driven.thread.close()
+    pattern = r"token \d+ of sequence \(0, 0\) has the log-prob nan with the weights of version 0"
+    assert re.fullmatch(pattern, str(failure.value))
+    assert reason_of(failure.value) is FailureReason.NOT_FINITE
+    report = driven.report()
+    assert np.isfinite(joined([report], NAME).log_probs).all()
+    assert not report.finished
 
 
 def test_an_error_outside_of_the_engine_ends_it_and_the_first_error_counts(driven):

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord
+from qwen35_trainer.rollout.torch import TorchEngine
 from qwen35_trainer.runtime import rollout_worker
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from tests.patience import PATIENCE
@@ -250,6 +252,43 @@ def test_what_takes_the_place_of_the_only_replica_may_join_while_a_version_is_pu
     ended = local.start("run", file, output=tmp_path / "out", faults=(lost,), look=look).end()
     assert joined.is_set()
     _trained_once_each(ended)
+
+
+@pytest.mark.parametrize(
+    ("method", "act", "reason"),
+    [
+        ("step", "nan", "NotFiniteLogProbs: token"),
+        ("step", "memory", "OutOfMemoryError: no memory on the device"),
+        ("receive", "memory", "OutOfMemoryError: no memory on the device"),
+        ("commit", "memory", "OutOfMemoryError: no memory on the device"),
+    ],
+)
+def test_an_engine_that_fails_in_any_act_is_replaced_and_every_prompt_trains_once(
+    local, write, tmp_path, monkeypatch, method, act, reason
+):
+    """Its replacement rejoins with the newest version: all updates train, and no token is too old."""
+    calls, damaged = itertools.count(1), set[TorchEngine]()
+    real = getattr(TorchEngine, method)
+    at = 40 if method == "step" else 4
+
+    def failing(engine: TorchEngine, *arguments: Any) -> Any:
+        is_due = next(calls) == at
+        if is_due and act == "memory":
+            raise type("OutOfMemoryError", (RuntimeError,), {})("no memory on the device")
+        if is_due and act == "nan":
+            damaged.add(engine)
+        result = real(engine, *arguments)
+        if engine in damaged:
+            engine._logits.fill_(math.nan)
+        return result
+
+    monkeypatch.setattr(TorchEngine, method, failing)
+    file = write(tmp_path, {"train.updates": 16}, reward=SLOW)
+    ended = local.run(file, output=tmp_path / "out")
+    _trained_once_each(ended)
+    log = (ended.folder / "logs" / "driver.log").read_text()
+    assert log.count("its sequences continue on other replicas") == 1
+    assert reason in log
 
 
 def _trained_once_each(ended: Ended) -> None:

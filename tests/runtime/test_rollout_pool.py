@@ -46,6 +46,7 @@ from qwen35_trainer.runtime.rollout_pool import (
     TooFewReplicas,
     replica_names,
 )
+from qwen35_trainer.runtime.rollout_worker import NotFiniteLogProbs
 
 from .replicas import Actor, VirtualTime, play, settled, until, weights
 
@@ -316,7 +317,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "engine": lambda: IndexError("list index out of range"),
     "device": lambda: type("AcceleratorError", (RuntimeError,), {})("CUDA error: an illegal memory access"),
     "device memory": lambda: type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"),
-    "bad request": lambda: ValueError("prompt 3 + response 400 tokens exceed the engine's 40"),
+    "not a number": lambda: NotFiniteLogProbs("token 3 of sequence (0, 0) has the log-prob nan"),
 }
 
 
@@ -722,6 +723,21 @@ async def test_replicas_end_the_run_if_none_has_ever_worked_and_each_was_lost_a_
         assert f"lost {MAX_FAILED_STARTS} times, last: {name} was ended during loading the model" in str(error)
     assert reason_of(error) is FailureReason.OUT_OF_MEMORY
     assert now() < 0.1 * LIMITS.too_few
+
+
+async def test_replicas_whose_log_probs_are_never_numbers_end_the_run_with_that_reason():
+    """The weights are damaged for all of them. The reason is that of the last loss."""
+    cluster = Cluster(target=1)
+
+    def prepare(actor: Actor, name: str) -> None:
+        asyncio.get_running_loop().call_later(
+            1.0, actor.engine.fail, NotFiniteLogProbs("token 3 of sequence (0, 0) has the log-prob nan")
+        )
+
+    cluster.prepare = prepare
+    error = await cluster.ended()
+    assert "NotFiniteLogProbs: token 3 of sequence (0, 0) has the log-prob nan" in str(error)
+    assert reason_of(error) is FailureReason.NOT_FINITE
 
 
 async def test_as_long_as_one_replica_may_still_come_losses_of_the_others_do_not_end_the_run():

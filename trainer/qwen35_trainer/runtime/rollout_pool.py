@@ -356,10 +356,11 @@ class RolloutPool:
         if self._last_reason is FailureReason.UNEXPECTED_ERROR:
             self._last_reason = FailureReason.WORKER_LOST
         self._starting.pop(replica.name, None)
+        had_joined = self._replicas.pop(replica.number, None) is not None
         self._raise_if_none_can_work()
         cause = str(error) if str(error).startswith(replica.name) else f"{replica.name} was lost: {error}"
         logger.warning("%s; its sequences continue on other replicas", cause)
-        if self._replicas.pop(replica.number, None) is not None:
+        if had_joined:
             self._listener.lost(replica)
             if self._leaving:
                 self.leave(self._leaving)
