@@ -39,8 +39,10 @@ def manager_of(profile: str) -> type[AcceleratorManager]:
 
 
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
-    """Return what is wrong when this machine has `here` devices. Each worker needs its own device. Pure."""
-    profile, rollout, train = spec.accelerator.profile, spec.rollout_replicas + spec.lane_replicas, spec.world_size
+    """Return what is wrong when this machine has `here` devices. Each train worker needs a device, and each replica `tensorParallel`. Pure."""
+    profile, train = spec.accelerator.profile, spec.world_size
+    devices = spec.rollout.tensorParallel if spec.rollout else 1
+    rollout = spec.rollout_replicas * devices + spec.lane_replicas
     if rollout + train <= here:
         return []
     needs = f"{train}" if spec.mode == "SFT" else f"{rollout} + {train}"
