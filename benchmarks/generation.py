@@ -180,10 +180,13 @@ class Replica:
 
         from qwen35_trainer.runtime.replica_channel import ReplicaChannel
         from qwen35_trainer.runtime.rollout_worker import RolloutWorker
+        from qwen35_trainer.weights.transports.shared_memory import SharedMemorySender
+        from tests.publications import ALONE
 
         ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         spec = _spec()
         self._weights = _model(spec)[1]
+        self._sender = SharedMemorySender(ALONE)
         worker: Any = ray.remote(RolloutWorker)
         actor = worker.options(num_cpus=0).remote(
             spec,
@@ -207,11 +210,13 @@ class Replica:
 
     async def _publish(self) -> None:
         from qwen35_trainer.runtime.replica_channel import LoadWeights
-        from qwen35_trainer.weights.published import put
+        from qwen35_trainer.weights.published import joined
+        from tests.publications import whole_shards
 
         self._version += 1
-        published = await asyncio.to_thread(put, self._weights.items(), self._version)
-        self._channel.send(LoadWeights(published))
+        version, shards = self._version, whole_shards(self._weights.items())
+        shard = await asyncio.to_thread(self._sender.stage, shards, version, frozenset[int]())
+        self._channel.send(LoadWeights(joined([shard], version)))
 
     def generate(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         """Generate all sequences, and add what was done to `turn`."""

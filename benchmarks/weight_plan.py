@@ -67,12 +67,14 @@ BY_COLUMNS = ("o_proj.", "out_proj.", "down_proj.")
 def tensors_of(name: str) -> list[PlannedTensor]:
     """Return the tensors of a published model."""
     if name in DENSE:
-        config: Any = Qwen3_5TextConfig(**COMMON | DENSE[name])
+        sizes: dict[str, Any] = COMMON | DENSE[name]
+        config: Any = Qwen3_5TextConfig(**sizes)
     else:
         shape = dict(EXPERTS[name])
         size = shape.pop("size")
-        sizes = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size, "num_key_value_heads": 2}
-        config = Qwen3_5MoeTextConfig(**COMMON | shape | sizes)
+        experts = {"moe_intermediate_size": size, "shared_expert_intermediate_size": size, "num_key_value_heads": 2}
+        mixture: dict[str, Any] = COMMON | shape | experts
+        config = Qwen3_5MoeTextConfig(**mixture)
     return [
         PlannedTensor(each, tuple(parameter.shape), 4 if keeps_float32(each) else 2, split_of(each))
         for each, parameter in without_weights(config).named_parameters()
@@ -124,14 +126,14 @@ def _values(tensor: PlannedTensor) -> int:
     return total
 
 
-def examples() -> Iterator[tuple[str, str, int, int, int]]:
-    """Yield file, model, train ranks, replicas and ranks of a replica of each example with a published model."""
+def examples() -> Iterator[tuple[str, tuple[str, int, int, int]]]:
+    """Yield the file of each example with a published model, and its model, train ranks, replicas and ranks of a replica."""
     for file in sorted(EXAMPLES.glob("qwen*.yaml")):
         spec = yaml.safe_load(file.read_text())["spec"]
         devices, rollout = spec["accelerator"]["devicesPerNode"], spec["rollout"]
         ranks = rollout.get("tensorParallel", 1)
         replicas = rollout.get("nodes", 1) * devices // ranks
-        yield file.name, spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ranks
+        yield file.name, (spec["model"]["name"], spec["train"].get("nodes", 1) * devices, replicas, ranks)
 
 
 def main() -> None:
@@ -139,7 +141,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The transfers of a publication, and their time at stated bandwidths.")
     parser.add_argument("--devices", type=int, default=64, help="of each pool, for 35B, 122B and 397B [default: 64]")
     devices = parser.parse_args().devices
-    rows = [{"recipe": file} | plan(*rest) for file, *rest in examples()]
+    rows = [{"recipe": file} | plan(*recipe) for file, recipe in examples()]
     rows += [{"recipe": f"{devices} + {devices} devices"} | plan(name, devices, devices // 8, 8) for name in EXPERTS]
     print(json.dumps({"plans": rows}, indent=2))
 
