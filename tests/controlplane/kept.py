@@ -42,6 +42,7 @@ WRITTEN: list[Document] = [
             "loss": {"type": "PPOClip", "aggregation": "TokenMean", "clipLow": 0.1, "clipHigh": 0.3, "dualClip": 4.0},
             "kl": {"placement": "Loss", "coefficient": 0.01, "estimator": "K1"},
             "correction": {"type": "IcePop", "cap": 3.0, "floor": 0.25},
+            "gamma": 0.9,
             "reportEntropy": False,
         },
         "async": {
@@ -76,8 +77,12 @@ WRITTEN: list[Document] = [
             "batch": {"dynamicMicroBatches": True, "promptsPerUpdate": 4},
             "collectiveTimeoutSeconds": 900.0,
             "headPrecision": "FP32",
-            "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5},
+            "optimizer": {"beta1": 0.8, "decayAll": True, "gradientClip": 0.5, "warmupUpdates": 3},
             "router": {"loadBalancingLoss": 0.01, "zLoss": 0.001},
+        },
+        "rollout": {
+            "engine": "VLLM",
+            "vllm": {"extraArguments": {"block_size": 32, "disable_custom_all_reduce": True, "kernel_config": "a"}},
         },
     },
     {

@@ -275,4 +275,11 @@ def _mend_rollout(pool: Document, train_nodes: int, devices: int, mode: str) -> 
         pool.pop("stragglerLane", None)
     elif "stragglerLane" in pool:
         _section(pool, "stragglerLane").update(nodes=1, tensorParallel=devices)
+    if pool.get("engine") != "VLLM":
+        pool.pop("vllm", None)
+    elif _number(pool, "topP", 1) < 1 or _number(pool, "minP", 0) > 0 or _number(pool, "topK", 0) > 0:
+        pool["topK"] = 20
+    if "maxBatchedTokens" in pool.get("vllm", {}):
+        pool["vllm"]["maxBatchedTokens"] = 8192
+        pool["maxSequencesPerReplica"] = 64
     pool["minNodes"], pool["maxNodes"] = 1, max(8, nodes)

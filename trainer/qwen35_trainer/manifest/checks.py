@@ -42,6 +42,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.elasticity, ("rollout",)),
     (contents.straggler_lane, ("rollout",)),
     (contents.vllm_options, ("rollout",)),
+    (contents.vllm_arguments, ("rollout",)),
     (contents.vllm_candidates, ("rollout",)),
     (contents.checkpoint_storage, ("checkpoint",)),
     (contents.variables, ("pods",)),

@@ -47,7 +47,7 @@ def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that options of vLLM are used with it, fit each other, and that extra arguments are not set by other means."""
+    """Check that options of vLLM are used with it, and that a step has room for all sequences."""
     if (rollout := spec.rollout) is None or (options := rollout.vllm) is None:
         return
     path = "spec.rollout.vllm"
@@ -58,9 +58,15 @@ def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
         message = f"{options.maxBatchedTokens} tokens are less than one for each of {rollout.maxSequencesPerReplica} sequences."
         fix = f"Raise it to at least {rollout.maxSequencesPerReplica}, or lower rollout.maxSequencesPerReplica."
         yield Problem(f"{path}.maxBatchedTokens", message, fix)
-    for name in options.extraArguments:
+
+
+def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the extra arguments of vLLM are not set by other fields or by the engine."""
+    if spec.rollout is None or spec.rollout.vllm is None:
+        return
+    for name in spec.rollout.vllm.extraArguments:
         if (reason := RESERVED_ARGUMENTS.get(name.replace("-", "_"))) is not None:
-            yield Problem(f"{path}.extraArguments.{name}", f"it cannot be set here: {reason}.", "Remove it.")
+            yield Problem(f"spec.rollout.vllm.extraArguments.{name}", f"it cannot be set here: {reason}.", "Remove it.")
 
 
 def gym_reward(spec: TrainingSpec) -> Iterator[Problem]:
