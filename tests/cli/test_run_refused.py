@@ -130,7 +130,7 @@ def test_a_manifest_for_a_cluster_lists_all_that_is_in_the_way(run, manifest, mo
     assert refused.code == 2
     assert "5 problems" in refused.text
     for place in (
-        "accelerator: FullyAsync needs 4 + 8 NVIDIA devices, and this machine has none",
+        "accelerator: FullyAsync needs 8 + 8 NVIDIA devices, and this machine has none",
         "model.source",
         "checkpoint.storage",
         "rollout.tensorParallel",

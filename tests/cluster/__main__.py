@@ -25,7 +25,6 @@ from tests.testbed import binaries
 from tests.testbed.processes import NotReady, Processes
 
 NAME = "up"
-IMAGES = ("operator", "trainer-cpu")
 app = typer.Typer(help="A Kubernetes cluster of one real node on this machine.", no_args_is_help=True)
 
 
@@ -72,7 +71,7 @@ def prepare() -> None:
         print(f"no images: {why}")
         return
     try:
-        if not store.ready(IMAGES):
+        if not store.ready(requirements.IMAGES):
             _make_store()
     except (record.Taken, NotReady, NotBuildable, NotImported) as problem:
         sys.exit(str(problem))
@@ -85,7 +84,8 @@ def _make_store() -> None:
         processes = Processes(Path(own_record.folder), own_record.environment)
         try:
             store.prepare(
-                Containerd(Path(own_record.folder) / "containerd", processes, node.make_namespaces(processes)), IMAGES
+                Containerd(Path(own_record.folder) / "containerd", processes, node.make_namespaces(processes)),
+                requirements.IMAGES,
             )
         finally:
             processes.stop_all()
@@ -96,7 +96,7 @@ def hold() -> None:
     """Run the cluster of `up` until SIGTERM."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        with cluster(binaries.find(), NAME, IMAGES) as running:
+        with cluster(binaries.find(), NAME, requirements.IMAGES) as running:
             replace(running.record, ready=True).write()
             signal.pause()
     except (record.Taken, NotReady, NotBuildable, NotImported) as problem:

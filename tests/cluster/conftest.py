@@ -12,7 +12,6 @@ from tests.cluster.cluster import cluster as start_cluster
 from tests.cluster.release import ENFORCE, Release
 from tests.testbed import binaries
 
-IMAGES = ("operator", "trainer-cpu")
 SHARED = "shared_namespace"
 BROKEN = pytest.StashKey[str]()
 """Of a class whose tests follow each other: the first that failed."""
@@ -45,7 +44,7 @@ def cluster() -> Iterator[Cluster]:
     """A real node that has our images, KubeRay, and our operator. What a test takes away, it brings back."""
     if why := requirements.missing():
         pytest.skip(why)
-    with start_cluster(binaries.find(), "tests", IMAGES) as running:
+    with start_cluster(binaries.find(), "tests", requirements.IMAGES) as running:
         Release(running).install()
         yield running
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from images import system
-from images.definition import definition, names
+from images.definition import definition
 from tests.cluster import cgroups
 from tests.cluster.containerd import PLUGINS
 
@@ -30,6 +30,9 @@ KERNEL = {
     "/proc/sys/net/netfilter/nf_conntrack_max": "nf_conntrack",
 }
 
+IMAGES = ("operator", "trainer-cpu")
+"""The images that a node runs."""
+
 
 def missing() -> str | None:
     """Why no node can run here; None when one can."""
@@ -46,7 +49,7 @@ def _missing() -> Iterator[str]:
     if not (PLUGINS / "bridge").exists():
         absent.add("containernetworking-plugins")
     try:
-        absent.update(system.absent([package for image in names() for package in definition(image).packages]))
+        absent.update(system.absent([package for image in IMAGES for package in definition(image).packages]))
     except system.NotBuildable as problem:
         yield str(problem)
     if absent:

@@ -49,7 +49,9 @@ def shown() -> dict[str, list[str | None]]:
     """By profile, what each worker of the two pools sees while all of them live."""
     seen: dict[str, list[str | None]] = {}
     for profile, variable in VISIBLE.items():
-        job: Any = SimpleNamespace(in_cluster=False, spec=SimpleNamespace(accelerator=SimpleNamespace(profile=profile)))
+        job: Any = SimpleNamespace(
+            in_cluster=False, spec=SimpleNamespace(accelerator=SimpleNamespace(profile=profile), rollout=None)
+        )
         workers = [ray.remote(**worker_options(job, pool))(Worker).remote() for pool in ("rollout", "train")]
         seen[profile] = ray.get([worker.visible.remote(variable) for worker in workers])
     return seen

@@ -2,8 +2,7 @@
 
 killed          the process ends                                     found immediately
 stopped         SIGSTOP: the process exists and answers nothing      found by the deadline of a call
-out of memory   the kernel refuses it memory: its engine fails, or   found by its next report, or the deadline of a publication
-                it cannot map new weights
+out of memory   the kernel refuses it memory, so its engine fails    found by its next report
 disconnected    its TCP connections are cut, and it continues        not a loss: calls to it repeat
 
 `make test` loses one replica in each way. `make soak` loses one every 30 seconds for LOSS_MINUTES.
@@ -44,8 +43,11 @@ def _disconnect(process: psutil.Process) -> None:
 
 
 def _starve(process: psutil.Process) -> None:
-    """Let every further allocation fail that needs memory of the kernel: tensors of 1 MiB or more, and the weights of a version."""
-    process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms, resource.RLIM_INFINITY))
+    """Let every further allocation fail that needs memory of the kernel: the C library takes it for each tensor of 1 MiB or more.
+
+    The limit is below what the process has, because a tensor that is freed would make room for the next one.
+    """
+    process.rlimit(resource.RLIMIT_AS, (process.memory_info().vms // 2, resource.RLIM_INFINITY))
 
 
 WAYS: dict[str, Callable[[psutil.Process], object]] = {
@@ -61,15 +63,13 @@ def pool(command, write, tmp_path) -> Running:
     if os.geteuid() != 0 or shutil.which("ss") is None:
         pytest.skip("only root can cut the connections of a process, with ss of iproute2")
     changes = {
-        # Its activations, of 64 kB for each sequence, are the tensors of more than 1 MiB.
-        "model.source.random": {"hiddenSize": 32, "intermediateSize": 16_384, "fullAttentionInterval": 2, "layers": 2}
+        # Its activations, of 128 kB for each token of a step, are the tensors of more than 1 MiB.
+        "model.source.random": {"hiddenSize": 32, "intermediateSize": 32_768, "fullAttentionInterval": 2, "layers": 2}
         | {"characters": "0123456789>="},
         "train.updates": 1_000_000,
         "rollout.nodes": 2,
         "rollout.minNodes": 1,
         "checkpoint.everyUpdates": 1_000_000,
-        # A replica that has no memory to map new weights is lost after this time, and everything waits for it meanwhile.
-        "publication.timeoutSeconds": 20,
     }
     file = write(tmp_path, changes | {"evaluation.atStart": False}, prompts=2000)
     return command.start("run", file, output=tmp_path / "out")

@@ -28,7 +28,6 @@ PLACES = {
     "spec.model.source.persistentVolumeClaim",
     "spec.checkpoint.storage.persistentVolumeClaim",
     "spec.data.train[0].files.volume",
-    "spec.rollout.tensorParallel",
     "spec.rollout.stragglerLane",
     "spec.train.engine",
     "spec.train.parallelism.tensor",

@@ -5,7 +5,8 @@
     its own: QWEN35_STARTED_BY=4f1c/9a02/        between. Children of a child have its mark as a prefix of theirs.
 
 A pod may use no control groups, and neither a process group nor the tree of parents contains such a process. It is missed only
-if it was started without the variables of its parent, on systems without /proc, and if it belongs to another user.
+if it was started without the variables of its parent, if it writes a title over them, on systems without /proc, and if it belongs to
+another user.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Final
 _VARIABLE: Final = "QWEN35_STARTED_BY"
 _PROCESSES: Final = Path("/proc")
 _SEARCH_SECONDS: Final = 2.0
+_EMPTY_SEARCHES: Final = 2
+"""Searches in a row that find nothing: a process may start another and end during one."""
 _PAUSE_SECONDS: Final = 0.005
 """Time in which a killed process ends."""
 
@@ -33,7 +36,10 @@ def new_mark() -> dict[str, str]:
 def kill_marked(mark: dict[str, str]) -> None:
     """Kill the processes with a mark and their descendants, until there are none. Blocks, at most about _SEARCH_SECONDS."""
     deadline = time.monotonic() + _SEARCH_SECONDS
-    while marked := _marked(mark):
+    empty = 0
+    while empty < _EMPTY_SEARCHES:
+        marked = _marked(mark)
+        empty = 0 if marked else empty + 1
         for process in marked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)

@@ -66,5 +66,4 @@ class OutputFile:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
             self._write(data)
             return
-        self._size += len(data)
-        self._file.write(data)
+        self._size += self._file.write(data)

@@ -37,7 +37,9 @@ class CandidateLog:
         drawn: dict[int, NDArray[np.int32]] = {}
         if kept is not None:
             rows = [row for row, truncates in enumerate(truncating) if truncates]
-            of_rows, ids = kept.cpu()[rows].numpy().nonzero()
+            table = kept.cpu()[rows].numpy()
+            table &= ~table.all(axis=1, keepdims=True)  # nothing was dropped: an empty set means the whole vocabulary
+            of_rows, ids = table.nonzero()
             ends = np.cumsum(np.bincount(of_rows, minlength=len(rows)))[:-1]
             drawn = dict(zip(rows, np.split(ids.astype(np.int32), ends), strict=True)) if rows else {}
         for row, record in enumerate(self._ids[: len(truncating)]):

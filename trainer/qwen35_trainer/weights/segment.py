@@ -12,6 +12,7 @@ in a pod, a segment counts towards the memory limit. Linux only (memfd_create(2)
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -66,7 +67,7 @@ class MemorySegment:
         self._descriptor = descriptor
         self._closed = weakref.finalize(self, os.close, descriptor)
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        self._map = mmap.mmap(descriptor, HEADER_BYTES + handle.size, access=access)
+        self._map = _mapped(descriptor, HEADER_BYTES + handle.size, access)
         self._header = np.frombuffer(self._map, np.int64, 1)
         self.data: Memory = np.frombuffer(self._map, np.uint8, handle.size, HEADER_BYTES)
         others = [holder for holder in handle.holders if holder[0] != os.getpid()]
@@ -87,14 +88,16 @@ class MemorySegment:
 
     @classmethod
     def open(cls, handle: SegmentHandle, *, writable: bool = False) -> MemorySegment:
-        """Open a segment of another process, or again one of this process. Raises SegmentUnavailable."""
+        """Open a segment of another process, or again one of this process. Raises SegmentUnavailable and TooLittleMemory."""
         for process, held in handle.holders:
-            with contextlib.suppress(OSError):
+            try:
                 descriptor = os.open(f"/proc/{process}/fd/{held}", os.O_RDWR if writable else os.O_RDONLY)
-                # The process may have ended, and its number may be another's.
-                if handle.name in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
-                    return cls(handle, descriptor, writable=writable)
-                os.close(descriptor)
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue
+            # The process may have ended, and its number may be another's.
+            if handle.name in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+                return cls(handle, descriptor, writable=writable)
+            os.close(descriptor)
         processes = ", ".join(str(process) for process, _ in handle.holders)
         raise SegmentUnavailable(f"no process holds the weights any more; looked at {processes or 'none'}")
 
@@ -126,6 +129,15 @@ class MemorySegment:
         data: Memory = np.frombuffer(self._map, np.uint8, self.handle.size, HEADER_BYTES)
         weakref.finalize(data, os.close, descriptor)
         return data
+
+
+def _mapped(descriptor: int, size: int, access: int) -> mmap.mmap:
+    try:
+        return mmap.mmap(descriptor, size, access=access)
+    except OSError as error:
+        if error.errno != errno.ENOMEM:
+            raise
+        raise TooLittleMemory(f"{size / 1e9:.3g} GB of weights cannot be mapped: {error.strerror}") from error
 
 
 def _locked(descriptor: int, kind: int) -> bool:
