@@ -7,10 +7,13 @@ from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor
 
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout import torch as rollout_torch
 from qwen35_trainer.rollout.rollout_engine import Completed, GeneratedTokens, Sampling, SequenceRequest, StepOutput
+from qwen35_trainer.rollout.sampling import DrawnTokens
+from qwen35_trainer.rollout.sampling import sample as draw
 from qwen35_trainer.rollout.torch import TorchEngine
 from tests.profiles import ORDER, SOAK
 from tests.rollout.laws import LawBroken, Replay, UnderTest, check_histories, check_versions
@@ -208,6 +211,37 @@ class EndsLate(TorchEngine):
         self._stop[slots, 0] = self._end_token
 
 
+class NarrowsTheNucleus(TorchEngine):
+    """Draws from the tokens of top-p, and reports only two of them, with the log-prob over these."""
+
+    def step(self) -> StepOutput:
+        def narrowed(logits: Tensor, temperature: Tensor, top_p: Tensor, *others: Tensor) -> DrawnTokens:
+            drawn = draw(logits, temperature, top_p, *others)
+            if drawn.kept is None:
+                return drawn
+            two = torch.zeros_like(drawn.kept)
+            rows = torch.arange(len(logits))
+            two[rows, drawn.ids] = two[rows, logits.argmax(-1)] = True
+            kept = torch.where((top_p < 1).unsqueeze(1), two, drawn.kept)
+            scaled = logits / temperature.masked_fill(temperature == 0, 1.0).unsqueeze(1)
+            over_kept = scaled.masked_fill(~kept, float("-inf")).log_softmax(-1).gather(1, drawn.ids[:, None])[:, 0]
+            return DrawnTokens(drawn.ids, torch.where(top_p < 1, over_kept, drawn.log_probs), kept)
+
+        with mock.patch.object(rollout_torch, "sample", narrowed):
+            return super().step()
+
+
+class IgnoresTopP(TorchEngine):
+    """Keeps all tokens of top-k."""
+
+    def step(self) -> StepOutput:
+        def whole(logits: Tensor, temperature: Tensor, top_p: Tensor, *others: Tensor) -> DrawnTokens:
+            return draw(logits, temperature, torch.ones_like(top_p), *others)
+
+        with mock.patch.object(rollout_torch, "sample", whole):
+            return super().step()
+
+
 @pytest.mark.parametrize(
     ("kind", "law"),
     [
@@ -221,6 +255,8 @@ class EndsLate(TorchEngine):
         (ForgetsTheLastKeptToken, 6),
         (LogProbsAtTemperature1, 6),
         (LeavesCandidatesBehind, 4),
+        (NarrowsTheNucleus, 6),
+        (IgnoresTopP, 6),
         (RaisesForOne, 7),
         (LosesOne, 8),
         (EndsLate, 8),
