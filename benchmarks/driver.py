@@ -123,13 +123,13 @@ class CountingEngine:
         return grown
 
     def receive(self, weights: Mapping[str, Any], version: int) -> None:
-        """There are no weights."""
+        """Take nothing: the engine only counts."""
 
     def commit(self, version: int) -> None:
         self.version = version
 
     def discard(self) -> None:
-        """There are no weights."""
+        """Drop nothing: `receive` takes nothing."""
 
     def step(self) -> StepOutput:
         started: dict[SequenceId, int] = {}
@@ -169,7 +169,7 @@ class FakeReplica(RolloutWorker):
         """Do not import torch."""
 
     def _limiting_room(self, engine: RolloutEngine) -> None:
-        """There is no memory that limits it."""
+        """Return None: only slots limit the engine."""
 
     async def _load_arrived(self) -> None:
         while True:
