@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qwen35_trainer.free_memory import free_memory
 from qwen35_trainer.weights import segment as segments
 from qwen35_trainer.weights.segment import MemorySegment, SegmentPool, SegmentUnavailable, TooLittleMemory
 from tests.patience import PATIENCE
@@ -132,7 +133,7 @@ def test_too_little_memory_is_named_with_what_is_needed(monkeypatch, tmp_path) -
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("2500000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 500000000\n")
-    monkeypatch.setattr(segments, "CGROUP", tmp_path)
-    assert segments.available_bytes() == 1_000_000_000
+    assert free_memory(tmp_path) == 1_000_000_000
+    monkeypatch.setattr(segments, "free_memory", lambda: free_memory(tmp_path))
     with pytest.raises(TooLittleMemory, match=r"needs 2 GB of shared memory, and 1 GB are available"):
         MemorySegment.create(2_000_000_000)

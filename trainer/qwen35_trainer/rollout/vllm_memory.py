@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.free_memory import free_memory
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
-from qwen35_trainer.weights.segment import available_bytes
 
 ATTENTION_BLOCK = 128
 """vLLM's CPU kernels store keys and values in blocks of a multiple of this number of tokens."""
@@ -28,7 +28,7 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
     `fraction` of the memory that is available now; with less memory than needed, vLLM lets sequences wait. Raises CacheTooSmall
     with the bytes that would do, if not even one sequence fits.
     """
-    available = available_bytes()
+    available = free_memory()
     least, needed = _needed(config, 1, max_length), _needed(config, slots, max_length)
     allowed = int(fraction * available)
     if allowed < least:

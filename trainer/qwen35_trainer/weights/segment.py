@@ -11,7 +11,6 @@ in a pod, a segment counts towards the memory limit. Linux only (memfd_create(2)
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import mmap
@@ -24,18 +23,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.free_memory import free_memory
 
 type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
 """The first bytes of a segment hold the version that it contains."""
-CGROUP = Path("/sys/fs/cgroup")
-"""Limits of the memory of this process's container."""
 
 
 class SegmentUnavailable(RuntimeError):
@@ -76,7 +73,7 @@ class MemorySegment:
     @classmethod
     def create(cls, size: int) -> MemorySegment:
         """Create a segment of `size` bytes. Raises TooLittleMemory if the machine or the container has less."""
-        if size > (available := available_bytes()):
+        if size > (available := free_memory()):
             raise TooLittleMemory(
                 f"a copy of the weights needs {size / 1e9:.3g} GB of shared memory, and {available / 1e9:.3g} GB are available. "
                 "Use a machine with more memory, or in a pod a higher memory limit (spec.pods), or a smaller model"
@@ -181,13 +178,3 @@ class SegmentPool:
         claimed.version = version
         self._segments.append(claimed)
         return claimed
-
-
-def available_bytes() -> int:
-    """Return the memory that the machine and, within a container, its limit have left. Files in the page cache count as free."""
-    available = psutil.virtual_memory().available
-    with contextlib.suppress(OSError, ValueError):  # no container, or no limit
-        limit, used = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        statistics = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
-        available = min(available, limit - used + int(statistics.get("inactive_file", 0)))
-    return max(0, available)

@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -27,17 +26,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.tensor import DTensor
 
+from qwen35_trainer.free_memory import free_memory
 from qwen35_trainer.models.qwen3_5 import HFModule
 
 logger = logging.getLogger(__name__)
 
 _SETTINGS = "param_groups."
 """Prefix of an optimizer's settings in its flattened state, one for each parameter."""
-_LIMITS = (
-    (".", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-)
-"""Files of control groups, version 2 and 1: memory limit, memory in use, and its share of inactive file pages."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 
@@ -114,22 +109,6 @@ def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
     hosts = {host for host, _, _ in ranks}
     needed = {host: sum(size for where, size, _ in ranks if where == host) for host in hosts}
     return all(needed[host] <= free / 2 for host, _, free in ranks)
-
-
-def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that this process may still allocate on the machine or, in a container, within its memory limit."""
-    free = psutil.virtual_memory().available
-    for folder, maximum, usage, files in _LIMITS:
-        try:
-            limit = (limits / folder / maximum).read_text().strip()
-            used = int((limits / folder / usage).read_text())
-            lines = (limits / folder / "memory.stat").read_text().splitlines()
-        except OSError:  # the other version of control groups, or none
-            continue
-        # Inactive file pages count as used memory, and the kernel reclaims them when a process needs memory.
-        reclaimed = int(dict(line.split() for line in lines)[files])
-        return free if limit == "max" else min(free, int(limit) - used + reclaimed)
-    return free
 
 
 def _random_state() -> dict[str, Any]:
