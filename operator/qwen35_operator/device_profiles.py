@@ -43,7 +43,7 @@ class DeviceProfile:
     head: PodSize
     per_device: PodSize
     grace_seconds: int
-    """Time between SIGTERM and SIGKILL of a pod, for `ray stop` and the release of device memory."""
+    """Seconds between SIGTERM and SIGKILL of a pod, for `ray stop` and the release of device memory."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables of the pods with devices. They must be set before `ray start`; Ray's runtime environment is too late."""
     host_paths: tuple[HostPath, ...] = ()

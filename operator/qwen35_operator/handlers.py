@@ -28,9 +28,9 @@ from qwen35_trainer.manifest import Problem
 logger = logging.getLogger(__name__)
 
 RESTART_SECONDS = 5.0
-"""Time until kopf is started again, and between two checks whether trainings can be watched."""
+"""Time after which an ended kopf is started again, and between two checks whether trainings can be watched."""
 STOP_SECONDS = 5.0
-"""Time that kopf has to end."""
+"""Maximum time that kopf may take to end when the operator stops."""
 
 
 async def follow(

@@ -19,7 +19,7 @@ from qwen35_operator.kube.store import TrainingKey
 type LogFormat = Literal["text", "json"]
 
 current: ContextVar[TrainingKey | None] = ContextVar("training", default=None)
-"""The training that this task reconciles. Tasks that it starts inherit the value."""
+"""The training that the running asyncio task reconciles; None in other tasks. Tasks that it starts inherit the value."""
 
 
 class JsonLines(logging.Formatter):

@@ -16,7 +16,7 @@ IMAGES: Mapping[ProfileName, str] = {
 
 
 class SettingsRefused(ValueError):
-    """An option cannot be used. The message names it and the fix."""
+    """An option cannot be used. The message names the option and the fix."""
 
 
 def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
@@ -41,17 +41,17 @@ class OperatorSettings:
     """Settings of one operator process."""
 
     namespaces: tuple[str, ...] = ()
-    """Namespaces that it serves; empty for all."""
+    """Namespaces whose trainings the operator serves; empty for all."""
     images: Mapping[ProfileName, str] = field(default_factory=lambda: IMAGES)
-    """Trainer image by accelerator.profile, for trainings that do not name one."""
+    """Trainer image by accelerator.profile, for trainings that do not name an image."""
     lease_namespace: str = "default"
     """Namespace of the Lease for leader election."""
     lease_name: str = "qwen35-operator"
     identity: str = "qwen35-operator"
     """Name of this process in the Lease."""
     metrics_port: int = 8080
-    """0 disables the server."""
+    """Port of the metrics for Prometheus; 0 disables this server."""
     health_port: int = 8081
-    """0 disables the server."""
+    """Port of the liveness and readiness probes; 0 disables this server."""
     workers: int = 8
     """Maximum number of concurrent reconciles."""

@@ -17,7 +17,7 @@ from qwen35_operator.reconcile.reconciler import Reconciler, Refusal
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 2.5
-"""Time that a reconcile in progress has when the operator stops or no longer leads."""
+"""Maximum time that a reconcile in progress may take to finish when the operator stops or no longer leads."""
 
 
 class ReconcileWorkers:

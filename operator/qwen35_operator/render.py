@@ -65,7 +65,7 @@ def text(manifests: tuple[KubeObject, ...]) -> str:
 
 
 class _KubectlDumper(yaml.SafeDumper):
-    """Writes multi-line texts as blocks, no anchors, and quotes around texts that kubectl would read as numbers."""
+    """Writes YAML with multi-line texts as blocks, without anchors, and quotes texts that kubectl would read as numbers."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

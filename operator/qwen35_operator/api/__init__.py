@@ -1,1 +1,1 @@
-"""The custom resource: its versions, its definition and its reference."""
+"""The custom resource Qwen35Training: its versions, its CustomResourceDefinition and the reference of its fields."""

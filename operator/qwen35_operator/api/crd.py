@@ -2,7 +2,7 @@
 
     models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules, printer columns ─► CRD
 
-`python -m qwen35_operator.api.crd` prints it.
+`python -m qwen35_operator.api.crd` prints the definition.
 """
 
 import sys
@@ -91,7 +91,7 @@ def schema() -> Schema:
 
 
 def fields(tree: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield every node of a structural schema with its path. Paths of a list's items end in [], of a map's values in {}."""
+    """Yield every node of a structural schema with its path. The path of a list's items ends in [], that of a map's values in {}."""
     yield path, tree
     for name, inside in tree.get("properties", {}).items():
         yield from fields(inside, f"{path}.{name}" if path else name)
@@ -173,8 +173,9 @@ def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
     """Return the part of a field's schema that declares its default; {} if it has no fixed default.
 
-    The default of a section is {}, so that the defaults of its fields apply. A field with a default may be null only if
-    null is different from absence. In other fields the API server removes a null, and the field is then None.
+    A section with a default gets {}, so that the defaults of its fields apply. nullable: whether the manifest gives null
+    a meaning. Only then may a field with a default be null, because absence would mean the default. Without a default,
+    null and absence mean the same, so the API server may remove a null.
     """
     if node.get("default") is None or node.get("x-default-by-mode"):
         return {}

@@ -2,9 +2,9 @@
 
 They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that are immutable in a
 running training. Fields with a default always exist; has() tests optional ones. The API server prunes a null in an optional
-field before it evaluates rules, so has() is enough. Rules are attached only to sections without a default: the API server
-would evaluate those of a defaulted section on its bare {}, before the defaults of its fields apply. Messages with values use
-format(), because the cost of joining strings with + is estimated without a bound and would exceed the limit.
+field before it evaluates rules, so has() is enough. Only sections without a default get rules. If a section has the
+default {}, the API server would evaluate its rules on {}, before the defaults of its fields apply. Messages with values use
+format(): the API server estimates the cost of joining strings with + without a bound, and would refuse the rule.
 """
 
 from collections.abc import Mapping

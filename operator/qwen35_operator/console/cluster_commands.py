@@ -43,14 +43,14 @@ __all__ = ["ClusterAccess", "NotShown", "report", "status"]
 type States = AsyncIterator[JsonObject | ConnectionProblem | None]
 
 MAX_COLUMNS: Final = 96
-"""Longer lines are hard to read."""
+"""Maximum width of the screen of `qwen35 status`, in characters: longer lines are hard to read."""
 PIPED_COLUMNS: Final = 200
-"""Width of a list that is not written to a terminal: programs need whole names."""
+"""Width, in characters, of a list that is written to a file or a pipe, where programs need whole names."""
 
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """The cluster and the namespace that a command reads. None means the value of the kubeconfig."""
+    """The cluster and the namespace that a command reads. A field that is None has the value of the kubeconfig."""
 
     kubeconfig: str | None = None
     context: str | None = None

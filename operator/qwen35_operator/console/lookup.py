@@ -27,7 +27,10 @@ class NotShown(Exception):
 
 
 def check_credentials(kubeconfig: str | None, context: str | None) -> None:
-    """Check that there are credentials to read. Raises NotShown."""
+    """Check that this process runs in a pod or has a valid kubeconfig. Raises NotShown otherwise.
+
+    It does not contact the cluster.
+    """
     if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
         return
     paths = files(kubeconfig)
@@ -116,7 +119,10 @@ async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
 
 
 def not_found(namespace: str, name: str, others: list[str]) -> str:
-    """Return the message that the training does not exist, with names that the user may have meant."""
+    """Return the error message for a training that does not exist.
+
+    others: the names of the trainings in the namespace. The message lists those that the user may have meant.
+    """
     similar = difflib.get_close_matches(name, others, SHOWN_NAMES)
     if similar:
         fix = f"Did you mean {' or '.join(similar)}?"

@@ -24,7 +24,7 @@ STATE_STYLES: Final = {"Running": "green", "Succeeded": "green", "Failed": "red"
 SCREEN_COLUMNS: Final = 80
 LABEL_COLUMNS: Final = 10
 MAX_LINES: Final = 2
-"""Lines of a message; `kubectl describe` shows all of it."""
+"""Maximum number of lines of a message on the screen; `kubectl describe` shows the whole message."""
 
 
 def draw(view: TrainingView, now: datetime, trouble: str = "") -> Group:

@@ -15,14 +15,14 @@ UNMET: Final[Mapping[str, str]] = {
     "RolloutReady": "too few rollout nodes work",
     "TrainReady": "not all train nodes work",
 }
-"""The conditions that a training needs, in their order, and the meaning of each one that does not hold."""
+"""For each condition that a training needs, in their order: what it means if the condition is not true."""
 PREREQUISITES: Final = ("Accepted", "QuotaReserved")
-"""While one of these is false, no attempt starts, so the later conditions say nothing new."""
+"""Conditions without which no attempt starts. While one of them is not true, the later conditions add nothing."""
 NO_OPERATOR: Final = "no operator has handled it; is an operator running, and does it serve this namespace?"
 FRESH_SECONDS: Final = 60.0
-"""A running trainer reports at least this often, unless its updates take longer."""
+"""Maximum age of a current report, in seconds, for a trainer with short updates."""
 FRESH_UPDATES: Final = 3
-"""Updates within which a trainer with long updates reports."""
+"""Maximum age of a current report, in updates, for a trainer whose updates take long."""
 
 
 def explanation(view: TrainingView) -> str:
@@ -36,8 +36,9 @@ def explanation(view: TrainingView) -> str:
 
 
 def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
-    """Return the type and meaning of each condition that does not hold, except those that only wait for one of the
-    others.
+    """Return the type and meaning of each condition that is not true and that a running training would need.
+
+    Conditions after an unmet one of `PREREQUISITES` are left out, because they only wait for it.
     """
     if view.state in ("Succeeded", "Failed", "Suspended"):
         return []

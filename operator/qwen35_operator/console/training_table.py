@@ -40,7 +40,7 @@ def _cells(view: TrainingView, now: datetime) -> list[str | Text]:
 
 
 def _waiting(view: TrainingView) -> str:
-    """Return the first unmet condition and the number of others.
+    """Return the first unmet condition and the number of further unmet conditions, such as "ClusterReady +2".
 
     If every condition is met, return the reason why the training does not run, or an empty text.
     """

@@ -39,7 +39,7 @@ class TrainingView:
     max_restarts: int | None
     status: TrainingStatus
     warnings: tuple[WarningEvent, ...] | None = ()
-    """The latest warnings, newest first; None if they may not be read."""
+    """The latest warnings, newest first; None without the permission to read events."""
 
     @classmethod
     def of(cls, raw: KubeObject, warnings: tuple[WarningEvent, ...] | None = ()) -> Self:

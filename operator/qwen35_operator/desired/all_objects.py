@@ -19,9 +19,9 @@ def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObje
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return everything for which the operator refuses a spec that is valid in itself.
+    """Return the problems for which the operator refuses a training, although the manifest's own checks accept its spec.
 
-    The functions that build objects may be called only if there are no such problems.
+    Call the functions that build objects only if the list is empty.
     """
     own_problems = [
         *object_names.problems(training),

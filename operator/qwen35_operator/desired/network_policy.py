@@ -19,10 +19,10 @@ from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 DASHBOARD_PORT: Final = 8265
 METRICS_PORT: Final = 8080
 DNS_PORTS: Final = (53, 5353)
-"""OpenShift's resolver listens on the second, behind a Service on the first."""
+"""Ports of DNS servers: 53, and 5353 for OpenShift's, which is behind a Service with port 53."""
 HTTPS_PORT: Final = 443
 API_SERVER_PORT: Final = 6443
-"""In addition to 443: a policy sees the port behind the Service `kubernetes`."""
+"""Port of API servers behind the Service `kubernetes`, whose port is 443. A policy has to allow both."""
 
 
 def build(training: TrainingResource) -> KubeObject:

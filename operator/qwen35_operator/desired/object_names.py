@@ -25,7 +25,8 @@ HISTORY = "history"
 """Component label of `-history`, the only child whose content is not watched."""
 
 MAX_NAME_LENGTH = 40
-"""Characters of a training's name. KubeRay allows 47 for a RayJob; a dash and six digits remain for the attempt."""
+"""Maximum length of a training's name, in characters. KubeRay allows 47 in the name of a RayJob, which is that of its
+training, a dash, and the attempt's number of at most six digits."""
 
 LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
     "suspend": True,
@@ -36,7 +37,7 @@ LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
     "rollout": {"nodes", "minNodes", "maxNodes", "autoscale"},
     "checkpoint": {"everyUpdates", "keep", "export", "graceSeconds"},
 }
-"""Fields that a running attempt takes over or does not use. Changing them does not end the attempt."""
+"""Fields of the spec that may change without ending the attempt, which takes over the new value or does not use it."""
 
 
 def labels(training: str, component: str) -> dict[str, str]:

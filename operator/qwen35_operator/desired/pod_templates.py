@@ -139,12 +139,15 @@ def _resources(training: TrainingResource, profile: DeviceProfile, pool: PodPool
 
 
 def _cores(count: float) -> str:
-    """Format CPUs as Kubernetes does. Otherwise it would seem that KubeRay has changed the object."""
+    """Format a number of CPUs as Kubernetes does.
+
+    In another format, the stored value would differ from the one that the operator wrote, as if KubeRay had changed it.
+    """
     return f"{count:.0f}" if count == int(count) else f"{count * 1000:.0f}m"
 
 
 def _gibibytes(count: int) -> str:
-    """Format memory as Kubernetes does."""
+    """Format memory as Kubernetes does. count: GiB."""
     return f"{count // 1024}Ti" if count % 1024 == 0 else f"{count}Gi"
 
 

@@ -11,7 +11,7 @@ type WorkerPool = Literal["rollout", "train"]
 def worker_pools(spec: TrainingSpec) -> tuple[WorkerPool, ...]:
     """Return the pools that become worker groups of the RayCluster.
 
-    In mode Colocated both pools share the nodes of `train`; SFT has no rollout.
+    In mode Colocated this is only `train`, because the rollout pool shares its nodes. Mode SFT has no rollout pool.
     """
     return ("rollout", "train") if spec.mode == "FullyAsync" else ("train",)
 
@@ -22,5 +22,5 @@ def all_pools(spec: TrainingSpec) -> tuple[PodPool, ...]:
 
 
 def rollout_nodes(spec: TrainingSpec) -> int:
-    """Return nodes that the rollout pool starts with; 0 if the mode has no separate rollout pool."""
+    """Return the number of nodes that the rollout pool starts with; 0 if the mode has no separate rollout pool."""
     return spec.rollout.nodes if spec.rollout is not None and "rollout" in worker_pools(spec) else 0

@@ -17,7 +17,7 @@ PREFIXES: Final = (
     "huawei.com/",
 )
 KEYS: Final = ("ray.io/priority-class-name", "ray.io/gang-scheduling-enabled")
-"""KubeRay's keys for schedulers. Other keys below ray.io/ change how KubeRay works."""
+"""KubeRay's keys for schedulers, which are copied. Other keys below ray.io/ are not: they change how KubeRay works."""
 
 
 def copied_to_job(entries: Mapping[str, str]) -> dict[str, str]:

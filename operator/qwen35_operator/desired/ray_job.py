@@ -30,7 +30,7 @@ ENTRYPOINT: Final = f"qwen35 run {CONFIG_FOLDER}/{CONFIG_KEY} --output {RUN_FOLD
 
 
 def build(training: TrainingResource, settings: OperatorSettings, *, attempt: int, rollout_nodes: int) -> KubeObject:
-    """Return the RayJob. rollout_nodes: nodes that the rollout pool starts with; ignored if the mode has no such pool."""
+    """Return the RayJob of an attempt. rollout_nodes: the first size of the rollout pool; ignored without such a pool."""
     name = object_names.job_name(training.name, attempt)
     identity = {object_names.ATTEMPT: str(attempt)}
     groups = [_group(training, settings, attempt, pool, rollout_nodes) for pool in worker_pools(training.spec)]

@@ -31,9 +31,9 @@ from qwen35_trainer.manifest.base import MAX_PATH_CHARACTERS, PersistentVolumeCl
 
 SHM_FOLDER: Final = "/dev/shm"  # noqa: S108, where NCCL and Ray look for shared memory
 OWN_FOLDERS: Final = (posixpath.dirname(RUN_FOLDER), CONFIG_FOLDER, SHM_FOLDER)
-"""Users cannot mount anything at, below or above these."""
+"""Folders of a pod that the operator mounts. Users cannot mount anything at, below or above them."""
 OWN_VOLUMES: Final = ("shm", "run", "config")
-"""Names that are reserved even in pools and specs without such a volume."""
+"""Names of the operator's volumes. They are reserved also in pods that have no such volume."""
 
 
 def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:
-    """Return the name of each claim once, in the order of first use, with whether the pods write to the claim."""
+    """Return the names of the claims, in the order of first use, each with true if the pods write to the claim."""
     model, storage = spec.model.source.persistentVolumeClaim, _checkpoint_claim(spec)
     reading = [] if model is None else [model]
     claims = dict.fromkeys([claim.claimName for claim in (*reading, *_data_claims(spec))], False)

@@ -7,7 +7,7 @@ class ApiError(Exception):
     """The API server answered a request with an error, or not at all."""
 
     def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
-        """message: the text of the API server's answer."""
+        """Create the error. message: the text of the API server's answer. details: the `details` of its Status object."""
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
@@ -23,7 +23,7 @@ class Conflict(ApiError):
 
 
 class Gone(ApiError):
-    """410: the resourceVersion is too old to continue from."""
+    """410: the resourceVersion from which a watch or a list should continue is too old."""
 
 
 class Forbidden(ApiError):
@@ -31,11 +31,11 @@ class Forbidden(ApiError):
 
 
 class Invalid(ApiError):
-    """400 or 422: the object, or a test of a patch, is refused."""
+    """400 or 422: the object is invalid, or a test in a patch has failed."""
 
 
 class Unavailable(ApiError):
-    """No answer in time, 429 or 5xx. A retry may succeed. A write may have been carried out despite the error."""
+    """The API server gave no answer in time, or 429 or 5xx. A retry may succeed, but a write may have been carried out already."""
 
 
 def api_error(status: int, message: str, details: dict[str, Any] | None = None) -> ApiError:

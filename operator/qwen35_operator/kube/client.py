@@ -30,17 +30,17 @@ from qwen35_operator.operator_settings import SettingsRefused
 logger = logging.getLogger(__name__)
 
 REQUEST_TIMEOUT_SECONDS = 15.0
-"""Limit for a request, including waits and retries."""
+"""Maximum time of a request, including waits and retries."""
 READ_IDLE_SECONDS = 75.0
-"""A watch without a byte for this time is started again, because its connection may be dead."""
+"""Time without a byte after which a watch ends, because its connection may be dead. The caller opens another one."""
 GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
 IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
-"""Kubernetes sets this variable in every container."""
+"""Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
 NO_CONNECTION_LIMIT = 0
-"""Every watch holds a connection permanently, and the number of workers limits the others."""
+"""aiohttp's value for any number of connections. The number of watches and workers limits them already."""
 PLAIN = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
-"""Accept header for objects without anything but their metadata."""
+"""Value of the header Accept that requests only the metadata of objects."""
 MERGE_PATCH = "application/merge-patch+json"
 JSON_PATCH = "application/json-patch+json"
 

@@ -18,7 +18,7 @@ class ObjectKind:
     version: str
     plural: str
     selector: str = object_names.TRAINING
-    """Label selector of the objects that are watched."""
+    """Label selector of the objects that the operator watches."""
 
     @property
     def resource(self) -> str:
@@ -50,7 +50,8 @@ HISTORY: Final = ObjectKind(
     "configmaps",
     f"{object_names.TRAINING},{object_names.COMPONENT}={object_names.HISTORY}",
 )
-"""Watched separately, by metadata: a history takes hundreds of kilobytes, and the operator needs only its existence."""
+"""The ConfigMaps `-history`. Only their metadata is watched, separately from other ConfigMaps: a history takes hundreds of
+kilobytes, and the operator needs to know only that it exists."""
 SERVICE_ACCOUNT: Final = ObjectKind("ServiceAccount", "", "v1", "serviceaccounts")
 ROLE: Final = ObjectKind("Role", "rbac.authorization.k8s.io", "v1", "roles")
 ROLE_BINDING: Final = ObjectKind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings")
@@ -64,7 +65,7 @@ WRITTEN: Final = {
 """Kinds of the objects that the operator creates."""
 WATCHED: Final = (*WRITTEN.values(), HISTORY, RAY_CLUSTER, POD)
 METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HISTORY)
-"""Kinds of which the operator reads only the owner and the hash of its last write."""
+"""Kinds of objects whose metadata is enough: the operator reads only their owner and the hash of its last write."""
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:

@@ -57,7 +57,7 @@ class _ObservedLease(NamedTuple):
 
     version: str
     since: float
-    """When this process first saw the version."""
+    """Time of `Election.clock` at which this process first saw the version."""
 
 
 class _OwnLease(NamedTuple):
@@ -76,7 +76,7 @@ class Election:
     name: str
     identity: str
     lead: Callable[[], Awaitable[None]]
-    """Runs while this process leads. When it stops leading, this is cancelled and awaited."""
+    """The work of the leader. It is started when this process leads, then cancelled and awaited when it stops leading."""
     clock: Callable[[], float]
     leading: bool = False
     """Whether `lead` runs."""

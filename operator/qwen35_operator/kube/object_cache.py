@@ -20,8 +20,10 @@ class ObjectCache:
         restarted: Callable[[str], None],
         recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        """namespaces: empty for all. changed: called with each training whose objects have changed. restarted: called
-        with the kind of a watch that starts again. recovered: called when a kind can be watched again.
+        """Create an empty cache.
+
+        namespaces: those to watch; empty for all. changed: called with each training whose objects have changed.
+        restarted: called with the kind of a watch that starts again. recovered: called when a kind can be watched again.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
         self.watches = [

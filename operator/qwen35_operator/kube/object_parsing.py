@@ -23,7 +23,7 @@ from qwen35_trainer.contract.shared_names import CONTROL_KEY, PROGRESS_KEY
 
 RAY_CONTAINER: Final = "ray"
 MAX_MESSAGE_CHARACTERS: Final = 512
-"""Longer messages of pods and clusters are cut."""
+"""Maximum length of a message of a pod or a cluster; longer messages are cut."""
 POOLS: Final[Mapping[str, PodPool]] = {"head": "head", "rollout": "rollout", "train": "train"}
 DISRUPTION_REASONS: Final = {
     "PreemptionByScheduler": "Preempted",
@@ -32,14 +32,14 @@ DISRUPTION_REASONS: Final = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
 }
-"""Our reason for each reason of the condition DisruptionTarget."""
+"""Reason of a pod's condition DisruptionTarget → reason that this project reports."""
 POD_STATUS_REASONS: Final = {
     "Evicted": "Evicted",
     "NodeLost": "NodeLost",
     "Preempting": "Preempted",
     "NodeShutdown": "NodeLost",
 }
-"""Our reason for each status.reason of a pod that its node gave up."""
+"""`status.reason` of a pod that its Kubernetes node has ended → reason that this project reports."""
 STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 
 
@@ -162,7 +162,10 @@ def _pod(raw: KubeObject) -> Pod:
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
-    """When a pod's deletion was requested. deletionTimestamp is later by the grace period."""
+    """Return when a pod's deletion was requested; None if it was not.
+
+    deletionTimestamp is the end of the grace period, so the period is subtracted.
+    """
     if (grace_end := _time(metadata.get("deletionTimestamp"))) is None:
         return None
     return grace_end - timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)

@@ -15,13 +15,13 @@ class Child:
     namespace: str
     uid: str
     version: str
-    """resourceVersion."""
+    """resourceVersion of the object."""
     owner: str | None
-    """uid of the controller."""
+    """uid of the object's controller; None if it has none."""
     hash: str | None
     """Hash of the object as the operator last wrote it."""
     deleting: datetime | None
-    """Time from which it is being deleted."""
+    """deletionTimestamp of the object; None if it is not being deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class MessageConfigMap(Child):
     """The ConfigMap `-progress` or `-control` of a training, with its message as text."""
 
     text: str | None
-    """None while the key is absent."""
+    """The message; None if the ConfigMap does not contain one."""
     written: datetime | None
     """When the text last changed, by the API server's clock."""
 
@@ -44,15 +44,15 @@ class RayJob(Child):
     """Hash of the fields that a running attempt cannot take over."""
     created: datetime
     suspended: bool
-    """spec.suspend: Kueue has not admitted it."""
+    """spec.suspend: true while Kueue does not admit the job."""
     deployment: str
-    """status.jobDeploymentStatus; empty at first."""
+    """status.jobDeploymentStatus; empty until KubeRay has set it."""
     status: str
-    """status.jobStatus; empty at first."""
+    """status.jobStatus; empty until KubeRay has set it."""
     reason: str
     message: str
     cluster: str
-    """status.rayClusterName; empty at first."""
+    """status.rayClusterName; empty until KubeRay has set it."""
 
     @property
     def held(self) -> bool:
@@ -69,7 +69,7 @@ class WorkerGroup:
     min_replicas: int
     max_replicas: int
     leaving: tuple[str, ...]
-    """Names of pods in scaleStrategy.workersToDelete."""
+    """Names of the pods that KubeRay deletes when it shrinks the group: scaleStrategy.workersToDelete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class RayCluster(Child):
     """Message of the condition ReplicaFailure while it is true; otherwise empty."""
     groups: tuple[WorkerGroup, ...]
     autoscaled: bool
-    """enableInTreeAutoscaling: Ray's autoscaler sets the replicas."""
+    """enableInTreeAutoscaling: whether Ray's autoscaler sets the number of pods of each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Pod:
     ready: bool
     created: datetime
     deleting: datetime | None
-    """When its deletion was requested."""
+    """When the pod's deletion was requested; None if it was not."""
     reason: str
     """Why the pod does not work, in one word: OOMKilled, Evicted, Preempted, NodeLost, ImagePullBackOff, Unschedulable,
     Error, …; empty for a healthy pod and for one that ends because it was deleted."""

@@ -21,7 +21,7 @@ class WorkQueue:
     """The queue of the trainings to reconcile, by key, for one event loop."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        """clock: monotonic seconds."""
+        """Create an empty queue. clock: returns monotonic seconds."""
         self._clock = clock
         self._ready: deque[TrainingKey] = deque()
         self._queued: set[TrainingKey] = set()  # the keys in _ready
@@ -47,7 +47,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
-        """Enqueue the key after a delay, unless it is already due earlier."""
+        """Enqueue the key after a delay, unless it is already queued for an earlier time."""
         due = self._clock() + seconds
         if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
             return

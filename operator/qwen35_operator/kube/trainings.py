@@ -36,7 +36,7 @@ class Trainings:
         return iter(tuple(self._bodies))
 
     def put(self, raw: KubeObject) -> bool:
-        """Store a training's object. Returns False if a newer one, or the same, is stored."""
+        """Store a training's object. Returns False if the same or a later version of the object is stored already."""
         metadata = raw["metadata"]
         key, version = (metadata["namespace"], metadata["name"]), int(metadata["resourceVersion"])
         stored = self._bodies.get(key)
@@ -56,7 +56,7 @@ class Trainings:
             self.put(raw)
 
     def remove(self, key: TrainingKey, uid: str) -> None:
-        """Remove a deleted training, unless a later one has its name."""
+        """Remove a deleted training, unless another training with the same name has been stored since."""
         stored = self._bodies.get(key)
         if stored is not None and stored.uid == uid:
             del self._bodies[key]

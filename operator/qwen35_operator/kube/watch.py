@@ -45,7 +45,7 @@ class Watch:
     restarted: Callable[[str], None] = lambda kind: None
     """Called with the kind's name whenever the watch starts again."""
     recovered: Callable[[], None] = lambda: None
-    """Called when `problem` is solved: trainings that waited for this get no event of their own."""
+    """Called when `problem` is solved. The caller then reconciles the trainings that waited: no event reports them."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,4 +1,4 @@
-"""Whether a training can be worked on: its spec can be read and run, and its objects can be watched."""
+"""Decides whether the operator can work on a training: its spec can be read and run, and its objects can be watched."""
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.api.v1alpha1 import State
@@ -12,7 +12,7 @@ from qwen35_trainer.manifest import Problem, cannot_run
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which the operator refuses a training although its spec is valid in itself."""
+    """Return the problems for which this operator refuses a training, although the manifest's own checks accept its spec."""
     return [*cannot_run(training.spec), *all_objects.problems(training, settings)]
 
 

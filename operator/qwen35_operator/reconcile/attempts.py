@@ -18,7 +18,7 @@ from qwen35_trainer.contract import ProgressReport
 FINAL_JOB_STATES = ("Complete", "Failed", "ValidationFailed")
 """Values of status.jobDeploymentStatus that a RayJob never leaves."""
 MAX_ATTEMPTS = 64
-"""Attempts that the status keeps."""
+"""Maximum number of attempts that the status keeps; the oldest are dropped."""
 
 
 def with_adopted(observed: Observed) -> Observed:

@@ -17,14 +17,14 @@ from qwen35_operator.status.times import seconds_since
 type FinalCondition = Literal["Succeeded", "Failed"]
 
 JOB_SHUTDOWN_SECONDS = 60.0
-"""Time that a RayJob has to end on its own after its attempt has ended; the finished RayJob is kept as a record. It is
-deleted if it still runs then."""
+"""Time that a RayJob has to end after its attempt has ended. If it ends in this time, it is kept as a record; otherwise it is
+deleted."""
 
 
 def decide(observed: Observed, now: datetime) -> Verdict | None:
     """Keep a training that has ended as it is, and delete its children cleanupSecondsAfterFinished after its end.
 
-    Returns None if it has not ended.
+    Returns None if the training has not ended.
     """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
@@ -62,7 +62,7 @@ def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, .
 
 
 def _wait(attempt: Attempt, *, job_ended: bool, now: datetime) -> float | None:
-    """Return seconds until the RayJob is deleted; None if it is kept as the record of its attempt."""
+    """Return the seconds until the RayJob of an ended attempt is deleted; None if it is kept as a record of the attempt."""
     if attempt.outcome == "Suspended":
         return 0.0
     if job_ended:

@@ -16,12 +16,12 @@ class Verdict:
     state: State
     reason: str
     message: str
-    """Reason and message explain the state."""
+    """Explanation of the state for people. `reason` is the same in one word."""
     writes: tuple[ClusterWrite, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the status to change, apart from conditions, pools and progress."""
     after: float | None = None
-    """Seconds after which to decide again, even if nothing changes."""
+    """Seconds after which to decide again, even if nothing changes; None to wait for an event."""
     accepted: Finding | None = None
     """The condition Accepted; None means that the training is accepted."""
     degraded: Finding | None = None

@@ -26,10 +26,10 @@ class Resize:
 
     nodes: int
     leaving: tuple[str, ...] = ()
-    """Pods that are removed next: the trainer drains them, which means that they get no new sequences."""
+    """Pods that are removed next. The trainer gives their replicas no new sequences."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
-    """Why the running cluster keeps another size."""
+    """Why the running cluster keeps a size that is not the target; None if it does not."""
 
 
 def target(training: TrainingResource, status: TrainingStatus) -> int:
@@ -73,9 +73,9 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
 
 
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
-    """Return a size one step larger or smaller, or None to keep the size.
+    """Return the next size of the rollout pool, one step larger or smaller, or None to keep its size.
 
-    The choice depends on the idle shares that the trainer reports.
+    The choice depends on the shares of time in which the pools are idle, according to the trainer's report.
     """
     pool, report = situation.spec.rollout, situation.report
     if pool is None or pool.autoscale is None or report is None or report.state != "Running":
@@ -108,7 +108,7 @@ def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bo
 
 
 def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
-    """Why the operator must not change the size of the cluster."""
+    """Return why the operator must not change the size of the cluster, or None if it may."""
     if cluster.autoscaled:
         return "Ray's autoscaler decides the size of this cluster"
     if QUEUE_LABEL in training.labels and training.labels.get(ELASTIC_LABEL) != "true":

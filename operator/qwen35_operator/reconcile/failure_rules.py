@@ -17,17 +17,20 @@ from qwen35_trainer.contract.retry import backoff_seconds
 from qwen35_trainer.manifest.failure import FailureAction, FailureRuleSpec
 
 RECENT_FAULT_SECONDS = 600.0
-"""KubeRay fails a RayJob up to 300 s after its head is gone. The attempt has survived a fault older than this."""
+"""Maximum age of a pod's fault that counts as evidence. KubeRay fails a RayJob up to 300 s after its head is gone; an attempt
+that fails much later has survived the fault."""
 MAX_BACKOFF_SECONDS = 3600.0
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
-"""Reasons that end a pod. KubeRay replaces the pod, and its reason disappears with it. Other reasons, for example
-ImagePullBackOff and Unschedulable, may pass: the attempt waits, Degraded, without a limit but activeDeadlineSeconds."""
+"""Reasons of pods that have ended. The status records them, because KubeRay soon replaces such a pod. With any other reason,
+for example ImagePullBackOff or Unschedulable, a pod may still start. The attempt is then Degraded and waits, at most until
+activeDeadlineSeconds."""
 PREEMPTIONS: Final = ("Preempted", "Evicted")
 NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
-"""Reasons of the trainer that would end the next attempt in the same way."""
+"""Reasons in the trainer's report that would also end the next attempt."""
 OUT_OF_MEMORY: Final = ("OOMKilled", FailureReason.OUT_OF_MEMORY)
-"""Kubernetes killed the container, or the trainer lost a process or an accelerator ran out of memory."""
+"""Reasons for a lack of memory: Kubernetes killed a container, or the trainer reports that a process was killed or that an
+accelerator has no memory left."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,7 @@ class Evidence:
     pool: PodPool | None = None
     exit_code: int | None = None
     trained: bool = True
-    """Whether the training had completed an update before."""
+    """Whether the training had completed an update before the attempt failed."""
 
 
 @dataclass(frozen=True)

@@ -29,10 +29,10 @@ from qwen35_operator.status.times import at, rfc3339, seconds_since
 from qwen35_trainer.contract import ProgressReport
 
 MIN_PROGRESS_SECONDS = 10.0
-"""Time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
+"""Minimum time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
 
 PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
-"""Refusals that last until the spec or the cluster changes."""
+"""Reasons of refused writes that the API server refuses again until the spec or the cluster changes."""
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:

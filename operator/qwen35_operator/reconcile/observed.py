@@ -21,7 +21,7 @@ class ReadReport:
     progress: ProgressReport | None
     problem: str | None
     written: datetime | None
-    """When it was last written, by the API server's clock."""
+    """When `-progress` was last written, by the API server's clock."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,13 @@ class Observed:
     """Everything that a decision may depend on, apart from the operator's settings and the time."""
 
     training: TrainingResource | None
-    """None if the spec could not be read; `problems` lists why."""
+    """The training with its parsed spec; None if the spec could not be read, for the reasons in `problems`."""
     name: str
     namespace: str
     uid: str
     generation: int
     version: str
-    """resourceVersion: the API server refuses the status write if the object has changed since."""
+    """resourceVersion of the training. The API server refuses the status if the training has changed since."""
     created: datetime
     deleting: bool
     status: TrainingStatus
@@ -48,6 +48,6 @@ class Observed:
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()
     report: ReadReport | None = None
-    """None while `-progress` is absent or empty."""
+    """The parsed ConfigMap `-progress`; None while it is absent or empty."""
     control: Control | None = None
-    """None while `-control` is absent, empty or unreadable."""
+    """The operator's last message in `-control`; None while it is absent, empty or unreadable."""

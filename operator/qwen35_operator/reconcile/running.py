@@ -10,7 +10,7 @@ from qwen35_operator.status.conditions import Finding, yes
 from qwen35_operator.status.times import rfc3339
 
 SHOWN_PODS = 3
-"""Failing pods that a message lists."""
+"""Maximum number of failing pods that a message lists."""
 
 
 def decide(situation: AttemptSituation) -> Verdict:

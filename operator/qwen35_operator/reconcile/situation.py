@@ -49,9 +49,9 @@ class AttemptSituation(Situation):
 
     attempt: Attempt
     job: RayJob | None
-    """None if the RayJob was deleted."""
+    """The attempt's RayJob; None if it was deleted."""
     cluster: RayCluster | None
-    """None until KubeRay has created it, and while a queue has evicted the attempt."""
+    """The attempt's RayCluster; None until KubeRay has created it, and while a queue has evicted the attempt."""
     pods: tuple[Pod, ...]
     """The attempt's pods, without those that are being deleted."""
     report: ProgressReport | None
@@ -59,7 +59,7 @@ class AttemptSituation(Situation):
     report_written: datetime | None
     """When `-progress` was last written, by the API server's clock."""
     stop: StopOrder | None
-    """The order to stop that the attempt was given."""
+    """The order to stop that the operator has sent to the attempt; None if it has not sent any."""
 
     @property
     def active_seconds(self) -> int:

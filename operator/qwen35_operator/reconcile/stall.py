@@ -13,9 +13,11 @@ from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
 
 MIN_STALL_SECONDS = 60.0
-"""A tiny model publishes several versions a second, and a busy node may pause it for longer than their median."""
+"""Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions a second,
+and a busy node may pause them for many times as long."""
 MAX_SKEW_SECONDS = 30.0
-"""Larger differences between the trainer's clock and the API server's are reported. Delivering a report takes time too."""
+"""Difference between the clocks of trainer and API server above which the status reports it. The measured difference
+includes the time that a report takes to arrive."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
 
-The reasons are `spec.suspend`, a deadline, and a spec that was edited while the attempt runs: the next attempt uses the new one.
+An attempt is stopped for `spec.suspend`, for a deadline, and for a spec that was edited while it runs. In the last case the
+next attempt uses the new spec.
 
 `cleanup.py` then deletes the RayJob.
 

@@ -32,10 +32,10 @@ from qwen35_operator.reconcile.writes import (
 logger = logging.getLogger(__name__)
 
 EVENT_REPEAT_TIME = timedelta(minutes=10)
-"""The same event of the same training is posted at most once within this time."""
+"""Minimum time between two equal events of one training; repetitions within it are not posted."""
 MAX_EVENT_CHARACTERS = 1024
 MAX_CAUSES = 10
-"""Causes of a refusal that its message lists."""
+"""Maximum number of causes that the message of a refused write lists."""
 NAMESPACE_TERMINATING = "NamespaceTerminating"
 
 
@@ -49,7 +49,7 @@ class ClusterWriter:
         component: str,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
     ) -> None:
-        """progressed: called after each successful write. The next failure then counts as the first in a row."""
+        """Create a writer. progressed: called after each successful write, to reset the backoff of the training."""
         self._client = client
         self._cache = cache
         self._component = component

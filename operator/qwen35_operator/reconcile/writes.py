@@ -17,7 +17,7 @@ class Create:
 
 @dataclass(frozen=True)
 class Update:
-    """Merge-patch a child of this training. The API server refuses it if the object has another uid by now."""
+    """Merge-patch a child of this training. The API server refuses the patch if the object now has another uid."""
 
     manifest: KubeObject
     uid: str
@@ -25,7 +25,7 @@ class Update:
 
 @dataclass(frozen=True)
 class Scale:
-    """Resize a worker group. The API server refuses it if the uid, index, group or current replicas have changed."""
+    """Resize a worker group. The API server refuses the patch if the uid, index, group or current replicas have changed."""
 
     cluster: str
     uid: str
@@ -41,7 +41,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Delete:
-    """Delete the object with this uid, and no later object of the same name."""
+    """Delete the object with this uid. A later object of the same name has another uid and stays."""
 
     kind: str
     name: str
@@ -66,6 +66,6 @@ class RefusedWrite:
 
     write: ClusterWrite
     reason: str
-    """NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded."""
+    """Why the write was refused: NameTaken, Cleaning, Forbidden, Rejected (the object is invalid), KubeRayMissing, KubeRayTooOld or QuotaExceeded."""
     message: str
-    """Names the object and the fix."""
+    """Text for people that names the object and the fix."""

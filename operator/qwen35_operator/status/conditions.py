@@ -77,7 +77,7 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 MAX_MESSAGE_CHARACTERS = 4096
-"""The schema allows eight times as many, but people read these messages."""
+"""Maximum length of a condition's message. The schema allows eight times as many characters, but people read it."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ def no(reason: str, message: str = "") -> Finding:
 def conditions(
     findings: Mapping[ConditionType, Finding], earlier: TrainingStatus, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the conditions for the findings, in the same order. Those whose status has not changed keep their transition
-    time.
+    """Return a condition for each finding, in the same order.
+
+    A condition whose status has not changed since `earlier` keeps its transition time.
     """
     before = {condition.type: condition for condition in earlier.conditions}
     return tuple(_condition(kind, finding, before.get(kind), generation, now) for kind, finding in findings.items())

@@ -17,7 +17,7 @@ VALUE: Final = re.compile(f"({_NAME})?")
 KEY: Final = re.compile(rf"((?P<prefix>{_PART}(\.{_PART})*)/)?{_NAME}")
 MAX_PREFIX_LENGTH: Final = 253
 MAX_ANNOTATION_BYTES: Final = 256 * 1024
-"""Limit for all annotations together, including their keys."""
+"""Maximum size of all annotations of one object together, including their keys."""
 
 VALUE_FIX: Final = "Use at most 63 letters, digits, -, _ and ., the first and the last a letter or digit."
 KEY_FIX: Final = f"Write name or prefix/name, the prefix a DNS name in lower case. For the name: {VALUE_FIX}"

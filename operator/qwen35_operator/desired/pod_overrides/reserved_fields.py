@@ -20,11 +20,11 @@ from qwen35_trainer.manifest import Problem
 
 POOLS: Final[tuple[PodPool, ...]] = ("head", "rollout", "train")
 LABEL_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/", "app.kubernetes.io/", "kueue.x-k8s.io/queue-name")
-"""The NetworkPolicy, KubeRay and its head Service select by these labels. With the last one, Kueue would queue the
-single pod.
+"""Prefixes of reserved labels. The NetworkPolicy, KubeRay and KubeRay's head Service select pods by the first three. A
+pod with the last label would be queued by Kueue on its own.
 """
 ANNOTATION_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/")
-"""For example, ray.io/overwrite-container-cmd changes what KubeRay starts."""
+"""Prefixes of reserved annotations. For example, ray.io/overwrite-container-cmd changes the command that KubeRay starts."""
 VARIABLES: Final = frozenset(
     {
         POD_VARIABLE,
@@ -36,7 +36,7 @@ VARIABLES: Final = frozenset(
         *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
     }
 )
-"""Variables that KubeRay sets or refuses. Variables that begin with QWEN35_ are reserved too."""
+"""Environment variables that KubeRay sets or refuses. Variables that begin with QWEN35_ are reserved too."""
 POD_FIELDS: Final[Mapping[str, str]] = {
     "restartPolicy": "KubeRay replaces a pod whose Ray has ended.",
     "serviceAccountName": "Grant missing permissions to the account that the operator creates.",
@@ -48,13 +48,13 @@ POD_FIELDS: Final[Mapping[str, str]] = {
     "setHostnameAsFQDN": "Reports identify pods by their hostname.",
     "ephemeralContainers": "Pod templates cannot have them; use kubectl debug.",
 }
-"""Reserved fields of the pod, and what to do instead or why they are reserved."""
+"""Reserved fields of a pod's spec, each with the reason, or with what to do instead."""
 RAY_CONTAINER_FIELDS: Final[Mapping[str, str]] = {
     "image": "Use spec.pods.image, which applies to every pool: Ray needs the same version everywhere.",
     "command": "KubeRay writes it; a lifecycle hook or an init container runs before Ray.",
     "args": "KubeRay writes them; a lifecycle hook or an init container runs before Ray.",
 }
-"""Reserved fields of the container `ray`, and what to do instead."""
+"""Reserved fields of the container `ray`, each with what to do instead."""
 RAY_PORTS: Final[Mapping[PodPool, Mapping[int, str]]] = {
     "head": {6379: "gcs-server", 8080: "metrics", 8265: "dashboard", 10001: "client", 52365: "dashboard-agent"},
     "rollout": {8080: "metrics", 52365: "dashboard-agent"},

@@ -16,14 +16,14 @@ MAPPINGS: Final = frozenset(
     | {("spec", kind, *rest) for kind in _CONTAINERS for rest in (("resources",), ("resources", "limits"))}
     | {("spec", kind, "resources", "requests") for kind in _CONTAINERS}
 )
-"""Mappings with fields of the operator, which null would remove."""
+"""Paths of mappings that a change must not set to null, because null would remove the operator's fields in them."""
 REMOVABLE: Final = frozenset(
     {("spec", name) for name in ("affinity", "nodeSelector", "securityContext", "dnsConfig")}
     | {("spec", kind, "securityContext") for kind in _CONTAINERS}
 )
-"""Mappings that null may remove."""
+"""Paths of mappings that a change may set to null, which removes them."""
 STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annotations"), ("spec", "nodeSelector")})
-"""Mappings from strings to strings."""
+"""Paths of mappings whose values must be strings."""
 
 
 def problems(change: object, place: str) -> Iterator[Problem]:
