@@ -2,9 +2,9 @@
 
 
 def __getattr__(name: str) -> str:
-    """Return `__version__`, which is read only when it is asked for.
+    """Return `__version__`, which is read from the installed package at each access.
 
-    Reading it takes longer than starting Python. At import it would delay the handling of signals.
+    Reading it when this package is imported would take longer than starting Python, and delay the handling of signals.
     """
     if name == "__version__":
         from importlib.metadata import version

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _NO_READER = (errno.EPIPE, errno.EIO)
-"""The reader of a pipe has ended; the terminal is closed."""
+"""Error numbers of a write that nobody can read: the reader of the pipe has ended, or the terminal is closed."""
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ class FailureReason(StrEnum):
     retryable: bool
     """Whether a further attempt can succeed although nobody changes anything."""
     rationale: str
-    """Why it can, or cannot, as a sentence."""
+    """Why a further attempt can or cannot succeed, as a sentence."""
 
     def __new__(cls, word: str, meaning: str, retryable: bool, rationale: str) -> FailureReason:
         reason = str.__new__(cls, word)

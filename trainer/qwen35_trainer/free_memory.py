@@ -8,7 +8,8 @@ _LIMITS = (
     (".", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Files of control groups, version 2 and 1: memory limit, memory in use, and its share of inactive file pages."""
+"""For control groups of version 2, then of version 1: the folder, its files with the memory limit and the memory in use, and the
+line of memory.stat with the inactive file pages, which the kernel can reclaim."""
 
 
 def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:

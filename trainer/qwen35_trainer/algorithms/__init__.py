@@ -4,8 +4,8 @@
     behaviour log-probs ──► corrections ──► weights ─┼─► aggregation ──► loss, metrics
     reference log-probs ──► kl ──────────────────────┘   combined by objective.py
 
-Each of these five kinds of functions has a registry, which its module fills at import; the names are the manifest's
-values. N is the number of samples, T the number of response positions (right padded), `mask` (N, T) is 1 on tokens that
+Each of these five kinds of functions has a registry, which its module fills at import. A function is registered under the
+value that selects it in the manifest. N is the number of samples, T the number of response positions (right padded), `mask` (N, T) is 1 on tokens that
 train. Math is float32 (float64 for float64 inputs). Entries where the mask is 0, NaN included, affect neither a value
 nor a gradient.
 """

@@ -18,8 +18,8 @@ All estimators deviate from the textbook formulas in the same way:
   formula gives rounding noise over 1e-6 in the first case, and the raw reward in the second. A group of equal scores still
   takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
 - A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
-- Time steps are the tokens that train: neither discount nor λ counts the others (a tool's output), and rewards flow
-  back across them.
+- Time steps are the tokens that train. Other tokens, such as a tool's output, count neither for the discount nor for λ, and
+  rewards flow back across them.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,10 @@ WHITEN_EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdvantageInputs:
-    """A whole batch of scored samples, as functions of the user get it. Raises ValueError naming every wrong shape, or every field that is not finite."""
+    """A whole batch of scored samples: the argument of an advantage function, including one that a user provides.
+
+    Raises ValueError naming every field of a wrong shape or, if there is none, every field with a value that is not finite.
+    """
 
     rewards: Tensor
     """(N,) score of each sample; the entry of a sample that is not valid is ignored."""
@@ -46,16 +49,16 @@ class AdvantageInputs:
     mask: Tensor
     """(N, T) 1 on tokens that train."""
     token_penalty: Tensor | None = None
-    """(N, T) subtracted from each token's reward: KL in the reward, already multiplied by its coefficient.
-    Group-relative advantages subtract the sum over a sequence from its reward."""
+    """(N, T) number to subtract from each token's reward: the KL penalty times its coefficient; None: no penalty.
+    Group-relative advantages subtract the sum over a sequence from the sequence's reward."""
     values: Tensor | None = None
-    """(N, T) expected return before each token; GAE only."""
+    """(N, T) expected return before each token, which only GAE uses."""
     gamma: float = 1.0
-    """Discount per token; ReinforcePlusPlus and GAE."""
+    """Discount per token, which ReinforcePlusPlus and GAE use."""
     lam: float = 1.0
     """GAE's λ: 1 trusts only rewards, 0 only values."""
     valid: Tensor | None = None
-    """(N,) bool, false for samples that could not be scored; None: all were."""
+    """(N,) bool, false for samples that could not be scored; None: all samples were scored."""
 
     def __post_init__(self) -> None:
         _raise(_wrong_shapes(self))
@@ -65,19 +68,19 @@ class AdvantageInputs:
 
 
 class Shares(Protocol):
-    """Reductions over the ranks that each have a share of the batch. Every rank calls them in the same order."""
+    """Reductions over ranks, each of which has one share of the batch. Every rank calls them in the same order."""
 
     def sum(self, values: Tensor) -> Tensor:
         """Sum `values`, on the host, over all shares, entry by entry. Every rank gets the sums."""
         ...
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the maximum over all shares, as `sum` does."""
+        """Return the maximum of `values`, on the host, over all shares, entry by entry. Every rank gets the maxima."""
         ...
 
 
 class OneShare:
-    """The whole batch is one share."""
+    """The reductions of a batch that is not divided: each returns its argument."""
 
     def sum(self, values: Tensor) -> Tensor:
         return values
@@ -88,7 +91,7 @@ class OneShare:
 
 @dataclass(frozen=True)
 class TrainedTokens:
-    """The scores of all N samples of a batch, and the R trained tokens of a share of them, sample after sample.
+    """The scores of all N samples of a batch, and the R trained tokens of one rank's share of the samples, one after another.
 
     Raises ValueError naming every field that is not finite.
     """
@@ -102,9 +105,9 @@ class TrainedTokens:
     sample: Tensor
     """(R,) int64 index of each token's sample. Tokens of a sample are adjacent and in order."""
     token_penalty: Tensor | None = None
-    """(R,) as in `AdvantageInputs`."""
+    """(R,) number to subtract from each token's reward; None: no penalty."""
     values: Tensor | None = None
-    """(R,) as in `AdvantageInputs`."""
+    """(R,) expected return before each token, which only GAE uses."""
     gamma: float = 1.0
     lam: float = 1.0
 
@@ -160,13 +163,16 @@ def grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @ADVANTAGES.register("DrGRPO")
 def dr_grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the group's mean, without dividing by std, which would favour prompts of nearly equal scores (arXiv:2503.20783)."""
+    """Subtract the group's mean from each score (Dr. GRPO, arXiv:2503.20783).
+
+    Dividing by the standard deviation as well would favour prompts whose samples have nearly equal scores.
+    """
     return _compare_in_groups(tokens, shares).centred[tokens.sample]
 
 
 @ADVANTAGES.register("RLOO")
 def rloo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Subtract the mean of the other samples: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
+    """Subtract the mean of the group's other samples from each score: n/(n-1)·(R - mean) (leave-one-out, arXiv:2402.14740)."""
     groups = _compare_in_groups(tokens, shares)
     return (groups.centred * groups.size / (groups.size - 1).clamp(min=1))[tokens.sample]
 
@@ -194,10 +200,10 @@ def gae(tokens: TrainedTokens, shares: Shares) -> Tensor:
 
 @dataclass(frozen=True)
 class _Groups:
-    """Each sample (N,) compared with the valid samples of its group.
+    """The comparison of each of N samples with the valid samples of its group. All fields are (N,).
 
-    `centred` is the score minus the group's mean. It is 0 for samples that are not valid, and in groups of equal
-    scores.
+    centred: the score minus the group's mean; 0 for samples that are not valid, and in groups of equal scores.
+    std: the standard deviation of the group's scores. size: the number of valid samples in the group.
     """
 
     centred: Tensor
@@ -262,9 +268,10 @@ def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
 
 
 def _whiten(advantages: Tensor, tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Scale to mean 0 and variance 1 (unbiased) over the trained tokens of valid samples; 0 elsewhere, and if all are equal.
+    """Scale advantages to mean 0 and variance 1 (unbiased) over the trained tokens of all valid samples.
 
-    advantages: (R,) float64. Returns (R,) float32. Sums are float64, so that the division into shares does not show.
+    advantages: (R,) float64. Returns (R,) float32: 0 for tokens of samples that are not valid, and 0 for every token if all
+    advantages are equal. Sums are float64, so that the result does not depend on how the batch is divided into shares.
     """
     counted = tokens.valid[tokens.sample]
     selected = advantages[counted]
@@ -303,7 +310,7 @@ def _valid(inputs: AdvantageInputs) -> Tensor:
 
 
 def _not_finite(rewards: Tensor, penalty: Tensor | None, values: Tensor | None, counted: Tensor) -> list[str]:
-    """Name every field that is not finite. counted: the tokens of the other two that count."""
+    """Return a text for each field with a value that is not finite. counted: bool, the tokens whose penalty and value are checked."""
     entries = {
         "rewards": rewards,
         "token_penalty": None if penalty is None else penalty[counted],

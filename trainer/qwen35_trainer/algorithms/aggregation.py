@@ -26,9 +26,9 @@ class GlobalCounts:
     tokens: int
     """Tokens whose mask is 1."""
     sequences: int
-    """Sequences with at least one such token."""
+    """Sequences with at least one token whose mask is 1."""
     max_tokens: int
-    """The constant length of SequenceMeanTokenSumNorm: the maximum response length, in tokens."""
+    """The maximum response length, in tokens: the constant by which SequenceMeanTokenSumNorm divides."""
 
     def __post_init__(self) -> None:
         empty = [f"{name} {value}" for name, value in vars(self).items() if value < 1]

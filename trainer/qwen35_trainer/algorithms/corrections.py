@@ -56,7 +56,7 @@ def correction(name: str) -> CorrectionFunction:
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1. The only correction is the loss's own ratio to the behaviour policy."""
+    """Weigh every token by 1. The loss itself then corrects, by its ratio to the behaviour policy."""
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
 

@@ -28,11 +28,11 @@ class LossInputs:
     """Inputs of the policy loss of one micro-batch. Sequences are whole, because GSPO has one ratio per sequence."""
 
     log_probs: Tensor
-    """(N, T) of the sampled tokens under the policy being trained; the only field with gradient."""
+    """(N, T) log-probability of each sampled token under the policy that trains; the only field with gradient."""
     proximal_log_probs: Tensor
-    """(N, T) denominator of the ratio."""
+    """(N, T) log-probability of each sampled token under the policy in the denominator of the ratio."""
     advantages: Tensor
-    """(N, T)"""
+    """(N, T) advantage of each token."""
     mask: Tensor
     """(N, T) 1 on tokens that train."""
     clip_low: float
@@ -40,7 +40,7 @@ class LossInputs:
     clip_high: float
     """The ratio is clipped above 1 + clip_high."""
     dual_clip: float | None
-    """PPOClip: ratio above which a token of negative advantage has no gradient; None: no such bound."""
+    """Ratio above which PPOClip gives no gradient to a token with a negative advantage; None: no such bound."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class LossOutput:
     """Losses and metrics of one micro-batch."""
 
     per_token: Tensor
-    """(N, T), 0 on padding."""
+    """(N, T) loss of each token, 0 on padding."""
     metrics: dict[str, Tensor]
-    """Scalar sums over trained tokens; add over micro-batches and ranks, then divide by the number of tokens.
-    ratio; clip_fraction_low and clip_fraction_high, clip_fraction_dual: tokens at which that bound changed the loss."""
+    """Scalar sums over the trained tokens, which the caller adds over micro-batches and ranks, and divides by the number of
+    tokens. ratio: the ratio of each token. clip_fraction_low, _high and _dual: 1 for each token whose loss the bound changed."""
 
 
 type LossFunction = Callable[[LossInputs], LossOutput]

@@ -51,7 +51,7 @@ KL_PLACEMENTS = ("None", "Loss", "Reward")
 
 @dataclass(frozen=True)
 class Objective:
-    """Settings of the policy objective. Names are those of the registries; the loss may be the user's function (`user.py`).
+    """Settings of the policy objective. Functions are given by their names in the registries; the loss can also be `module:function`.
 
     Raises ValueError naming all wrong fields together.
     """
@@ -60,20 +60,20 @@ class Objective:
     clip_low: float
     clip_high: float
     dual_clip: float | None
-    """Above 1, or None; PPOClip only."""
+    """Ratio above 1 at which PPOClip bounds the loss of tokens with a negative advantage; None: no such bound."""
     aggregation: str
-    """Not used by GSPO."""
+    """Name of the aggregation. GSPO ignores it, and always aggregates by SequenceMeanTokenMean."""
     kl_placement: str
-    """None, Loss or Reward."""
+    """Where the KL penalty is applied: "None", "Loss" or "Reward"."""
     kl_coefficient: float
     kl_estimator: str
     entropy_coefficient: float
-    """Above 0 rewards entropy."""
+    """Factor of the entropy that is subtracted from the loss: a value above 0 rewards entropy."""
     correction: str
     cap: float
     """Upper bound of the correction's ratio."""
     floor: float
-    """Lower bound of the correction's ratio; IcePop and SequenceMask only."""
+    """Lower bound of the correction's ratio, which only IcePop and SequenceMask use."""
 
     def __post_init__(self) -> None:
         choices = {

@@ -5,8 +5,8 @@ from torch import Tensor
 from qwen35_trainer.algorithms.masking import zero_padding
 
 MAX_LOG_RATIO = 20.0
-"""In nats; exp(±20) is 2e-9 and 5e8. Ratios beyond it carry no more information, and overflow would turn a loss into NaN.
-The same bound as in verl."""
+"""Bound of the logarithm of a ratio, in nats: exp(±20) is 2e-9 and 5e8. A larger ratio would add no information, and its
+overflow would turn a loss into NaN. verl has the same bound."""
 
 
 def log_ratio(numerator: Tensor, denominator: Tensor, mask: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ def is_user_function(name: str) -> bool:
 
 
 def loss_of(name: str) -> LossFunction:
-    """Return the loss called `name`. Raises ValueError for an unknown name.
+    """Return the loss called `name`: a registered one, or the user's `module:function`.
 
-    A function of the user can also raise ImportError and AttributeError here; when called, the returned function raises
-    ValueError for a result of the wrong type or shape.
+    Raises ValueError if no loss is registered by this name, and ImportError or AttributeError if the user's function cannot
+    be imported. When the user's function is called, a result of a wrong type or shape raises ValueError.
     """
     if not is_user_function(name):
         return policy_loss(name)
@@ -45,7 +45,8 @@ def loss_of(name: str) -> LossFunction:
 def advantage_of(name: str) -> AdvantageFunction:
     """Return the advantage function called `name`: a registered one, or the user's `module:function`.
 
-    Raises the same errors as `loss_of`.
+    Raises ValueError if no advantage is registered by this name, and ImportError or AttributeError if the user's function
+    cannot be imported. When the user's function is called, a result of a wrong type or shape raises ValueError.
     """
     if not is_user_function(name):
         return advantage(name)
@@ -64,7 +65,7 @@ def _imported(target: str) -> Callable[..., Any]:
 
 
 def _check_result(target: str, result: object, mask: Tensor) -> Tensor:
-    """Check the type and shape of a result, and return it with 0 on padding."""
+    """Check the type and shape of what a user's function returned, and return it with 0 on padding. Raises ValueError."""
     if not isinstance(result, Tensor):
         raise ValueError(f"{target} returned {type(result).__name__}. Return a tensor, one number for each token.")  # noqa: TRY004
     if result.shape != mask.shape:

@@ -13,7 +13,7 @@ class StopOrder(ContractMessage):
     """The operator's order to finish the current update, save a checkpoint, and end."""
 
     id: Annotated[str, Field(min_length=1, max_length=64)]
-    """Repeated in the acknowledgement, which distinguishes this order from earlier ones."""
+    """Identifies this order. The trainer repeats the id when it acknowledges the order (`ProgressReport.stopAcknowledged`)."""
     reason: Annotated[str, Field(max_length=128)]
     time: Annotated[float, Field(ge=0)]
     """Unix time of the order."""
@@ -35,7 +35,7 @@ class Control(ContractMessage):
     """The attempt that these orders are for; other attempts ignore them."""
     stop: StopOrder | None = None
     rolloutNodes: Annotated[int, Field(ge=0)] = 0
-    """Nodes that the rollout pool should have; 0: as in the manifest."""
+    """Number of nodes that the rollout pool should have; 0: the number in the manifest."""
     leaving: Annotated[tuple[str, ...], Field(strict=False, max_length=1024)] = ()
     """Pods that will be deleted: their replicas receive no more groups."""
     live: LiveSettings | None = None

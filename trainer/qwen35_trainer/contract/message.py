@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 MAX_MESSAGE_CHARACTERS = 256 * 1024
-"""Longer messages are refused. Neither side writes nearly as much."""
+"""Maximum length of a message; a longer one is refused. Operator and trainer write far shorter messages."""
 
 
 class ContractError(ValueError):

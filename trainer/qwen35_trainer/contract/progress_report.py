@@ -20,11 +20,11 @@ class CheckpointReport(ContractMessage):
     uri: Annotated[str, Field(min_length=1, max_length=2048)]
     update: ReportedCount
     time: ReportedSeconds
-    """Unix time at which it was published."""
+    """Unix time at which the checkpoint or the export became complete."""
 
 
 class ReplicaReport(ContractMessage):
-    """One rollout replica. The operator uses it to choose the nodes that it removes first."""
+    """The pods and the idle share of one rollout replica, by which the operator chooses the nodes to remove first."""
 
     pods: Annotated[tuple[str, ...], Field(strict=False, max_length=64)]
     idle: ReportedShare
@@ -36,13 +36,13 @@ class ProgressReport(ContractMessage):
     attempt: Annotated[int, Field(ge=1)]
     """The attempt that reports: the last report of an earlier attempt says nothing about this one."""
     state: AttemptState
-    """Running, or how the attempt ended. An attempt has succeeded only if this says so."""
+    """Running, or how the attempt ended. Only a report with the state Succeeded makes an attempt a success."""
     time: ReportedSeconds
-    """Time of this report."""
+    """Unix time of this report."""
     stopAcknowledged: str | None = None
     """The `StopOrder.id` that the driver is carrying out, or has carried out when the state is Stopped."""
     reason: Annotated[str, Field(max_length=128)] | None = None
-    """Why the attempt failed: a `FailureReason`. A text, because the trainer may be of another release than the operator."""
+    """Why the attempt failed: the value of a `FailureReason`, possibly one that the reader's release does not have."""
     message: Annotated[str, Field(max_length=4096)] = ""
     """Explanation of the reason, for people."""
     head: Annotated[str, Field(max_length=253)] | None = None
@@ -53,14 +53,14 @@ class ProgressReport(ContractMessage):
     updates: ReportedCount | None = None
     version: ReportedCount = 0
     versionTime: ReportedSeconds | None = None
-    """Time at which this version was published."""
+    """Unix time at which `version` was published."""
     versionSeconds: ReportedSeconds | None = None
-    """Median time between the latest versions; None until there are three."""
+    """Median seconds between the latest versions; None until three versions exist."""
     prompts: ReportedCount = 0
     samples: ReportedCount = 0
     tokens: ReportedCount = 0
     secondsPerUpdate: ReportedSeconds | None = None
-    """Mean over the latest updates; None until there are three."""
+    """Mean seconds of the latest updates; None until three updates have ended."""
     reward: float | None = None
     accuracy: ReportedShare | None = None
     """Share of the held-out prompts with a correct response in the latest evaluation."""

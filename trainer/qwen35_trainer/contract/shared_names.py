@@ -1,4 +1,4 @@
-"""Names of the objects, keys, files and variables that both sides use."""
+"""Names of the objects, keys, folders and variables that both the operator and the trainer use."""
 
 CONFIG_KEY = "training.yaml"
 PROGRESS_KEY = "progress.json"
@@ -7,27 +7,27 @@ HISTORY_KEY = "history.json.gz"
 """Key of `binaryData` with the history of the run: see `qwen35_trainer.progress.packed_history`."""
 
 CONFIG_FOLDER = "/etc/qwen35"
-"""Where the `-config` ConfigMap is mounted in the head pod."""
+"""Folder of the head pod in which the ConfigMap `-config` is mounted."""
 RUN_FOLDER = "/var/lib/qwen35/run"
-"""The run's output folder in every pod: on the checkpoint volume where there is one."""
+"""The run's output folder in every pod. It is on the volume of the checkpoints, if the manifest names one."""
 CHECKPOINT_FOLDER = "/var/lib/qwen35/checkpoints"
-"""Where spec.checkpoint.storage.persistentVolumeClaim is mounted in every pod."""
+"""Folder of every pod in which spec.checkpoint.storage.persistentVolumeClaim is mounted."""
 MODEL_FOLDER = "/var/lib/qwen35/model"
-"""Where spec.model.source.persistentVolumeClaim is mounted in every pod."""
+"""Folder of every pod in which spec.model.source.persistentVolumeClaim is mounted."""
 DATA_FOLDER = "/var/lib/qwen35/data"
-"""Claims of data sources are mounted below it, each under its claim's name."""
+"""Folder of every pod below which the claims of data sources are mounted, each in a folder with the claim's name."""
 EXAMPLES_FOLDER = "/opt/qwen35/examples"
-"""The examples in the trainer images. Relative paths of a manifest start here in a pod."""
+"""Folder with the examples in the trainer images. In a pod, relative paths of a manifest start there."""
 
 POOL_LABEL = "rl.qwen35.io/pool"
-"""Label of pods, and of the Ray nodes in them: head, rollout or train."""
+"""Label with the pool of a pod, and of the Ray node in it: head, rollout or train."""
 
 TRAINING_VARIABLE = "QWEN35_TRAINING"
 NAMESPACE_VARIABLE = "QWEN35_NAMESPACE"
 ATTEMPT_VARIABLE = "QWEN35_ATTEMPT"
 POOL_VARIABLE = "QWEN35_POOL"
 POD_VARIABLE = "POD_NAME"
-"""Name of the pod that a process runs in."""
+"""Environment variable with the name of the pod in which a process runs."""
 
 
 def config_name(training: str) -> str:

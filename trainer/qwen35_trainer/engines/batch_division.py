@@ -4,8 +4,8 @@
          ─► update 1: samples ─► share 0, share 1, …          every rank plans all shares, from the lengths of all samples,
                                      └─► micro-batches        and has the tokens of its own
 
-The driver sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Both follow from the lengths
-of all samples and the same settings, so nobody has to send a plan: `plan` and `divide` are pure.
+The driver sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Driver and ranks compute
+the same division from the lengths of all samples and the same settings, so no plan is sent: `plan` and `divide` are pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec
 
 type MicroBatchPlan = list[list[NDArray[np.int64]]]
-"""By rank, then by micro-batch: indices of samples. All ranks have the same number of micro-batches."""
+"""A list of micro-batches for each rank, each as indices of samples. All ranks have the same number of micro-batches."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class BatchDivision:
     """The settings that decide which samples are computed together, and where."""
 
     shares: int
-    """Number of groups of ranks with their own samples."""
+    """Number of shares of a batch: groups of ranks that each compute other samples."""
     sequences: int = 1
-    """Samples of a micro-batch."""
+    """Number of samples in a micro-batch, unless `max_tokens` is set."""
     max_tokens: int | None = None
     """Maximum number of tokens of a micro-batch, in place of `sequences`."""
     packed: bool = False
-    """Padding does not count as tokens."""
+    """Whether samples are packed without padding. Otherwise padding counts towards `max_tokens`."""
     whole_masks: bool = False
-    """Ranks get the masks of all samples, for an advantage function of the user."""
+    """Whether every share keeps the masks of all samples, which an advantage function of the user needs."""
 
     @classmethod
     def of(cls, spec: TrainingSpec, shares: int) -> BatchDivision:
@@ -51,13 +51,13 @@ class BatchDivision:
         )
 
     def micro_batches(self, batch: TrainBatch, part: NDArray[np.int64]) -> MicroBatchPlan:
-        """Return the micro-batches of an update, by share. part: the samples of the update."""
+        """Return the micro-batches of one update, for each share. part: indices of the samples of the update."""
         lengths = batch.lengths[part]
         planned = plan(lengths, self.shares, sequences=self.sequences, max_tokens=self.max_tokens, packed=self.packed)
         return [[part[samples] for samples in share] for share in planned]
 
     def samples(self, batch: TrainBatch) -> list[NDArray[np.int64]]:
-        """Return the samples of each share of a batch, ascending."""
+        """Return the indices of the samples in each share of a batch, in ascending order."""
         by_tokens = self.max_tokens is not None and self.packed
         divided = [
             [part[samples] for samples in divide(batch.lengths[part], self.shares, by_tokens=by_tokens)]
@@ -72,7 +72,7 @@ class BatchDivision:
         return batch.share(self.samples(batch)[number], whole_masks=self.whole_masks)
 
     def shares_of(self, batch: TrainBatch) -> Iterator[TrainBatch]:
-        """Yield all shares of a whole batch. Each is a copy of its tokens, so drop one before the next."""
+        """Yield all shares of a whole batch. Each copies its tokens, so release one share before you request the next."""
         if self.shares == 1:
             yield batch
             return
@@ -81,7 +81,7 @@ class BatchDivision:
 
 
 ONE_SHARE = BatchDivision(shares=1)
-"""All ranks compute the same samples."""
+"""The division of a batch into one share: all ranks compute the same samples."""
 
 
 def plan(
@@ -177,8 +177,8 @@ def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int)
 class _FirstFit:
     """The free tokens of `count` micro-batches, as a binary tree whose nodes are the maxima of their children.
 
-    The first one with enough room is found in O(log count). Samples arrive longest first, so those above the limit come
-    before all others, and each gets the next empty micro-batch.
+    The first micro-batch with enough room is found in O(log count). Samples arrive longest first, so those above the limit
+    come before all others, and each gets the next empty micro-batch.
     """
 
     def __init__(self, count: int, max_tokens: int) -> None:
@@ -187,7 +187,10 @@ class _FirstFit:
         self._overlong = 0
 
     def take(self, length: int) -> int:
-        """Take room for a sample out of the first micro-batch that has it. Returns that one's number."""
+        """Reserve room for a sample of `length` tokens in the first micro-batch that has room. Returns the micro-batch's number.
+
+        A sample that is longer than the limit takes the next empty micro-batch.
+        """
         most, node = self._most, 1
         if length > most[node]:
             node = self._leaves + self._overlong

@@ -1,4 +1,4 @@
-"""A training batch, or a rank's share of it: numbers of all N samples, and the tokens of those that are held, one sample after another.
+"""A training batch, or one rank's share of it: lengths and rewards of all N samples, and the tokens of the samples that are held.
 
 all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
 held samples    prompts    p p p │ p p │ …
@@ -29,27 +29,27 @@ class TrainBatch:
     responses: NDArray[np.int32]
     response_lengths: NDArray[np.int64]
     trainable: NDArray[np.bool_]
-    """Response tokens that enter the loss."""
+    """True for each held response token that enters the loss."""
     log_probs: NDArray[np.float32] | None = None
-    """Log-probs of the behaviour policy; None for supervised samples."""
+    """Log-probability of each held response token under the behaviour policy; None for supervised samples."""
     candidates: Candidates | None = None
     """The tokens that the behaviour policy could have drawn in place of each response token; None: the whole vocabulary."""
     rewards: NDArray[np.float32] | None = None
-    """(N,); None for supervised samples."""
+    """(N,) reward of each sample; None for supervised samples."""
     valid: NDArray[np.bool_] | None = None
-    """(N,) false for samples that could not be scored; None: all were."""
+    """(N,) false for samples that could not be scored; None: all samples were scored."""
     group: NDArray[np.int64] | None = None
     """(N,) equal for the samples of one prompt; samples of a group are adjacent."""
     updates: int = 1
-    """Optimizer steps: the samples are trained in this many equal parts, in order."""
+    """Number of optimizer steps. The samples are divided into this number of equal parts, in order, one for each step."""
     pictures: tuple[PictureArrays | None, ...] | None = None
-    """Images and videos of each of the N samples, None for samples that are not held; None: text only."""
+    """Images and videos of each of the N samples, with None for a sample without any or not held. None: the batch is text only."""
     held: NDArray[np.int64] | None = None
-    """The samples, ascending, whose tokens and pictures these are; None: all."""
+    """Indices, ascending, of the samples whose tokens and pictures this object holds; None: all samples."""
     counts: NDArray[np.int64] | None = None
-    """(N,) the trained tokens of each sample; None in a whole batch, which counts them itself."""
+    """(N,) number of trained tokens of each sample, in a share; None in a whole batch, where `trainable` gives the numbers."""
     whole_mask: NDArray[np.bool_] | None = None
-    """`trainable` of the whole batch in a share of it, for an advantage function of the user; None where none needs it."""
+    """`trainable` of the whole batch, in a share for an advantage function of the user; otherwise None."""
 
     def __post_init__(self) -> None:
         held = self.held_samples
@@ -67,28 +67,31 @@ class TrainBatch:
 
     @property
     def held_samples(self) -> NDArray[np.int64]:
-        """The samples, ascending, whose tokens these are."""
+        """Indices, ascending, of the samples whose tokens this object holds."""
         return np.arange(self.samples) if self.held is None else self.held
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens of prompt and response together, (N,)."""
+        """Number of tokens of each sample, prompt and response together, (N,)."""
         return self.prompt_lengths + self.response_lengths
 
     @property
     def parts(self) -> list[NDArray[np.int64]]:
-        """The samples of each update."""
+        """Indices of the samples of each update."""
         return np.split(np.arange(self.samples), self.updates)
 
     @property
     def trained(self) -> NDArray[np.int64]:
-        """Trained tokens of each sample, (N,)."""
+        """Number of trained tokens of each sample, (N,)."""
         if self.counts is not None:
             return self.counts
         return np.add.reduceat(self.trainable, starts_of(self.response_lengths), dtype=np.int64)
 
     def share(self, samples: NDArray[np.int64], *, whole_masks: bool = False) -> TrainBatch:
-        """Copy the tokens of these samples, ascending. Only for a whole batch. whole_masks: keep `trainable` of all samples."""
+        """Return a share of this batch, which must be whole, with copies of the tokens of `samples`.
+
+        samples: indices, ascending. whole_masks: whether the share keeps `trainable` of all samples.
+        """
         assert self.held is None, "a share is taken from a whole batch"
         prompts, responses = starts_of(self.prompt_lengths), starts_of(self.response_lengths)
 

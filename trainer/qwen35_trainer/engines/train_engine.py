@@ -19,7 +19,7 @@ class UpdateMetrics:
 
     loss: float
     gradient_norm: float
-    """Before clipping."""
+    """Norm of the gradient before clipping."""
     learning_rate: float
     tokens: int
     """Number of tokens in the loss."""
@@ -65,9 +65,9 @@ class TrainEngine(Protocol):
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Whether all ranks have written the last `save`. With `wait`, wait until they have, on any thread.
+        """Return whether all ranks have written the last `save`. Raises the error of writing, if there was one.
 
-        Raises the error of writing.
+        wait: return only when all ranks have written. Any thread may wait.
         """
         ...
 

@@ -62,7 +62,7 @@ from qwen35_trainer.weights.staging import WeightShard
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_UPDATES = 5
-"""Consecutive updates without a finite gradient after which the run ends: it would continue forever without learning."""
+"""Number of consecutive updates with a gradient that is not finite after which the run ends: it would never learn again."""
 
 
 class NotFinite(RuntimeError):
@@ -88,7 +88,7 @@ class _Update:
     offsets: Offsets
     counts: GlobalCounts
     inputs: int
-    """Tokens that the model reads, over all ranks."""
+    """Number of tokens that the model reads in the step, over all ranks."""
     signal: LearningSignal | None
 
 
@@ -98,7 +98,7 @@ class FSDPEngine:
     origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
     pictures; without pictures the vision tower does not train. Raises ValueError if degrees of parallelism, frozen
     parts, adapters or router losses do not fit the model. Raises PackingInexact if packed sequences have other scores
-    or gradients than the same sequences apart.
+    or gradients than the same sequences computed separately.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:
@@ -232,7 +232,7 @@ class FSDPEngine:
     def _step(self, norm: float, learning_rate: float) -> None:
         """Step the optimizers if the gradient's norm is finite. Otherwise skip the step.
 
-        A step with another norm would make every weight NaN. All ranks have the same norm and decide alike. Raises
+        A step with such a gradient would make every weight NaN. All ranks have the same norm and decide alike. Raises
         NotFinite after `MAX_SKIPPED_UPDATES` skipped steps in a row.
         """
         if math.isfinite(norm):

@@ -31,9 +31,9 @@ class LearningSignal:
 
     advantages: TokenTable
     reference: TokenTable | None
-    """Log-probs of the reference model of the KL penalty: the initial weights, with LoRA the base model."""
+    """Log-probs under the reference model: the initial weights, or with LoRA the base model; None without a KL term."""
     proximal: TokenTable | None
-    """Log-probs of the weights at the batch's start."""
+    """Log-probs under the weights at the batch's start; None if they are not computed separately."""
 
     @classmethod
     def of(

@@ -28,7 +28,10 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 @dataclass(frozen=True)
 class Offsets:
-    """The position of each sample's first token in a batch's packed arrays, (N,); their end for samples that are not held."""
+    """The position of each sample's first token in the packed prompts and responses of a batch, (N,) each.
+
+    A sample whose tokens the batch does not hold has the position after the last token.
+    """
 
     prompts: NDArray[np.int64]
     responses: NDArray[np.int64]
@@ -49,7 +52,7 @@ class Responses:
     mask: Tensor
     """(n, T) bool, tokens that enter the loss."""
     log_probs: Tensor | None
-    """(n, T) float32 of the behaviour policy."""
+    """(n, T) float32 log-probs under the behaviour policy; None for supervised samples."""
 
     @classmethod
     def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:

@@ -25,7 +25,7 @@ from qwen35_trainer.weights.transfer_plan import row_range
 def published_precision(spec: TrainingSpec) -> torch.dtype:
     """Return the type of published weights, apart from those that stay in float32.
 
-    vLLM computes in bfloat16 whatever `model.precision` is, so float32 would only travel to be rounded there, in the same way.
+    For vLLM this is bfloat16 whatever `model.precision` is: vLLM would round float32 weights in the same way after their transfer.
     """
     in_bfloat16 = spec.rollout is not None and spec.rollout.engine == "VLLM"
     return torch.bfloat16 if in_bfloat16 else PRECISIONS[spec.model.precision]

@@ -36,7 +36,7 @@ class _Piece:
 
     file: Path
     begin: int
-    """Offset of its first value in the file, in bytes."""
+    """Offset of the piece's first value in the file, in bytes."""
     strides: tuple[int, ...]
     """Distance from one index to the next in values, for each dimension."""
 

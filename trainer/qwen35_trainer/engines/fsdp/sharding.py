@@ -31,11 +31,11 @@ class Ranks:
     rank: int
     world: int
     mesh: DeviceMesh
-    """(shard,) or (copy, shard)."""
+    """Mesh over which parameters are sharded: (shard,), or (copy, shard) with several copies of the model."""
     context_group: ProcessGroup | None
     """Ranks that share each sequence; None: no context parallelism."""
     data_shares: int
-    """Number of shares of a batch: groups of ranks with their own samples."""
+    """Number of shares of a batch: groups of ranks that each compute other samples."""
 
     @property
     def data_share(self) -> int:
@@ -46,7 +46,7 @@ class Ranks:
     def adds_to_sums(self) -> bool:
         """Whether this rank's values enter sums over ranks.
 
-        The ranks of a context group hold the same samples, so only the first of them adds them.
+        The ranks of a context group hold the same samples, so only the first of these ranks adds its values.
         """
         return self.context_group is None or self.context_group.rank() == 0
 
@@ -57,7 +57,7 @@ class Ranks:
         return total
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the maximum over all shares of a batch, as `sum` does."""
+        """Return the maximum of a tensor over all shares of a batch, entry by entry. Collective. Every rank gets the maxima."""
         largest = values.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest
@@ -67,7 +67,7 @@ class Ranks:
         """Create the device meshes from the initialised process group. Collective.
 
         timeout: the maximum time of a collective in the groups that are created here. The group of all ranks keeps its
-        own. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
+        own time-out. Raises ValueError if the degrees of parallelism do not divide the number of ranks.
         """
         world, copies, context = dist.get_world_size(), parallelism.copies, parallelism.context
         if world % (copies * context):
