@@ -1,4 +1,7 @@
-"""The candidates of the tokens that the Torch engine's running sequences have, by slot."""
+"""Records the candidates of every token of the Torch engine's running sequences, by slot.
+
+A candidate is a token that truncated sampling could have drawn at a position.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,16 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class CandidateLog:
-    """A growing record for each slot whose sequence is sampled with truncation. Other slots have none, and cost nothing."""
+    """The candidates of the tokens in each slot whose sequence is sampled with truncation. Other slots have no record."""
 
     def __init__(self, slots: int) -> None:
         self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
 
     def begin(self, slot: int, kept: GeneratedTokens, *, truncates: bool) -> None:
-        """Start the record of a sequence with the tokens that it has. truncates: whether its further tokens have candidates."""
+        """Start the record of the sequence in a slot.
+
+        kept: the tokens that the sequence has already. truncates: whether its further tokens have candidates.
+        """
         candidates = kept.candidates
         if candidates is None:
             self._ids[slot] = [_NO_IDS] * len(kept) if truncates else None
@@ -47,7 +53,7 @@ class CandidateLog:
                 record.append(drawn.get(row, _NO_IDS).copy())  # a view would keep the whole step in memory
 
     def candidates(self, slot: int, start: int, end: int) -> Candidates | None:
-        """Return the candidates of a part of a slot's tokens, or None if its sequence has none."""
+        """Return the candidates of the tokens `start` to `end` in a slot, or None if the slot's sequence has no record."""
         record = self._ids[slot]
         if record is None:
             return None

@@ -51,7 +51,7 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    """0 keeps all tokens."""
+    """Number of most likely tokens from which one is drawn; 0 keeps all tokens."""
     min_p: float = 0.0
     """Drop tokens that are less likely than this share of the most likely token's probability; 0 keeps all."""
     stop: tuple[int, ...] = ()
@@ -59,22 +59,25 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary. The most likely token is taken from all of it."""
+        """Whether tokens are drawn from a part of the vocabulary.
+
+        The result is False at temperature 0, which takes the most likely token of the whole vocabulary.
+        """
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 @dataclass(frozen=True)
 class GeneratedTokens:
-    """T response tokens of one sequence: generated ones, and among the kept ones those of an environment."""
+    """T response tokens of one sequence: those that engines generated, and those of an environment, such as a tool's output."""
 
     ids: NDArray[np.int32]
-    """(T,), the end token included when the model produced it."""
+    """(T,) token ids, including the end token if the model produced it."""
     log_probs: NDArray[np.float32]
     """(T,) log-probability of each token under its sampling distribution; 0 for tokens of the environment."""
     versions: NDArray[np.int32]
     """(T,) version of the weights that produced each token; ENVIRONMENT_VERSION for tokens of the environment."""
     candidates: Candidates | None = None
-    """The tokens that could have been drawn in place of each; None: the whole vocabulary (`Sampling.truncates`)."""
+    """The tokens that could have been drawn at each position; None: the whole vocabulary (`Sampling.truncates`)."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -104,7 +107,7 @@ class SequenceRequest:
 
     sequence: SequenceId
     prompt: NDArray[np.int32]
-    """(P,)"""
+    """(P,) token ids of the prompt."""
     max_tokens: int
     """Maximum number of response tokens, including `kept`."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -116,16 +119,16 @@ class EndReason(StrEnum):
     """The reason why a sequence ended."""
 
     STOP = "stop"
-    """The end token, or a token of `Sampling.stop`."""
+    """The last token is the end token or a token of `Sampling.stop`."""
     LENGTH = "length"
-    """It was cut at its token limit."""
+    """The sequence was cut at its token limit."""
     ERROR = "error"
-    """It could not be generated, or not to its end. It does not train."""
+    """The sequence could not be generated, or only in part. It does not train."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """A finished sequence with all its tokens, those that it was submitted with included."""
+    """A finished sequence with all its tokens, including those with which it was submitted."""
 
     sequence: SequenceId
     tokens: GeneratedTokens
@@ -141,14 +144,14 @@ class Completed:
 
 @dataclass(frozen=True)
 class EngineLimits:
-    """The longest sequence and the tokens that an engine can generate from."""
+    """The limits of the sequences that an engine can generate."""
 
     max_length: int
     """Maximum length of a prompt and its response together, in tokens."""
     vocabulary: int
     """Number of tokens that the model has embeddings for."""
     min_prefill: int = 1
-    """Minimum number of tokens, of prompt and kept response together, to continue from."""
+    """Minimum number of tokens of prompt and kept response together from which generation can start."""
 
     def problem(self, request: SequenceRequest) -> str:
         """Return why a sequence cannot be generated, or an empty text if it can."""
@@ -174,7 +177,7 @@ class EngineLimits:
         return ""
 
     def divide(self, requests: Sequence[SequenceRequest]) -> tuple[list[SequenceRequest], list[Completed]]:
-        """Divide requests into those that can be generated, and the others as refused sequences."""
+        """Return the requests that can be generated, and for each other request a sequence that ended with ERROR."""
         accepted, refused = list[SequenceRequest](), list[Completed]()
         for request in requests:
             if problem := self.problem(request):
@@ -185,7 +188,7 @@ class EngineLimits:
 
 
 def failed(request: SequenceRequest, error: str) -> Completed:
-    """Return a sequence that cannot be generated, with the tokens that it was submitted with."""
+    """Return the sequence of a request that cannot be generated. It ends with ERROR and has only its kept tokens."""
     return Completed(request.sequence, request.kept, EndReason.ERROR, error)
 
 
@@ -202,8 +205,8 @@ class StepOutput:
 class RolloutEngine(Protocol):
     """An engine that generates sequences.
 
-    One thread calls `step` repeatedly, and other methods between two steps. Only `receive` and `discard` may be called by another
-    thread at any time: one thread, one call at a time.
+    One thread calls `step` repeatedly, and all other methods between two steps, except `receive` and `discard`. These two may be
+    called at any time by one other thread.
     """
 
     @property
@@ -213,7 +216,7 @@ class RolloutEngine(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a step has anything to do."""
+        """Whether the engine has unfinished sequences, so that a step has something to do."""
         ...
 
     @property
@@ -224,7 +227,7 @@ class RolloutEngine(Protocol):
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
         """Queue sequences for generation. Returns the refused ones, which end with ERROR; never raises because of one sequence.
 
-        The engine must not have any of them already.
+        The engine must not already have a sequence of the same id.
         """
         ...
 
@@ -239,9 +242,9 @@ class RolloutEngine(Protocol):
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Check and prepare a version: all weights of the model, or adapters (`weights/adapters.py`) in place of earlier adapters.
 
-        It may run during steps, and takes the place of a received version that was not committed. Raises ValueError naming all
-        tensors that are missing, unexpected, or of another shape or type. The version in service stays, whatever happens. The
-        engine may keep the tensors, because the caller never changes them.
+        It may run during steps. The version replaces a received one that was not committed. Raises ValueError naming all
+        tensors that are missing, unexpected, or of another shape or type. The version in service stays, even after an error.
+        The engine may keep the tensors, because the caller never changes them.
         """
         ...
 

@@ -16,7 +16,7 @@ class DrawnTokens(NamedTuple):
     log_probs: Tensor
     """(n,) float32, under the distribution that each token was drawn from."""
     kept: Tensor | None
-    """(n, V) bool, the tokens of that distribution; None: all tokens, for every row."""
+    """(n, V) bool, true for the tokens that could have been drawn; None: all tokens, in every row."""
 
 
 def sample(
@@ -47,8 +47,9 @@ def sample(
 def _kept(logits: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     """Return which tokens min-p, top-k and top-p keep, (n, V) bool. The most likely token always stays.
 
-    Min-p excludes a token that is less likely than that share of the most likely one, top-p a token if the more likely tokens that
-    min-p and top-k keep together already have the probability top-p.
+    Min-p excludes a token that is less likely than `min_p` times the most likely one. Top-k excludes all but the `top_k` most likely
+    tokens. Among the tokens that remain, renormalised, top-p excludes one if the more likely ones together have at least the
+    probability `top_p`.
     """
     ordered, index = logits.sort(-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

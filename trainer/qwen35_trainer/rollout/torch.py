@@ -38,7 +38,7 @@ from qwen35_trainer.weights.adapters import DOWN, SCALE, UP, adapted, are_adapte
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
 
 _NO_TOKEN = -1
-"""Fills the table of stop tokens: nothing that is sampled."""
+"""Fills empty entries of the table of stop tokens: a number that is never sampled."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Received:
 
     version: int
     parameters: Mapping[str, Tensor]
-    """In the types and on the devices of the model's."""
+    """Tensors by name, each in the type and on the device of the model's parameter; empty for adapters."""
     adapters: Sequence[_Adapter] = ()
     scale: float = 0.0
 
@@ -116,7 +116,7 @@ class TorchEngine:
 
     @property
     def token_room(self) -> int:
-        """The tokens of all free slots: each has memory for a sequence of the maximum length."""
+        """Number of tokens that fit into the free slots, each of which has memory for a sequence of the maximum length."""
         return max(0, self._slots - len(self._running) - len(self._waiting)) * self._limits.max_length
 
     def submit(self, requests: Sequence[SequenceRequest]) -> tuple[Completed, ...]:
@@ -144,7 +144,10 @@ class TorchEngine:
 
     @torch.no_grad()
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Tensors on the device and in the type of the model are kept, not copied: other replicas may compute with them."""
+        """Check and prepare a version for `commit`.
+
+        Tensors that are on the model's device and in its type are kept without a copy: other replicas may compute with them.
+        """
         check_types(weights, version)
         self._received = self._adapters(weights, version) if are_adapters(weights) else self._whole(weights, version)
 

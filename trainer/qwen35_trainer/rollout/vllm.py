@@ -54,14 +54,14 @@ logger = logging.getLogger(__name__)
 NO_VERSION = -1
 """The version of an engine that has not loaded weights yet."""
 MIN_CPU_PREFILL = 2
-"""Tokens of the shortest prompt on the CPU. A step in which vLLM 0.32 prefills one token raises in its causal convolution there."""
+"""Minimum length of a prompt on the CPU, in tokens. There vLLM 0.32 raises an error in a step that prefills one token."""
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
-"""vLLM's reasons of sequences that are complete. It has others: "abort", "error", "repetition"."""
+"""vLLM's reason for the end of a sequence → ours. Its other reasons, "abort", "error" and "repetition", become ERROR."""
 
 
 @dataclass
 class _Generating:
-    """A sequence that vLLM holds, and the tokens that it generated since it was submitted."""
+    """A sequence that vLLM holds, and the tokens that vLLM has generated for it."""
 
     request: SequenceRequest
     ids: list[int] = field(default_factory=list)
@@ -69,10 +69,10 @@ class _Generating:
     versions: list[int] = field(default_factory=list)
     candidates: CandidateRecord = field(default_factory=CandidateRecord)
     reported: int = 0
-    """Number of its tokens that `progress` has returned."""
+    """Number of generated tokens that `progress` has returned."""
 
     def new(self, start: int = 0) -> GeneratedTokens:
-        """Return the generated tokens from number `start`, without the kept ones."""
+        """Return the generated tokens from number `start`, without those with which the sequence was submitted."""
         return GeneratedTokens(
             np.array(self.ids[start:], np.int32),
             np.array(self.log_probs[start:], np.float32),
@@ -155,7 +155,7 @@ class VLLMEngine:
         return grown
 
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """The tensors are only checked and kept: `commit` copies them into vLLM's parameters."""
+        """Check the tensors and keep them. `commit` copies them into vLLM's parameters."""
         if are_adapters(weights):
             raise ValueError(f"weights of version {version} are adapters, which the vLLM engine cannot load")
         check_shapes(self._shapes, weights, version)
@@ -172,10 +172,10 @@ class VLLMEngine:
         self._submit_again([name for name, held in self._sequences.items() if not held.ids])
 
     def _submit_again(self, names: list[str]) -> None:
-        """Let vLLM compute sequences without new tokens from their beginning, with the salt of this version.
+        """Submit sequences without new tokens to vLLM again, with the salt of the committed version.
 
-        Otherwise their first tokens, which are of this version, would follow from a prompt that older weights computed: a part
-        of it that is computed already, or cached blocks of the version at which they were submitted.
+        vLLM then computes their prompts with the committed weights. Otherwise their first tokens would be of the committed
+        version, but follow from a prompt that older weights computed, in an earlier step or in cached blocks.
         """
         self._core.abort_request(names)
         for name in names:

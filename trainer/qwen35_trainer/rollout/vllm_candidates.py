@@ -4,8 +4,9 @@
                                                                    │
     returned         the drawn token, then the n most likely ──────┘   -inf: dropped by the sampler
 
-Top-k bounds how many tokens can be kept, so vLLM returns that many, and `TIED_TOKENS` more: it keeps all tokens whose logit equals that of the k-th, and logits in bfloat16 are often equal. The manifest therefore requires top-k where tokens are
-truncated (`manifest.contents.vllm_candidates`).
+The sampler keeps k tokens at most, and all further tokens whose logit equals that of the k-th: logits in bfloat16 are often equal.
+vLLM therefore returns k + `TIED_TOKENS` tokens, and the manifest requires top-k where tokens are truncated
+(`manifest.contents.vllm_candidates`).
 
 vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). It needs top-k as
 well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses greedy sequences, as those of evaluations are.
@@ -23,9 +24,9 @@ from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 from qwen35_trainer.rollout.rollout_engine import Sampling
 
 TIED_TOKENS = 16
-"""Tokens with the logit of the k-th that are returned in addition to k."""
+"""Number of tokens that vLLM returns in addition to the k most likely ones, for tokens whose logit equals that of the k-th."""
 MAX_RETURNED_TOKENS = MAX_VLLM_TOP_K + TIED_TOKENS
-"""vLLM's `max_logprobs`."""
+"""Value of vLLM's option `max_logprobs`: the maximum number of tokens that it returns at a position."""
 
 
 def returned_tokens(sampling: Sampling, vocabulary: int) -> int:
@@ -53,8 +54,8 @@ class CandidateRecord:
     def add(self, returned: Any) -> list[float]:  # noqa: ANN401  # vLLM's FlatLogprobs
         """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
 
-        The log-probabilities of all candidates are divided by their sum, which is 1, unless more tokens than `TIED_TOKENS` have the
-        logit of the k-th: then it is that of the returned ones, and the trainer computes the same.
+        Probabilities are divided by their sum over the returned candidates. This changes them only if vLLM could not return all
+        candidates, because more than `TIED_TOKENS` have the logit of the k-th. The trainer normalises in the same way.
         """
         log_probs = []
         for start, end in zip(returned.start_indices, returned.end_indices, strict=True):

@@ -44,9 +44,9 @@ type Core = Any
 FLOAT32_PARAMETER = ".A_log"
 """Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
 PORTION_BYTES = 256 * 2**20
-"""Worker processes get weights in messages of this size."""
+"""Maximum size of a message with weights to a worker process. A larger tensor is a message on its own."""
 REPLACEMENT_SECONDS = 600.0
-"""How long worker processes may take for one portion of the weights."""
+"""Maximum time that the worker processes may take to load one portion of the weights."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CoreSettings:
     devices: int = 1
     """Tensor parallelism: the number of devices that share the weights. With more than one, each has a process of its own."""
     options: VLLMSpec = field(default_factory=VLLMSpec)
-    """Options of the manifest."""
+    """spec.rollout.vllm of the manifest."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
@@ -75,10 +75,9 @@ def write_configuration(config: HFConfig, folder: Path) -> None:
 
 
 def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
-    """Build the engine core of the model in `folder`, of which only the configuration is read: its weights have no meaning
-    until `replace_weights`.
+    """Build the engine core of the model in `folder`, without the model's weights.
 
-    config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
+    Only the configuration is read. The core's weights have no meaning until `replace_weights`. config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
     """
     set_variables()
     if settings.on_cpu:
@@ -158,7 +157,7 @@ def replace_weights(core: Core, weights: Iterable[NamedTensor]) -> None:
 def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
     """Yield tensors in lists of at most PORTION_BYTES, or of one larger tensor.
 
-    Pickled, a part of a larger tensor would contain all of it, so parts are copied.
+    A tensor that is a part of a larger one is copied, because pickling it would include the whole larger one.
     """
     portion: list[NamedTensor] = []
     size = 0

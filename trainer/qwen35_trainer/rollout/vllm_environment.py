@@ -1,8 +1,8 @@
 """The environment variables and the memory allocator of a process that generates with vLLM.
 
-vLLM adds some fifteen more itself while its engine is built, among them LD_PRELOAD and NUMEXPR_MAX_THREADS. Their values depend on the
-machine, so they are not set in advance. The worker's own threads start later, but those of Ray run already
-(`runtime/process.py` describes the danger).
+vLLM itself sets about fifteen more variables while its engine is built, among them LD_PRELOAD and NUMEXPR_MAX_THREADS. Their
+values depend on the machine, so they cannot be set in advance. Ray's threads run already at that time, although setting variables
+next to running threads is dangerous (`runtime/process.py`); the worker's other threads start later.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ VARIABLES = {
     "VLLM_CONFIGURE_LOGGING": "0",  # its log lines go to the worker's log file
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the workers of a machine share its cores
 }
-"""vLLM reads these when it is imported and when its engine is built."""
+"""Environment variables that vLLM reads when it is imported and when its engine is built."""
 
 
 def set_variables() -> None:
-    """Set the variables that are not set. A local run inherits them from `qwen35 run`, so that this adds none to a worker."""
+    """Set those of `VARIABLES` that are not set yet.
+
+    In a local run a worker inherits all of them from `qwen35 run`, so this sets none.
+    """
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
 REUSED_BYTES, TRIM_BYTES = 32 * 2**20, 256 * 2**20
-"""Freed tensors below the first size, which is the maximum of glibc, stay in the process, up to the second number of bytes."""
+"""Size below which the process keeps the memory of a freed tensor (the maximum of glibc), and how much it keeps in total."""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""glibc's numbers of the settings, from malloc.h."""
+"""Numbers of the settings of glibc's `mallopt`, from malloc.h."""
 
 
 def reuse_freed_tensors() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 class CacheRoom:
     """Measures the free memory of an engine core, in tokens of sequences of the maximum length.
 
-    All layers take blocks from one pool: those with attention one for every `block_size` tokens, those with a state a fixed number
-    for each sequence. The measure is exact for sequences of `max_length` tokens; shorter ones fill less of their states' blocks.
+    All layers take blocks from one pool. A layer with attention takes one for every `block_size` tokens, and a layer with a state
+    takes a fixed number for each sequence. The measure is exact for sequences of `max_length` tokens; with shorter ones, fewer
+    tokens fit, because each sequence takes its blocks for states.
 
     core: vLLM's LLMEngine, whose scheduler runs in this process.
     """
@@ -23,10 +24,10 @@ class CacheRoom:
         self._blocks: int = sum(
             -(-spec.max_memory_usage_bytes(core.vllm_config) // spec.page_size_bytes) for spec in specs
         )
-        """Blocks of a sequence of `max_length` tokens."""
+        """Number of blocks that a sequence of `max_length` tokens takes."""
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the free blocks hold."""
+        """The number of tokens for which blocks are free."""
         free: int = self._pool.get_num_free_blocks()
         return free * self._max_length // max(1, self._blocks)

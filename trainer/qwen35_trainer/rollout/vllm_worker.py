@@ -26,11 +26,11 @@ type Worker = Any
 LOADED = "_qwen35_loaded"
 """Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
 _PR_SET_PDEATHSIG = 1
-"""Linux's number of the setting, from prctl.h."""
+"""Number of the process setting PR_SET_PDEATHSIG, from Linux's prctl.h."""
 
 
 def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
-    """Let this process end with the rollout worker, whatever ends that, and compute as it does.
+    """Make this process end with the rollout worker, however that one ends, and compute with the same settings.
 
     parent: process id of the rollout worker. Linux kills this process with the thread that started it, so `build_core` must be called
     on a thread that lives as long as the engine. vLLM's own watch, a thread that waits for the end of a pipe, took seconds.
@@ -57,7 +57,7 @@ def begin_replacement(worker: Worker) -> None:
 
 
 def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
-    """Load whole tensors, of which the worker takes its part."""
+    """Load tensors into the model. weights: whole tensors, of which the worker takes its part."""
     from vllm.config import set_current_vllm_config
 
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
@@ -79,8 +79,9 @@ def finish_replacement(worker: Worker) -> list[str]:
 
 
 def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Let vLLM bring the new experts into the layout of its CPU kernels. vLLM 0.32 does so only for layers that have no kernel yet,
-    and otherwise computes with weights of the wrong layout.
+    """Remove the CPU kernels of the experts, so that vLLM brings the new weights into the kernels' layout.
+
+    vLLM 0.32 converts weights only in layers that have no kernel yet; otherwise it would compute with the wrong layout.
     """
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
@@ -89,7 +90,10 @@ def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model
 
 
 def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
-    """Renew the copy of a tied output layer that vLLM's CPU kernels compute with. vLLM 0.32 renews only that of the embedding."""
+    """Convert the weight of a tied output layer again for vLLM's CPU kernels, which compute with a copy.
+
+    vLLM 0.32 renews only the copy of the embedding.
+    """
     text = getattr(model, "language_model", model)
     if text.config.tie_word_embeddings:
         text.lm_head.quant_method.process_weights_after_loading(text.lm_head)

@@ -14,11 +14,11 @@ class TensorKind(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: str
-    """As torch names it, without `torch.`."""
+    """Name of the type in torch, without `torch.`."""
 
 
 def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
-    """Return the shapes and types of tensors by name. Those of a received version come from its manifest, without reading a tensor."""
+    """Return the shape and type of each tensor, by name. For HostWeights they come from the manifest, and no tensor is read."""
     from_manifest: dict[str, TensorKind] | None = getattr(weights, "kinds", None)
     if from_manifest is not None:
         return from_manifest
@@ -29,7 +29,7 @@ def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
 
 
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by name, as `kinds` does."""
+    """Return the shape of each tensor, by name. For HostWeights they come from the manifest, and no tensor is read."""
     return {name: kind.shape for name, kind in kinds(weights).items()}
 
 

@@ -15,22 +15,25 @@ from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, Weig
 
 
 class HostWeights(Mapping[str, Tensor]):
-    """The tensors of a version, on the host. Each is a view of shared memory and keeps it from being written again.
+    """The tensors of a version by name, on the host, as views of shared memory.
 
-    Do not write to the tensors: other replicas use the same memory. It is mapped read-only, and a write would end the process.
-    Pickled, this is a handle of a few bytes per tensor: another process of the host that unpickles it has the same memory, without
-    a copy, as long as a process that holds it lives.
+    The memory is not overwritten while one of the tensors exists. Do not write to them: other replicas use the same memory, and
+    a write would end the process, because the memory is mapped read-only. A pickled object is a handle of a few bytes per tensor.
+    Another process of the host that unpickles it gets the same memory without a copy, while a process holds that memory.
     """
 
     def __init__(self, manifest: WeightManifest, memory: Memory, segment: MemorySegment | None = None) -> None:
-        """memory: the bytes of the version, those of `segment`, if any. Only with a segment it can be pickled."""
+        """Create the tensors that `manifest` describes. memory: the bytes of the version.
+
+        segment: the segment that `memory` belongs to; None for memory of this process alone, which cannot be pickled.
+        """
         self.manifest = manifest
         self._memory, self._segment = memory, segment
         self._entries = {entry.name: entry for entry in manifest.layout.tensors}
 
     @classmethod
     def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
-        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if it is gone, or another one is there."""
+        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if another version is there, or none."""
         return cls.of(manifest, MemorySegment.open(handle))
 
     @classmethod
@@ -75,7 +78,7 @@ class HostWeights(Mapping[str, Tensor]):
         return {name: TensorKind(entry.shape, entry.dtype) for name, entry in self._entries.items()}
 
     def verify(self) -> None:
-        """Compare all checksums. Raises WeightsDamaged naming every tensor that is incomplete or damaged."""
+        """Compare the bytes with all checksums. Raises WeightsDamaged naming every tensor that is incomplete or damaged."""
         self.manifest.check_complete()
         # On this thread: XXH3 is as fast as memory, and a thread that starts without memory is waited for without end.
         damaged = {part.tensor for part in self.manifest.parts if not self._is_intact(part)}
@@ -87,7 +90,7 @@ class HostWeights(Mapping[str, Tensor]):
 
 
 def is_intact(part: TensorPart, data: Memory) -> bool:
-    """Whether `data` are the bytes that were published."""
+    """Whether `data` has the size and the checksum of the bytes that were published as `part`."""
     return data.size == part.size and xxhash.xxh3_64_intdigest(data) == part.checksum
 
 

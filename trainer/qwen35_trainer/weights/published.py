@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredBucket:
-    """Bytes in Ray's object store: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+    """Bytes in Ray's object store: consecutive parts of a version, each of which starts at a multiple of ALIGNMENT bytes."""
 
     reference: ray.ObjectRef[Any]
     parts: int
-    """Number of parts."""
+    """Number of parts in the bucket."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ type WeightSource = SegmentHandle | StoredBuckets
 
 @dataclass(frozen=True)
 class StagedShard:
-    """The copy of one train rank for a publication."""
+    """What one train rank has copied for a publication: its parts of the tensors, and where replicas find their bytes."""
 
     layout: WeightLayout | None
-    """Only from rank 0."""
+    """Layout of the version, from rank 0; None from other ranks."""
     layout_checksum: int
-    """The same on all ranks."""
+    """Checksum of the rank's layout. It must be equal on all ranks."""
     parts: tuple[TensorPart, ...]
     source: WeightSource
 
@@ -59,9 +59,9 @@ class PublishedWeights:
 
 
 def joined(shards: Sequence[StagedShard], version: int) -> PublishedWeights:
-    """Join what all ranks have copied, in the order of ranks.
+    """Return the version that consists of the copies of all ranks. shards: in the order of ranks.
 
-    Raises WeightsDamaged if the ranks disagree about names, shapes or types, or naming the tensors that are incomplete or doubled.
+    Raises WeightsDamaged if ranks disagree about names, shapes or types, or if tensors are incomplete or were written twice.
     """
     layout = shards[0].layout
     assert layout is not None, "rank 0 comes first"

@@ -32,7 +32,7 @@ type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
-"""The first bytes of a segment hold the version that it contains."""
+"""Size of the header at the start of a segment. The header holds the number of the version in the segment."""
 
 
 class SegmentUnavailable(RuntimeError):
@@ -54,11 +54,14 @@ class SegmentHandle:
     name: str
     size: int
     holders: tuple[tuple[int, int], ...]
-    """Processes that hold it, each with its file descriptor. Any one of them is enough."""
+    """Processes that hold the segment, as (process id, file descriptor). One that still runs is enough to open it."""
 
 
 class MemorySegment:
-    """Memory that this process shares, and maps once for all versions that lie in it: mapping takes as long as copying."""
+    """Memory that this process shares with others. One version after another is written to it.
+
+    The process maps the memory only once, because mapping takes as long as copying.
+    """
 
     def __init__(self, handle: SegmentHandle, descriptor: int, *, writable: bool) -> None:
         self._descriptor = descriptor
@@ -85,7 +88,10 @@ class MemorySegment:
 
     @classmethod
     def open(cls, handle: SegmentHandle, *, writable: bool = False) -> MemorySegment:
-        """Open a segment of another process, or again one of this process. Raises SegmentUnavailable and TooLittleMemory."""
+        """Open the segment of a handle, which another process or this one has created.
+
+        Raises SegmentUnavailable if no process holds the segment any more, and TooLittleMemory if it cannot be mapped.
+        """
         for process, held in handle.holders:
             try:
                 descriptor = os.open(f"/proc/{process}/fd/{held}", os.O_RDWR if writable else os.O_RDONLY)
@@ -107,16 +113,16 @@ class MemorySegment:
         self._header[0] = version
 
     def lock_for_writing(self) -> bool:
-        """Keep others from reading until `unlock`. Returns false while anybody reads, in this process or another."""
+        """Lock the segment, so that nobody can read it until `unlock`. Returns false, without a lock, while anybody reads it."""
         return _locked(self._descriptor, fcntl.LOCK_EX)
 
     def unlock(self) -> None:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def read(self) -> Memory | None:
-        """Return the bytes, which nobody writes to as long as the array, or anything that shares its memory, exists.
+        """Return the bytes of the segment, locked against writing; None while the segment is being written.
 
-        Returns None while they are being written.
+        The lock lasts as long as the array, or anything that shares its memory, exists.
         """
         # A lock belongs to an opened file, so each reader opens it again. Views of the array refer to the array, not to the mapping.
         descriptor = os.open(f"/proc/self/fd/{self._descriptor}", os.O_RDONLY)
@@ -148,8 +154,8 @@ def _locked(descriptor: int, kind: int) -> bool:
 class SegmentPool:
     """Segments for one version after another: one is in service while the next one is written.
 
-    A third one exists only while a slow reader still has the version before. A segment that nobody needs is used again, because
-    writing to memory for the first time takes ten times as long.
+    A third segment exists only while a slow reader still has the version before these two. A segment that nobody needs is used
+    again, because writing to memory for the first time takes ten times as long.
     """
 
     def __init__(self) -> None:
@@ -160,9 +166,9 @@ class SegmentPool:
         return tuple(segment.handle for segment in self._segments)
 
     def claim(self, version: int, size: int, needed: Sequence[int] | frozenset[int] = ()) -> MemorySegment:
-        """Return a segment for `version`, locked for writing; `unlock` it when it is written.
+        """Return a segment for `version`, locked for writing. The caller writes the version, then calls `unlock`.
 
-        needed: versions that must stay as they are, even if nobody reads them now. Raises TooLittleMemory.
+        needed: versions whose segments must not be overwritten, even if nobody reads them now. Raises TooLittleMemory.
         """
         kept: list[MemorySegment] = []
         claimed: MemorySegment | None = None

@@ -18,7 +18,7 @@ from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, Weigh
 CHUNK_BYTES = 2**20
 """Bytes that are converted and hashed at a time: they fit into the cache of a core."""
 PART_BYTES = 32 * 2**20
-"""A longer shard is several parts, whose checksums several threads verify."""
+"""Maximum size of a part, which has a checksum of its own. A longer shard is divided into several parts."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class WeightShard:
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     dtype: torch.dtype
-    """In which it is published."""
+    """Type in which the tensor is published."""
     start: int
-    """Number of values of the whole tensor before this part."""
+    """Index of the shard's first value in the flattened tensor."""
     values: Tensor
     """Consecutive values of the tensor, on any device and in any type; empty if another rank publishes them. They may share memory
     with the live weights."""
@@ -48,24 +48,24 @@ class ShardPiece:
     tensor: int
     dtype: torch.dtype
     start: int
-    """First byte, counted from the start of the tensor."""
+    """Offset of the first byte from the start of the tensor."""
     size: int
     values: Tensor
 
     def write(self, memory: Memory) -> TensorPart:
-        """Write the values to `memory`, which has `size` bytes. Returns the part with its checksum."""
+        """Write the values, converted to `dtype`, to `memory` of `size` bytes. Returns the written part with its checksum."""
         with torch.no_grad():
             checksum = _write(self.values, torch.from_numpy(memory).view(self.dtype), memory)
         return TensorPart(self.tensor, self.start, self.size, checksum)
 
 
 def layout_of(shards: Iterable[WeightShard]) -> WeightLayout:
-    """Return the layout of the tensors of these shards. It is the same on all ranks."""
+    """Return the layout of a version from one rank's shards. Every rank gets the same layout."""
     return WeightLayout.of((shard.name, shard.shape, shard.dtype_name) for shard in shards)
 
 
 def pieces(shards: Sequence[WeightShard], most: int = PART_BYTES) -> Iterator[ShardPiece]:
-    """Yield the shards of this rank in pieces of at most `most` bytes, a multiple of 8. Empty shards have none."""
+    """Yield the shards of this rank in pieces. most: maximum bytes of a piece, a multiple of 8. An empty shard has no pieces."""
     for number, shard in enumerate(shards):
         item = ITEM_BYTES[shard.dtype_name]
         flat = shard.values.detach().reshape(-1)

@@ -25,17 +25,20 @@ class PlannedTensor:
     shape: tuple[int, ...]
     item_bytes: int
     split: int | None
-    """The dimension by which they divide it; None: every rank needs all of it."""
+    """Dimension by which the ranks of a replica divide the tensor; None: each of them needs the whole tensor."""
 
 
 def row_range(rows: int, ranks: int, rank: int) -> range:
-    """Return the rows that FSDP gives to a rank: equal numbers, rounded up, so that the last ranks may have fewer or none."""
+    """Return the rows of a tensor that FSDP gives to number `rank` of `ranks` ranks.
+
+    Each rank gets the same number, rounded up, so that the last ranks may have fewer rows or none.
+    """
     each = -(-rows // ranks)
     return range(min(rank * each, rows), min((rank + 1) * each, rows))
 
 
 def transfers(tensors: Iterable[PlannedTensor], train_ranks: int, replica_ranks: int) -> dict[tuple[int, int], int]:
-    """Return the bytes that each rank of one replica needs of each train rank, as (train rank, replica rank) → bytes.
+    """Return the bytes that each train rank sends to each rank of one replica, as (train rank, replica rank) → bytes.
 
     train_ranks: ranks of one copy of the model. replica_ranks: ranks of the replica, which share tensors or experts.
     """
@@ -51,7 +54,7 @@ def transfers(tensors: Iterable[PlannedTensor], train_ranks: int, replica_ranks:
 
 
 def _needed_bytes(tensor: PlannedTensor, held: range, row_bytes: int, ranks: int, rank: int) -> int:
-    """Return the bytes of the held rows that a rank of the replica needs."""
+    """Return how many bytes of the rows `held` by a train rank a rank of the replica needs."""
     if tensor.split is None:
         return len(held) * row_bytes
     slice_rows = row_range(tensor.shape[tensor.split], ranks, rank)

@@ -20,9 +20,9 @@ from qwen35_trainer.failure_reasons import FailureReason
 ALIGNMENT = 64
 """Tensors start at multiples of this number of bytes: a cache line, which vector instructions load best."""
 ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-"""Types of published tensors, as torch names them → bytes of a value."""
+"""Type of a published tensor, by torch's name → bytes of one value."""
 MAX_NAMED = 10
-"""An error names at most this number of tensors."""
+"""Maximum number of tensors that an error names."""
 
 
 class WeightsDamaged(RuntimeError):
@@ -39,7 +39,7 @@ class TensorEntry:
     shape: tuple[int, ...]
     dtype: str
     offset: int
-    """Its first byte."""
+    """Offset of the tensor's first byte in the version."""
 
     @property
     def size(self) -> int:
@@ -54,7 +54,7 @@ class TensorPart:
     tensor: int
     """Index of the tensor in the layout."""
     start: int
-    """First byte, counted from the start of the tensor."""
+    """Offset of the part's first byte from the start of the tensor."""
     size: int
     checksum: int
     """XXH3 of the bytes, 64 bits."""
@@ -88,7 +88,7 @@ class WeightLayout:
 
     @property
     def checksum(self) -> int:
-        """A number that differs between layouts. Two ranks with the same number have the same layout."""
+        """Checksum of the layout. Ranks with equal checksums have the same layout."""
         return zlib.crc32(repr(self.tensors).encode())
 
 

@@ -30,18 +30,19 @@ type TransportName = Literal["sharedMemory", "objectStore"]
 
 
 class WeightSender(Protocol):
-    """The end of a transport on one train rank."""
+    """The sending end of a transport, on one train rank."""
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
-        """Copy this rank's shards. Collective: all ranks get shards of the same tensors in the same order.
+        """Copy this rank's shards to where replicas can fetch them. Collective.
 
-        needed: earlier versions that replicas have or may still fetch.
+        shards: of the same tensors, in the same order, on all ranks. needed: earlier versions that replicas have or may still
+        fetch, whose memory must not be overwritten.
         """
         ...
 
 
 class WeightReceiver(Protocol):
-    """The end of a transport on a replica."""
+    """The receiving end of a transport, on a replica."""
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         """Fetch a version and verify it. It has no deadline of its own: the driver replaces a replica that takes too long.
@@ -53,12 +54,12 @@ class WeightReceiver(Protocol):
 
 @dataclass(frozen=True)
 class RankContext:
-    """The rank of a sender, and its group."""
+    """The number of one train rank, the number of all train ranks, and their process group."""
 
     rank: int
     ranks: int
     group: ProcessGroup | None
-    """A group of all ranks over gloo; None with one rank."""
+    """Process group of all train ranks, over gloo; None if there is only one rank."""
 
 
 def choose(*, one_host: bool) -> TransportName:
@@ -67,12 +68,12 @@ def choose(*, one_host: bool) -> TransportName:
 
 
 def sender(name: TransportName, context: RankContext) -> WeightSender:
-    """Return a train rank's end of a transport."""
+    """Return the sending end of the transport `name` on one train rank."""
     return _SENDERS[name](context)
 
 
 def receiver() -> WeightReceiver:
-    """Return a replica's end of all transports."""
+    """Return the receiving end on a replica, which can fetch from every transport."""
     return _Receiver()
 
 

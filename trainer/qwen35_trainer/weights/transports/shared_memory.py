@@ -28,11 +28,11 @@ from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 MAX_MAPPED = 2
-"""Segments that a replica keeps mapped, whether or not it reads them: those that take turns."""
+"""Maximum number of segments that a replica keeps mapped: the two that versions alternate between."""
 
 
 class SharedMemorySender:
-    """One rank's end: writes its shards into the segment that rank 0 has claimed."""
+    """The sending end on one train rank: it writes the rank's shards into the segment that rank 0 has claimed."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -53,7 +53,7 @@ class SharedMemorySender:
         return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, tuple(parts), segment.handle)
 
     def _segment(self, version: int, layout: WeightLayout, needed: frozenset[int]) -> MemorySegment:
-        """Return the segment that all ranks write to."""
+        """Return the segment that all ranks write `version` to, locked by rank 0. Collective."""
         rank, group = self._context.rank, self._context.group
         claimed = self._pool.claim(version, layout.size, needed) if rank == 0 else None
         if group is None:
@@ -64,7 +64,7 @@ class SharedMemorySender:
         return claimed if claimed is not None else self._open(*message[0])
 
     def _open(self, handle: SegmentHandle, all_handles: Sequence[SegmentHandle]) -> MemorySegment:
-        """Open the segment of rank 0, and close those that it has closed."""
+        """Return the segment of `handle`, and close all segments that are not in `all_handles`, because rank 0 has closed them."""
         alive = {each.name for each in all_handles}
         self._opened = {name: segment for name, segment in self._opened.items() if name in alive}
         if handle.name not in self._opened:
@@ -73,7 +73,7 @@ class SharedMemorySender:
 
 
 class SharedMemoryReceiver:
-    """A replica's end: maps each segment once."""
+    """The receiving end on a replica: it maps each segment once."""
 
     def __init__(self) -> None:
         self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
