@@ -12,7 +12,7 @@ from qwen35_trainer.manifest import Problem, cannot_run
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which this operator refuses a training, although the manifest's own checks accept its spec."""
+    """Return the problems for which the operator refuses a training although its spec is valid in itself."""
     return [*cannot_run(training.spec), *all_objects.problems(training, settings)]
 
 

@@ -56,7 +56,7 @@ NO_VERSION = -1
 MIN_CPU_PREFILL = 2
 """Minimum length of a prompt on the CPU, in tokens. There vLLM 0.32 raises an error in a step that prefills one token."""
 _REASONS = {"stop": EndReason.STOP, "length": EndReason.LENGTH}
-"""vLLM's reason for the end of a sequence → ours. Its other reasons, "abort", "error" and "repetition", become ERROR."""
+"""vLLM's reasons of sequences that are complete. It has others: "abort", "error", "repetition"."""
 
 
 @dataclass
@@ -155,7 +155,7 @@ class VLLMEngine:
         return grown
 
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Check the tensors and keep them. `commit` copies them into vLLM's parameters."""
+        """The tensors are only checked and kept: `commit` copies them into vLLM's parameters."""
         if are_adapters(weights):
             raise ValueError(f"weights of version {version} are adapters, which the vLLM engine cannot load")
         check_shapes(self._shapes, weights, version)

@@ -54,8 +54,8 @@ class CandidateRecord:
     def add(self, returned: Any) -> list[float]:  # noqa: ANN401  # vLLM's FlatLogprobs
         """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
 
-        Probabilities are divided by their sum over the returned candidates. This changes them only if vLLM could not return all
-        candidates, because more than `TIED_TOKENS` have the logit of the k-th. The trainer normalises in the same way.
+        The log-probabilities of all candidates are divided by their sum, which is 1, unless more tokens than `TIED_TOKENS` have the
+        logit of the k-th: then it is that of the returned ones, and the trainer computes the same.
         """
         log_probs = []
         for start, end in zip(returned.start_indices, returned.end_indices, strict=True):

@@ -44,9 +44,9 @@ type Core = Any
 FLOAT32_PARAMETER = ".A_log"
 """Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
 PORTION_BYTES = 256 * 2**20
-"""Maximum size of a message with weights to a worker process. A larger tensor is a message on its own."""
+"""Worker processes get weights in messages of this size."""
 REPLACEMENT_SECONDS = 600.0
-"""Maximum time that the worker processes may take to load one portion of the weights."""
+"""How long worker processes may take for one portion of the weights."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ type WeightSource = SegmentHandle | StoredBuckets
 
 @dataclass(frozen=True)
 class StagedShard:
-    """What one train rank has copied for a publication: its parts of the tensors, and where replicas find their bytes."""
+    """The copy that one train rank has made for a publication: its parts of the tensors, and where replicas find their bytes."""
 
     layout: WeightLayout | None
     """Layout of the version, from rank 0; None from other ranks."""

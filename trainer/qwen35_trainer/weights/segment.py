@@ -32,7 +32,7 @@ type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
-"""Size of the header at the start of a segment. The header holds the number of the version in the segment."""
+"""The first bytes of a segment hold the version that it contains."""
 
 
 class SegmentUnavailable(RuntimeError):

@@ -59,7 +59,7 @@ class RankContext:
     rank: int
     ranks: int
     group: ProcessGroup | None
-    """Process group of all train ranks, over gloo; None if there is only one rank."""
+    """A group of all ranks over gloo; None with one rank."""
 
 
 def choose(*, one_host: bool) -> TransportName:

@@ -99,7 +99,7 @@ def _filled(shards: Sequence[WeightShard]) -> Iterator[list[ShardPiece]]:
 
 
 def _places(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield the range of bytes in a bucket for each part. sizes: bytes of the bucket's parts, in order."""
+    """Yield the place of each part in its bucket."""
     start = 0
     for size in sizes:
         yield slice(start, start + size)

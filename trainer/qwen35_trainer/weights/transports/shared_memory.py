@@ -28,7 +28,7 @@ from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
 
 MAX_MAPPED = 2
-"""Maximum number of segments that a replica keeps mapped: the two that versions alternate between."""
+"""Segments that a replica keeps mapped, whether or not it reads them: those that take turns."""
 
 
 class SharedMemorySender:
