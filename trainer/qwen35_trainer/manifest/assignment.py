@@ -9,11 +9,11 @@ from qwen35_trainer.manifest.document import parse_value
 from qwen35_trainer.manifest.fields import Segment
 
 SEGMENT: Final = re.compile(r"([^.\[\]]+)((?:\[\d+\])*)")
-"""A name, and the indices after it."""
+"""Pattern of one part of a path: a name, and the indices after it, as in `rewards[0]`."""
 
 
 class AssignmentError(ValueError):
-    """Raised for text that is not `PATH=VALUE`; says what is wrong and how to correct it."""
+    """Raised for text that is not `PATH=VALUE`. `message` explains what is wrong, and `fix` how to correct it."""
 
     def __init__(self, message: str, fix: str) -> None:
         super().__init__(f"{message} {fix}")

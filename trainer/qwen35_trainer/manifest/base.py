@@ -44,5 +44,5 @@ FUNCTION = r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z
 """Pattern of a reference to a user's function: module:function."""
 MAX_PATH_CHARACTERS = 1024
 NOT_IN_HOME = r"^[^~]"
-"""Pattern of a path that does not start with ~: a shell would expand that, and here it would name a folder."""
+"""Pattern of a path that does not start with ~. A shell would expand ~ to the home folder; here it would be a folder's name."""
 PathName = Annotated[str, Field(min_length=1, max_length=MAX_PATH_CHARACTERS, pattern=NOT_IN_HOME)]

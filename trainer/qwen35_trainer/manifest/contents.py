@@ -47,7 +47,7 @@ def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that options of vLLM are used with it, and that a step has room for all sequences."""
+    """Check that spec.rollout.vllm is set only for the engine VLLM, and that a step has room for all sequences."""
     if (rollout := spec.rollout) is None or (options := rollout.vllm) is None:
         return
     path = "spec.rollout.vllm"
@@ -61,7 +61,7 @@ def vllm_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def vllm_arguments(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the extra arguments of vLLM are not set by other fields or by the engine."""
+    """Check that extraArguments of vLLM does not name an argument that another field or the engine sets."""
     if spec.rollout is None or spec.rollout.vllm is None:
         return
     for name in spec.rollout.vllm.extraArguments:
@@ -129,7 +129,7 @@ def clip(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def correction(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that floor is below cap: the masks keep weights between the two."""
+    """Check that floor is below cap for corrections that drop everything whose ratio is not between the two."""
     chosen = spec.algorithm.correction
     if chosen.type in FLOORED and chosen.floor >= chosen.cap:
         yield Problem(

@@ -170,7 +170,7 @@ def _retyped(kind: str, value: object) -> str:
 
 
 def _what(model: type[BaseModel], loc: tuple[Segment, ...]) -> str:
-    """Return the first sentence of the field's description."""
+    """Return the first sentence of the description of the field at `loc`."""
     field = _field(model, loc)
     description = (field.description or "") if field else ""
     return description.split(". ")[0].rstrip(".") + "."

@@ -1,4 +1,4 @@
-"""Functions that navigate the models by the names that a manifest uses."""
+"""Functions that find fields and their types in the pydantic models, by the names that a manifest uses."""
 
 from collections.abc import Sequence
 from types import NoneType, UnionType
@@ -43,7 +43,7 @@ def is_map(annotation: object) -> bool:
 
 
 def at(annotation: object, path: Sequence[Segment]) -> object | None:
-    """Return the annotation at a path, or None if there is no such field."""
+    """Return the type annotation of the field at a path below `annotation`, or None if there is no such field."""
     for segment in path:
         model = section(annotation)
         if model is not None and segment in fields(model):

@@ -24,7 +24,7 @@ FIXED: Final = (
 the prompts. The custom resource definition fixes these and a few more that only a cluster depends on.
 """
 MAX_SHOWN_CHARACTERS: Final = 200
-"""Maximum length of a value in a message."""
+"""Maximum length of a value in a message, in characters."""
 
 
 @dataclass(frozen=True)

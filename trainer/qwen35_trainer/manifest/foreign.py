@@ -63,7 +63,7 @@ _KEY = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+")
 
 @dataclass(frozen=True)
 class Foreign:
-    """A field name of another trainer, and the path of our field."""
+    """A field name of another trainer, and the path of the field in this project that has the same meaning."""
 
     trainer: str
     key: str
@@ -73,9 +73,9 @@ class Foreign:
 def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
     """Return what to write in place of an unknown field, or None if no other trainer has a field of that name.
 
-    path: the names from the spec down to the field. model: the spec. Each key of another
-    trainer is compared with the end of the path, word by word. The answer names our fields whose keys have the most
-    words in common with it. If a section and fields within the section match, the answer names only the section.
+    path: the names from the spec down to the unknown field. model: the class of the spec. The last words of the path are
+    compared with the last words of every key of another trainer. The answer names our fields for the keys with the most
+    equal words. If a section and fields within the section match equally well, the answer names only the section.
     """
     best = max((_shared(path, foreign) for foreign in _known(model)), default=0)
     if best == 0:
@@ -87,7 +87,7 @@ def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
 
 
 def _shared(path: Sequence[str], foreign: Foreign) -> int:
-    """Return how many last words of the path and of the foreign key are equal; 0 for a single word in VAGUE."""
+    """Return how many last words of the path and of the foreign key are equal; 0 if only one is, and it is in VAGUE."""
     count = 0
     for ours, theirs in zip(reversed(path), reversed(foreign.key.split(".")), strict=False):
         if ours != theirs:

@@ -23,7 +23,7 @@ def expert(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def copies(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that FSDP's copies of the model have equal sizes, and that the devices of a sequence are in the same copy."""
+    """Check that FSDP's copies of the model have equal sizes, and that devices that share a sequence are in one copy."""
     train = spec.train
     if train.parallelism.copies == 1:
         return
@@ -40,7 +40,7 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
 def heads(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that the devices that share a sequence can share the heads of each layer.
 
-    Only for random models: the heads of a checkpoint are not in the manifest, so the engine checks those.
+    Only for random models: the heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
     """
     shape, ranks = spec.model.source.random, spec.train.parallelism.context
     if shape is None:

@@ -55,7 +55,7 @@ def staleness(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that partialRollout is not set where no sequence is unfinished when weights are published."""
+    """Check that partialRollout is not set with stalenessThreshold 0, where all sequences end before weights are published."""
     knobs = spec.async_
     written = "partialRollout" in knobs.model_fields_set and knobs.partialRollout
     if spec.mode == "FullyAsync" and knobs.stalenessThreshold == 0 and written:

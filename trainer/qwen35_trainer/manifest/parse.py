@@ -52,7 +52,7 @@ def parse_manifest(document: object, file: Path | None = None) -> Manifest:
 def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
     """Return a spec of the valid sections. Checks must not read its invalid sections.
 
-    An invalid section is replaced by its default. A required one has only those fields that have a default.
+    An invalid section that is optional is replaced by its default. One that is required has only its fields with a default.
     """
     spec_fields = fields.fields(TrainingSpec)
     valid = {key: value for key, value in document.items() if key in spec_fields and key not in failed}

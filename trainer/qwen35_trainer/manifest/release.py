@@ -57,7 +57,7 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
 
 
 def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield the sizes of heads that vLLM's CPU kernels lack. Published models have sizes that they have."""
+    """Yield a problem for each head size of a random model for which vLLM has no CPU kernels. It has them for published models."""
     if (random := spec.model.source.random) is None:
         return
     for name, sizes in VLLM_CPU_HEADS.items():

@@ -26,14 +26,14 @@ FIELDS: Final = {
     "ttlSecondsAfterFinished": "cleanupSecondsAfterFinished",
     "weights": "publication",
 }
-"""Path of a field of the spec as it was → as it is. `[]` stands for an index."""
+"""Earlier path of a field of the spec → present path. `[]` stands for an index."""
 VALUES: Final = {
     "nvidia": "NVIDIA",
     "ascend": "Ascend",
     "cpu": "CPU",
     "RestartWithoutCounting": "RestartAndIgnoreMaxRestarts",
 }
-"""Value of an enumeration as it was → as it is."""
+"""Earlier value of an enumeration → present value."""
 
 
 def field(path: Sequence[str | int]) -> str | None:

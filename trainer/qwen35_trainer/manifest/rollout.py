@@ -11,7 +11,7 @@ from qwen35_trainer.manifest.vllm import VLLMSpec
 RolloutEngineName = Literal["VLLM", "Torch"]
 
 MAX_VLLM_TOP_K = 512
-"""Maximum of topK with VLLM where tokens are truncated: vLLM returns this many log-probs for each token. As in prime-rl
+"""Maximum of topK with the engine VLLM, which returns topK log-probs for each token. prime-rl has the same limit
 (PrimeIntellect-ai/prime-rl#3431)."""
 
 

@@ -18,7 +18,7 @@ LINEAR_LAYERS = (
     *("in_proj_qkv", "in_proj_z", "out_proj"),
     *("gate_proj", "up_proj", "down_proj"),
 )
-"""The large matrices of a decoder layer: attention, Gated DeltaNet, MLP or shared expert."""
+"""Names of a decoder layer's linear layers with large matrices: attention, Gated DeltaNet, MLP or shared expert."""
 
 
 class ParallelismSpec(Section):

@@ -153,12 +153,12 @@ class TrainingSpec(Section):
 
     @property
     def groups_per_batch(self) -> int:
-        """Groups in one batch: P of the staleness rule."""
+        """Number of groups in one batch: P in docs/design/staleness.md."""
         return self.train.batch.promptsPerUpdate * self.async_.updatesPerBatch
 
     @property
     def batches_per_version(self) -> int:
-        """Batches between two publications: K of the staleness rule."""
+        """Number of batches between two publications: K in docs/design/staleness.md."""
         return self.async_.batchesPerPublication
 
     @property

@@ -65,7 +65,7 @@ class CoreSettings:
     devices: int = 1
     """Tensor parallelism: the number of devices that share the weights. With more than one, each has a process of its own."""
     options: VLLMSpec = field(default_factory=VLLMSpec)
-    """spec.rollout.vllm of the manifest."""
+    """Options of the manifest."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:

@@ -72,22 +72,23 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     pieces: tuple[tuple[FileTensor, ...], ...]
-    """One piece in one tuple, or for each expert its pieces in the order of its rows."""
+    """The tensors in files that hold the values: one tensor in one tuple or, for experts that are stored one by one, a tuple for
+    each expert, in the order of rows."""
     stacked: bool
-    """Whether the pieces are separately stored experts."""
+    """Whether `pieces` are those of experts that are stored one by one."""
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A folder that holds exactly the tensors of its configuration."""
+    """A checked checkpoint folder: its files hold exactly the tensors that its configuration requires."""
 
     folder: Path
     config: classes.HFConfig
     """The library's configuration object; `classes.without_weights(config)` is the model that fits `tensors`."""
     tensors: Mapping[str, StoredTensor]
-    """Tensors by their names in the module: exactly the module's parameters, a tied one once (as the input embedding)."""
+    """One tensor for each parameter of the module, by its name there. A tied output layer is part of the input embedding."""
     passed: Mapping[str, StoredTensor]
-    """Tensors that the module does not have and a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
+    """Tensors that the module lacks, but a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
 
     @classmethod
     def open(cls, folder: Path) -> CheckpointFiles:

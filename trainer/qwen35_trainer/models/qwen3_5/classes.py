@@ -15,14 +15,14 @@ type HFConfig = Any
 """A configuration of the transformers library: its fields are attributes, which differ between versions."""
 
 TEXT_MODEL_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-"""Type of the text model inside each vision-language model type."""
+"""`model_type` of a vision-language model → `model_type` of the text model inside it."""
 CLASSES = {
     "qwen3_5": "Qwen3_5ForConditionalGeneration",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-"""Names of the classes by `model_type` of config.json."""
+"""Name of the class in transformers that has the model of a `model_type` in config.json."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:

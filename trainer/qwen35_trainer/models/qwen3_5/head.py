@@ -29,21 +29,24 @@ from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 
 CHUNK_LOGITS = 2**27
-"""Logits in memory at a time, in elements (512 MiB in float32): 541 rows of the published models. That is enough for an
-efficient matrix product, and makes so few chunks that adding to the weight's gradient once per chunk costs little."""
+"""Number of logits in memory at a time (512 MiB in float32): those of 541 rows in published models. These are enough rows for an
+efficient matrix product, and so few chunks that adding to the weight's gradient once per chunk costs little."""
 
 HAS_TRITON = find_spec("triton") is not None
 
 
 class TokenScores(NamedTuple):
-    """Scores of R tokens. A tuple, because FSDP2 hooks the tensors in the result of a forward pass and looks into tuples."""
+    """Scores of R tokens.
+
+    This is a tuple, because FSDP2 has to find the tensors in the result of a forward pass, and looks into tuples.
+    """
 
     log_probs: Tensor
-    """(R,) float32, in nats."""
+    """(R,) float32: log-probability of each token, in nats."""
     entropy: Tensor | None
     """(R,) float32, in nats: entropy of the distribution at the position of the token."""
     router_losses: Tensor | None = None
-    """(2,) float32, `router.losses` summed over layers and tokens; None: not computed."""
+    """(2,) float32: `router.losses` summed over layers; None: not computed."""
 
 
 def token_scores(
@@ -141,7 +144,7 @@ class _Scores(torch.autograd.Function):
 
 
 def _logits(hidden: Tensor, weight: Tensor, part: slice, float32_logits: bool, kept: KeptLogits | None) -> Tensor:
-    """Compute the logits of a chunk of rows, without those that do not count."""
+    """Compute the logits of the rows in `part`, and remove those of the tokens that `kept` excludes."""
     rows = hidden[part]
     logits = products.rows_times(rows, weight) if float32_logits else rows @ weight.T
     if kept is not None:

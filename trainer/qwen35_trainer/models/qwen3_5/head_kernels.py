@@ -17,10 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 4096
-"""Tokens of the vocabulary that a program processes together."""
+"""Number of tokens of the vocabulary that a Triton program processes together."""
 WARPS_PER_PROGRAM = 8
 LOWEST_LOGIT = tl.constexpr(-1e30)
-"""Below every logit, and finite, so that it can be subtracted from itself."""
+"""A number below every logit. It is finite, so that the difference of two such numbers is 0 and not NaN."""
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32. May overwrite them."""
+    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32. May overwrite `product`."""
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
 

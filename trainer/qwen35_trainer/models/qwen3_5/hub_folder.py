@@ -40,11 +40,11 @@ CHECKSUMS = "SHA256SUMS"
 _WEIGHT_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack"}
 _EMBEDDING_SUFFIX = "embed_tokens.weight"
 _VALUES_PER_BLOCK = 2**19
-"""Values that are converted at a time; they fit into a processor's cache."""
+"""Number of values that are converted at a time: they fit into a processor's cache."""
 _COPY_BLOCK_BYTES = 16 * 2**20
-"""Bytes that are copied at a time."""
+"""Number of bytes of an unchanged tensor that are copied at a time."""
 _WRITER_THREADS = 4
-"""Files that are written at a time, each by a thread that uses one core."""
+"""Number of files that are written at a time, each by a thread that uses one core."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _places(files: CheckpointFiles) -> dict[str, _Place]:
-    """Locate each stored tensor in the module, by its stored name."""
+    """Return, for each tensor in the files by its name there, the part of the module's parameter that it holds."""
     places: dict[str, _Place] = {}
     for parameter, stored in files.tensors.items():
         for expert, pieces in enumerate(stored.pieces):

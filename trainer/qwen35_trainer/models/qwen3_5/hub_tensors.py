@@ -56,7 +56,7 @@ def mtp_heads(files: CheckpointFiles) -> dict[str, Tensor]:
 
 
 def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Split packed expert tensors into views, and pass the others through. The inverse of `to_packed`."""
+    """Yield the weights with each packed expert tensor split into views of single experts. The inverse of `to_packed`."""
     for name, tensor in weights:
         if name.endswith(GATE_UP):
             prefix = name.removesuffix(GATE_UP)
@@ -73,7 +73,7 @@ def to_per_expert(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
 
 
 def to_packed(weights: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
-    """Join the tensors of single experts once a layer has all of them, and pass the others through.
+    """Yield the weights with the tensors of single experts joined to packed ones, layer by layer.
 
     A layer is complete at the first expert of another layer, or at the end of the stream. Raises ValueError naming the
     tensors that are still missing.

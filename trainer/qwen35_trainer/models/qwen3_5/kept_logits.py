@@ -10,15 +10,15 @@ from torch import Tensor
 from qwen35_trainer.data.candidates import Candidates
 
 REMOVED_LOGIT = -1e30
-"""The value of a removed logit: its probability is 0, and products with 0 are finite, so entropies and gradients need no case."""
+"""The value of a removed logit. The token's probability is then 0, and its logit times 0 is not NaN, as with -inf."""
 
 
 @dataclass(frozen=True, eq=False)
 class KeptLogits:
-    """The logits of R rows that count: those of each row's candidates, or all of a row without candidates."""
+    """The logits that count in the softmax of each of R rows: those of the row's candidates, or all if it has none."""
 
     candidates: Candidates
-    """The candidates of each row, on the host: a chunk of rows is cut without waiting for the device."""
+    """The candidates of each row, on the host, so that a chunk of rows can be selected without waiting for the device."""
     device: torch.device
     """The device of the logits."""
 
@@ -26,13 +26,13 @@ class KeptLogits:
         return len(self.candidates)
 
     def take(self, rows: Tensor) -> KeptLogits:
-        """Return the candidates of these rows. rows: (n,) int64."""
+        """Return the object for n of the rows. rows: (n,) int64, their indices."""
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:
-        """Overwrite the logits of all other tokens.
+        """Overwrite the logits that do not count by REMOVED_LOGIT.
 
-        logits: (rows of `part`, V), in any precision that holds 1e30.
+        part: a range of the R rows. logits: (rows of `part`, V), in any precision that holds 1e30.
         """
         of_part = self.candidates[part]
         counts = torch.from_numpy(of_part.counts.copy()).to(self.device)

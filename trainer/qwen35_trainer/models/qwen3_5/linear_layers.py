@@ -8,7 +8,7 @@ from typing import Any
 FULL_ATTENTION = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
 GATED_DELTA_NET = frozenset({"in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj"})
 FEED_FORWARD = frozenset({"gate_proj", "up_proj", "down_proj"})
-"""Names in a dense layer's MLP, or in the shared expert. Routed experts are not linear layers."""
+"""Names of the linear layers in the MLP of a dense layer and in a shared expert. Routed experts are not linear layers."""
 SHARED_EXPERT_GATE = frozenset({"shared_expert_gate"})
 
 

@@ -151,7 +151,7 @@ class GroupedMatmul(torch.autograd.Function):
 
 
 def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *, along: str) -> Tensor:
-    """Compute a grouped product with one output tensor. group_list_type 1: `counts` are counts, not running totals."""
+    """Compute a grouped product with one output tensor. counts: the rows of each group (group_list_type 1), not running totals."""
     group_type, split_item = (0, 2) if along == "rows" else (2, 3)
     return operators.npu_grouped_matmul(
         [x],
@@ -169,6 +169,6 @@ _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "RMSNormGated": gated_rms_norm,
     "Experts": experts,
 }
-"""Replacements by the name of the library's class, without the family."""
+"""Class of the library, without the prefix of the family → function that replaces its `forward`."""
 _CLASS = re.compile(r"^(FSDP)?Qwen3_5(Moe)?")
-"""The family's prefix. FSDP2 gives a sharded module a new class, whose name has another prefix."""
+"""Pattern of the prefix of a class name. A sharded module has a new class of FSDP2, whose name begins with FSDP."""

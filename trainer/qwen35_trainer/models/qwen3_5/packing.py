@@ -28,8 +28,8 @@ from qwen35_trainer.models.qwen3_5.family import text_config, text_model
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 SEQUENCE_LENGTHS = (3, 70, 1, 17, 9)
-"""Tokens of the sequences a, B, c, D, e. Most tokens are near a boundary, where a leak is largest; B is longer than the 64
-positions of a kernel's chunk, c is shorter than the convolution."""
+"""Lengths of the five test sequences a, B, c, D and e, in tokens. Most tokens are near a boundary, where a leak is largest. B is
+longer than the 64 positions of a kernel's chunk, and c is shorter than the convolution."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PackingDifference:
     """Difference between two passes over the same sequences, relative to the size of the compared values."""
 
     log_prob: float
-    """Root mean square over tokens, divided by their standard deviation."""
+    """Root mean square of the differences of log-probs, divided by the standard deviation of the log-probs."""
     gradient: float
     """Norm of the difference of all parameters' gradients, divided by the norm of the gradient."""
 
@@ -47,13 +47,15 @@ class PackingDifference:
 
 
 NEIGHBOUR_TOLERANCE = PackingDifference(1e-3, 2e-2)
-"""Measured without a leak: 0 and 0. With a leak in the convolution or the state alone: at least 3e-3, mostly 0.1 to 1.
-The bound of the gradient allows for kernels that add in no fixed order."""
+"""Maximum difference between two packed rows whose scored sequences have other neighbours. Without a leak, 0 and 0 were measured;
+with a leak in the convolution or the state alone, at least 3e-3, mostly 0.1 to 1. The bound of the gradient allows for kernels
+that add in no fixed order."""
 SEPARATE_TOLERANCES = {
     torch.float32: PackingDifference(1e-3, 1e-2),
     torch.bfloat16: PackingDifference(0.5, float("inf")),
 }
-"""Measured without a leak: 1e-5 in float32; in bfloat16 up to 0.5 for large random weights, and any gradient."""
+"""Maximum difference between packed and separate sequences, by the precision of the layers. Without a leak, 1e-5 was measured in
+float32. In bfloat16 with large random weights, log-probs differed by up to 0.5, and gradients without a bound."""
 
 
 class PackingInexact(RuntimeError):
@@ -66,9 +68,9 @@ def check_packing(model: HFModule) -> None:
     """Score and differentiate a hundred random tokens, packed and padded. Raises PackingInexact.
 
     Call it once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
-    adapted. It may be sharded, and with a context group it must be sharded over that group too: gradients are compared
-    after their reduction, because before it each process has the gradient of its own tokens only.  The tolerance depends on the
-    precision of the layers.
+    adapted. It may be sharded. With a context group it must be sharded over that group too, because gradients are compared after
+    their reduction; before, each process has only the gradient of its own tokens. The tolerance depends on the precision of the
+    layers.
     """
     vocabulary = text_config(model).vocab_size
     generator = torch.Generator().manual_seed(0)
@@ -106,7 +108,7 @@ class _Pass:
     log_probs: Tensor
     """(tokens,) log-probs of all sequences."""
     gradients: list[Tensor]
-    """This rank's part of the gradients of the log-probs of B and D."""
+    """This rank's part of the gradient of each parameter, from the log-probs of the sequences B and D."""
     precision: torch.dtype
     """Precision of the layers."""
 

@@ -32,9 +32,9 @@ class Membership:
     """The sequence to which each token belongs, for routing losses, which average over real tokens only."""
 
     sequences: Tensor
-    """(t,) int64; n for padding."""
+    """(t,) int64: index of each token's sequence; n for padding."""
     lengths: Tensor
-    """(n,) int64, the same on all processes that share the sequences."""
+    """(n,) int64: number of real tokens of each whole sequence, including tokens that other processes hold."""
     context_group: ProcessGroup | None
     """Processes that share the sequences; None: this process holds all tokens."""
 

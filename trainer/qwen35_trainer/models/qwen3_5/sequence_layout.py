@@ -1,8 +1,8 @@
 """The layout of the sequences of one forward pass, in the forms that mixers need. Computed once, read by all layers.
 
 A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a right-padded
-batch (a *bucket*: the shortest is longer than half the longest). So padding at most doubles the work of a mixer for any
-lengths, with one call for each power of two among the lengths.
+batch, called a *bucket*: its shortest sequence is longer than half of its longest one. Padding therefore at most doubles the
+work of a mixer, and a mixer is called at most once for each power of two among the lengths.
 
     row      a a a b b b b c c c c c c c c c          boundaries 0 3 7 16
     buckets  c c c c c c c c c     b b b b
@@ -23,25 +23,22 @@ from qwen35_trainer.models.qwen3_5.router import Membership
 
 @dataclass(frozen=True, eq=False)
 class SequenceLayout:
-    """The begin and end of each sequence of a forward pass, as the layers need them.
-
-    `cos` and `sin`: rotary embedding of this process's tokens.
-    """
+    """The positions and boundaries of the sequences of one forward pass, in the forms that the layers read."""
 
     cos: Tensor
-    """(n, l, rotary channels)"""
+    """(n, l, rotary channels): cosines of the rotary embedding of this process's tokens."""
     sin: Tensor
-    """(n, l, rotary channels)"""
+    """(n, l, rotary channels): sines of the rotary embedding of this process's tokens."""
     boundaries: Tensor | None = None
-    """(sequences + 1,) int32 of a packed row; None: rows are right-padded sequences."""
+    """(sequences + 1,) int32: cumulative lengths of the sequences in a packed row; None: rows are right-padded sequences."""
     longest: int = 0
-    """Tokens of the longest sequence of a packed row."""
+    """Number of tokens of the longest sequence in a packed row."""
     split: Split | None = None
-    """Split of a packed row; None if every mixer has a kernel with boundaries."""
+    """The sequences of a packed row, cut apart; None if rows are padded, or if every mixer has a kernel that takes boundaries."""
     context_group: ProcessGroup | None = None
-    """Processes that hold a slice of the tokens each; None: this process holds all tokens."""
+    """Processes that each hold a slice of the tokens; None: this process holds all tokens."""
     membership: Membership | None = None
-    """Tokens that the losses of routers count; None: these losses are not computed."""
+    """The sequence of each token, for the losses of routers; None: these losses are not computed."""
 
     def apart(self, mix: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
         """Apply `mix` to each sequence separately: no sequence affects the result of another one.

@@ -73,9 +73,9 @@ def embed(model: HFModule, inputs: ModelInput) -> Tensor:
 
 
 class _WithoutEffect(torch.autograd.Function):
-    """Returns the first argument. The second one gets a gradient of zeros, and so takes part in the backward pass.
+    """Returns `embedded` unchanged, and gives `features` a gradient of zeros, so that they take part in the backward pass.
 
-    A product with zero would not be safe: if a feature overflows, 0 · ∞ is NaN.
+    Adding 0 · features instead would not be safe: if a feature overflows, 0 · ∞ is NaN.
     """
 
     @staticmethod
