@@ -125,7 +125,8 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
 def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    explicit: whether the user named a kubeconfig. If so, its credentials are preferred to those of the pod.
+    apply: called with each event of a training. explicit: whether the user named a kubeconfig. If so, its credentials are
+    preferred to those of the pod.
     """
     handlers = kopf.OperatorRegistry()
     kopf.on.login(registry=handlers)(_login_by_kubeconfig if explicit else _login_by_pod)

@@ -80,7 +80,7 @@ class Metrics:
 
 @dataclass(frozen=True)
 class _Trainings(Collector):
-    """Reports every state at each scrape, so that a count that falls to 0 is reported too."""
+    """Reports the number of trainings in every state at each scrape, including states without trainings."""
 
     states: Callable[[], Mapping[str, int]]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial", durable: bool = False) -> None:
     """Write to `.<name>.<suffix>` and rename it to `path`, so that a reader never sees half a file.
 
-    suffix: differs between processes that may write the same file at the same time. durable: return only when the file
+    suffix: must differ between processes that may write the same file at the same time. durable: return only when the file
     is on disk. If writing fails, removes the file `.<name>.<suffix>` and raises OSError, which names a file.
     """
     partial = path.with_name(f".{path.name}.{suffix}")

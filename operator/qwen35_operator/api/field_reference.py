@@ -43,7 +43,7 @@ def text() -> str:
 
 
 def _sections(path: str, model: type[BaseModel], nodes: Mapping[str, Any]) -> Iterator[str]:
-    """Return the section of a model, then the sections of its parts, in the order of the fields."""
+    """Yield the text about one model at `path`, then the texts about the models in its fields, in the order of the fields."""
     lines = [f"## {path}", "", (model.__doc__ or "").strip().split("\n\n")[0], ""]
     lines += _table("Field", "Type", "Default", "Description")
     inside: list[tuple[str, type[BaseModel]]] = []

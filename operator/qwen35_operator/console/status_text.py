@@ -96,6 +96,6 @@ def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
 
 
 def report_age_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Return seconds since the trainer reported the numbers of the status."""
+    """Return the seconds since the trainer reported the numbers in the status; None if it has not reported any."""
     progress = view.status.progress
     return None if progress is None or progress.time is None else seconds_since(progress.time, now)

@@ -27,7 +27,7 @@ class WarningEvent:
 
 @dataclass(frozen=True)
 class TrainingView:
-    """A training as `qwen35 status` shows it."""
+    """The facts about one training that `qwen35 status` shows."""
 
     name: str
     namespace: str

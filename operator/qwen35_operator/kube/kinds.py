@@ -26,7 +26,11 @@ class ObjectKind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
-        """Return the URL path of all objects, of those in a namespace, of one object, or of a subresource such as its status."""
+        """Return the URL path of objects of this kind.
+
+        namespace: None for objects in all namespaces. name: one object; None for all. part: a subresource of the object, such
+        as "status".
+        """
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         where = f"/namespaces/{quote(namespace)}" if namespace else ""
         return "/".join([f"{root}{where}/{self.plural}", *(quote(piece) for piece in (name, part) if piece)])

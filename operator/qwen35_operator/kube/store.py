@@ -31,7 +31,7 @@ class Store:
         return self._records.get(training, {}).values()
 
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
-        """Store a record, unless a newer one is stored."""
+        """Store a record, unless a newer one of the object is stored. Returns the affected trainings."""
         stored = self._stored(record.namespace, record.name)
         if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):
             return set()
@@ -44,7 +44,7 @@ class Store:
         return changed
 
     def put_own(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
-        """Store the answer to a write of the operator, unless the object has been deleted since."""
+        """Store the answer to a write of the operator, unless the object has been deleted since. Returns the affected trainings."""
         stored = self._stored(record.namespace, record.name)
         deletions_known = max(self._deletions_known.get(record.namespace, 0), self._deletions_known.get(None, 0))
         if (stored is None or stored.uid != record.uid) and int(record.version) <= deletions_known:
@@ -52,7 +52,7 @@ class Store:
         return self.put(training, record)
 
     def remove(self, namespace: str, name: str, uid: str, version: str) -> set[TrainingKey]:
-        """Remove the record of a deleted object, unless a newer object has its name."""
+        """Remove the record of a deleted object, unless a newer object has its name. Returns the affected trainings."""
         self._advance(namespace, version)
         stored = self._stored(namespace, name)
         if stored is None or (stored.uid != uid and int(version) < int(stored.version)):
@@ -64,7 +64,7 @@ class Store:
     ) -> set[TrainingKey]:
         """Replace the records of a namespace by a complete list, whose resourceVersion is `version`.
 
-        namespace: None replaces the records of all namespaces.
+        namespace: None replaces the records of all namespaces. Returns the affected trainings.
         """
         self._advance(namespace, version)
         changed: set[TrainingKey] = set()
@@ -88,7 +88,7 @@ class Store:
         return None if training is None else self._records[training].get(name)
 
     def _drop(self, namespace: str, name: str) -> set[TrainingKey]:
-        """Drop an object's record. Returns its training."""
+        """Drop the record of an object. Returns its training, or an empty set if no record was stored."""
         training = self._training_of.pop((namespace, name), None)
         if training is None:
             return set()

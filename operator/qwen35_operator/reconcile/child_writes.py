@@ -1,4 +1,4 @@
-"""Writes that keep the children other than RayJobs as desired: create missing ones, update those that differ."""
+"""Writes that keep the child objects of a training as desired, except RayJobs: they create missing ones and update different ones."""
 
 from weakref import WeakKeyDictionary
 
@@ -10,7 +10,7 @@ from qwen35_operator.reconcile.writes import ClusterWrite, Create, Update
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder
 
 _config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionary()
-"""`-config` of each training that is still in use. Writing one as YAML takes longer than the rest of a decision."""
+"""Cache of the ConfigMap `-config` by training: writing its YAML takes longer than the rest of a decision."""
 
 
 def config_map(training: TrainingResource) -> KubeObject:

@@ -1,4 +1,4 @@
-"""Detects that the open attempt has ended, and decides what follows. The status records both before any other step.
+"""Detects that the open attempt has ended, and decides what follows. Nothing else is done until the status records both.
 
 report: Succeeded ──────────────────────► Succeeded
 report: Stopped, after an order ────────► the order's consequence: suspended, the next attempt, or past the deadline
@@ -79,9 +79,9 @@ def _lost_or_stalled(situation: AttemptSituation) -> list[Evidence]:
 def _replacement_head(situation: AttemptSituation) -> Pod | None:
     """Return the head pod that has replaced the one from which the attempt last reported; None if there is no such pod.
 
-    KubeRay replaces a lost head pod and submits the job to the new one, without limit and without counting. A new head
-    pod after an eviction is not a failure: the evicted attempt continues in a new cluster, which is younger than the
-    last report.
+    KubeRay replaces a lost head pod any number of times, submits the job to the new one, and does not count this as a failure.
+    After an eviction by a queue, a new head pod is not a failure either: the attempt continues in a new cluster, which is
+    younger than the last report.
     """
     report, written, cluster = situation.report, situation.report_written, situation.cluster
     if report is None or report.head is None or written is None or cluster is None or cluster.created > written:

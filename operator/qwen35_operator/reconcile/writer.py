@@ -248,7 +248,7 @@ def refusal(
 
 
 def _namespace_terminating(error: ApiError) -> bool:
-    """Whether the namespace, and with it everything in it, is being deleted or already gone."""
+    """Whether `error` means that the namespace is being deleted or does not exist any more."""
     causes = error.details.get("causes") or []
     gone = isinstance(error, NotFound) and error.details.get("kind") == "namespaces"
     return gone or any(cause.get("reason") == NAMESPACE_TERMINATING for cause in causes)

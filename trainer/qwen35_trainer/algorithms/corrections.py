@@ -11,8 +11,8 @@ IcePop        r                                            those with r outside 
 SequenceMask  1                                            sequences with g outside [floor, cap]
 DecoupledPPO  min(r, cap)                                  none
 
-Tokens left out have weight 0 and stay in the denominators of the aggregation, which are fixed before any log-prob is
-computed and are equal on every rank. Weights are not normalised to mean 1.
+Tokens that are left out have weight 0 but still count in the denominators of the aggregation, which are fixed before any
+log-prob is computed. Weights are not normalised to mean 1.
 
 Sources: truncated importance sampling, Ionides 2008, for rollout engines Yao et al. 2025 ("Your efficient RL framework
 secretly brings you off-policy RL training"); IcePop, Ling Team, arXiv:2510.18855; sequence masks, Liu et al. 2025

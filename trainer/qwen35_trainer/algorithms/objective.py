@@ -14,18 +14,20 @@ IcePop         current, unless passed      proximal               r in [floor, c
 SequenceMask   current, unless passed      proximal               1, or 0 for a whole sequence   decoupled
 DecoupledPPO   required                    proximal               min(r, cap) per token          decoupled
 
-with r = proximal / behaviour. The table follows one rule: the change from behaviour to current is corrected once, never
-twice. Under None the ratio of the loss corrects all of it, so the weight is 1. Under the others the weight corrects
-behaviour → proximal, and the ratio proximal → current. (SequenceMask corrects the first part by dropping sequences, not
-by weights; GPG has no ratio, so under None it is not corrected.)
+with r = proximal / behaviour. The table follows one rule: the change from the behaviour policy to the current policy is
+corrected exactly once. With correction None, the ratio of the loss corrects the whole change, and the weight is 1. With any
+other correction, the weight corrects the change from behaviour to proximal policy, and the ratio that from proximal to
+current policy. (SequenceMask corrects the first part by dropping sequences. GPG has no ratio, so with correction None its
+loss is not corrected.)
 
-"Current, unless passed": with one optimizer step per batch the weights at the batch's start are the current ones, so
-the detached log-probs of the same forward pass are the proximal ones and no second pass is needed. The ratio is then 1
-and nothing is clipped: only the bounds of the correction limit the step. With several steps per batch, pass log-probs
-recomputed with the weights at the batch's start, so that clipping has an effect; DecoupledPPO requires them.
+"Current, unless passed": with one optimizer step per batch, the weights at the batch's start are the current ones. The
+proximal log-probs are then those of the same forward pass, detached. The ratio is 1 and nothing is clipped: only the bounds
+of the correction limit the step. With several steps per batch, pass log-probs that were computed with the weights at the
+batch's start, so that clipping has an effect. DecoupledPPO requires them.
 
-All log-probs of a token, those of the reference for the KL penalty included, are over the same tokens: under truncated sampling over
-those that the sampler kept, so that the ratio of an unchanged policy is 1 (docs/numerics.md).
+Under truncated sampling, all log-probs of a token, including those of the reference model, are over the tokens that the
+sampler kept. The ratio of an unchanged policy is therefore 1 (docs/numerics.md).
+
 DecoupledPPO is the objective of Hilton et al., arXiv:2110.00641, and AReaL, arXiv:2505.24298. The code of AReaL drops
 tokens whose ratio is above the cap; here the ratio is truncated to the cap.
 
@@ -158,7 +160,8 @@ def policy_objective(
 def supervised_objective(log_probs: Tensor, mask: Tensor, counts: GlobalCounts) -> tuple[Tensor, dict[str, Tensor]]:
     """Compute the share of one micro-batch in the mean negative log-likelihood of the trained tokens (SFT).
 
-    log_probs, mask: (N, T). Metrics are sums as in `policy_objective`: tokens, nll (nats).
+    log_probs, mask: (N, T). Returns the scalar loss, to be summed over micro-batches and data-parallel ranks, and two sums
+    over trained tokens: `tokens`, and `nll` in nats.
     """
     nll = -zero_padding(log_probs, mask)
     metrics = {"tokens": token_sum(mask.bool(), mask), "nll": token_sum(nll.detach(), mask)}

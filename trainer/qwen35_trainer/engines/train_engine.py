@@ -47,8 +47,8 @@ class TrainEngine(Protocol):
         """Return this rank's part of each tensor of a publication, under the name by which replicas load the tensor.
 
         All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one rank.
-        Tensors are published in `model.precision`, or in bfloat16 for replicas that compute in it, except those that published
-        checkpoints keep in float32. With adapters, only the adapters are published (`weights/adapters.py` has their names):
+        Tensors are published in `model.precision`, or in bfloat16 if the replicas compute in bfloat16. Tensors that are float32
+        in the published checkpoints of the family stay float32. With adapters, only the adapters are published (`weights/adapters.py` has their names):
         replicas already have the base model.
 
         Not collective, and nothing is copied: the shards share memory with the live weights. A transport (`weights/transports`)

@@ -52,5 +52,5 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
 
 
 def check(spec: TrainingSpec, without: Collection[str] = ()) -> list[Problem]:
-    """Return every problem of the spec, except those of checks that read a section in `without`."""
+    """Return every problem of the spec. Checks that read a section in `without` are skipped."""
     return [problem for function, reads in CHECKS if not set(reads) & set(without) for problem in function(spec)]

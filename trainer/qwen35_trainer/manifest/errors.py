@@ -61,7 +61,7 @@ def explain(
 
 
 def _in_document(loc: tuple[Segment, ...], document: object) -> tuple[Segment, ...]:
-    """Return the location without the parts that pydantic adds for members of unions and for keys."""
+    """Return the part of pydantic's location that is a path in the document: pydantic adds names of union members and of keys."""
     kept: list[Segment] = []
     for segment in loc:
         if isinstance(document, (list, tuple)) and isinstance(segment, int):

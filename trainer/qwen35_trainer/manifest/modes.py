@@ -85,7 +85,7 @@ def window(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def colocation(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that pools that share devices have the same size, and no autoscaling."""
+    """Check for mode Colocated that both pools have the same number of nodes, which they share, and no autoscaling."""
     if spec.mode == "Colocated" and spec.rollout is not None and spec.rollout.nodes != spec.train.nodes:
         yield Problem(
             "spec.rollout.nodes",

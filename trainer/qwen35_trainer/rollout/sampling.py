@@ -12,7 +12,7 @@ class DrawnTokens(NamedTuple):
     """A token for each of n rows of logits."""
 
     ids: Tensor
-    """(n,) int64."""
+    """(n,) int64: id of the token that was drawn for each row."""
     log_probs: Tensor
     """(n,) float32, under the distribution that each token was drawn from."""
     kept: Tensor | None

@@ -14,7 +14,7 @@ The prefix cache is salted with the version, so that no sequence starts from sta
 new tokens are submitted to vLLM again, with the new salt. A sequence with kept tokens computes them again, with the weights that
 compute its next token.
 
-What vLLM refuses or gives up ends that sequence with ERROR. What a step raises ends the replica.
+A sequence that vLLM refuses or gives up ends with ERROR. An exception in a step ends the replica.
 
 Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
 it dropped: `vllm_candidates.py`.

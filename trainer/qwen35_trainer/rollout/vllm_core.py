@@ -97,7 +97,7 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
 
 
 def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> dict[str, Any]:
-    """Return vLLM's arguments of an engine core. Arguments as for `build_core`."""
+    """Return vLLM's arguments of an engine core. config: the contents of the config.json in `folder`."""
     options = settings.options
     arguments: dict[str, Any] = {
         "model": str(folder),

@@ -1,4 +1,4 @@
-"""The transfers of a publication: from the rows that train ranks hold to the slices that the ranks of a replica compute with. Pure.
+"""Computes the transfers of a publication: from the rows that train ranks hold to the slices that a replica's ranks compute with.
 
     train ranks (FSDP, rows)     tensor, divided by its rows        tensor, divided by its columns       whole on every rank
     0 ████                       replica rank 0 █████ needs         replica rank 0 █░ needs a part       replica rank 0 █

@@ -1,6 +1,6 @@
 """Checks labels, annotations and selectors of a merged pod template.
 
-The API server admits a RayJob with any text in them, but then refuses each of its pods. The rules are those of
+The API server does not check them in a RayJob, but later it refuses every pod in which one is invalid. The rules are those of
 k8s.io/apimachinery/pkg/util/validation (IsQualifiedName, IsValidLabelValue).
 """
 

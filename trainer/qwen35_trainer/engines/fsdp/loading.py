@@ -27,12 +27,16 @@ class Origin:
     """The origin of a model: a function that builds it, and the files that hold its values, if there are any."""
 
     construct: Callable[[], HFModule]
-    """Build the model unsharded, on the CPU; on the meta device if `files` hold the values."""
+    """Builds the model unsharded, on the CPU with its values, or on the meta device if `files` hold the values."""
     files: CheckpointFiles | None = None
 
 
 def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Return the origin of the model that `spec.model` names; arguments are those of `build`. Raises CheckpointUnusable."""
+    """Return the origin of the model that `spec.model` names. Raises CheckpointUnusable.
+
+    seed: of random weights. vocabulary: number of tokens of the tokenizer. max_length: prompt and response together, in tokens.
+    base: the folder to which `source.path` is relative.
+    """
     if model.source.random is not None:
         return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"

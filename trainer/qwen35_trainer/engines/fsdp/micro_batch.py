@@ -81,7 +81,7 @@ class MicroBatch:
     rows: Tensor
     """(R,) int64 flat positions of the input that predict a trained token."""
     targets: Tensor
-    """(R,) int64 the trained tokens."""
+    """(R,) int64: ids of the trained tokens."""
     cells: Tensor
     """(R,) int64 flat positions of the trained tokens in the tables."""
     responses: Responses
@@ -185,11 +185,11 @@ class TokenTable:
     """
 
     values: Tensor
-    """(R,) float32."""
+    """(R,) float32: one number for each response token, sample after sample."""
     starts: NDArray[np.int64]
     """(N,) position of each held sample's first token."""
     lengths: NDArray[np.int64]
-    """(N,) response tokens of each sample."""
+    """(N,) number of response tokens of each sample."""
 
     @classmethod
     def zeros(cls, batch: TrainBatch, offsets: Offsets) -> TokenTable:

@@ -34,7 +34,8 @@ EPSILON = 1e-7
 class Muon(torch.optim.Optimizer):
     """The Muon optimizer of matrices and stacks of matrices.
 
-    params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not sharded. Raises ValueError for others.
+    params: (rows, columns) or (stack, rows, columns), sharded on dimension 0 or not sharded. Raises ValueError
+    for a parameter of another shape or sharding.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:

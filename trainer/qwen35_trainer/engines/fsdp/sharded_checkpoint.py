@@ -98,7 +98,7 @@ def _state(model: HFModule, optimizers: Sequence[torch.optim.Optimizer]) -> tupl
 
 
 def _room_for_copies(state: dict[str, Any], group: ProcessGroup) -> bool:
-    """Whether on every host the copies of its ranks fit into half of the free memory.
+    """Return whether, on every host, copies of the states of all its ranks fit into half of the free memory.
 
     Collective. All ranks get the same answer.
     """

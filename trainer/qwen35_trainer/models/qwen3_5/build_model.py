@@ -52,7 +52,11 @@ def build(
 
 
 def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: Path) -> HFConfig:
-    """Return the configuration of the model that `spec.model` names, without building the model. Arguments as for `build`."""
+    """Return the configuration of the model that `spec.model` names, without building the model.
+
+    vocabulary: number of tokens of the tokenizer. max_length: prompt and response together, in tokens. base: the folder to
+    which `source.path` is relative.
+    """
     if model.source.random is not None:
         return _random_configuration(model.source.random, vocabulary, max_length)
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
