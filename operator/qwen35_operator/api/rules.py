@@ -48,7 +48,7 @@ REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
 
 
 def _message(message: str, *values: str) -> str:
-    """Return a CEL expression for a message with integers."""
+    """Return a CEL expression that computes a message. values: CEL expressions of the integers for the %d in `message`."""
     return f"'{message}'.format([{', '.join(values)}])"
 
 

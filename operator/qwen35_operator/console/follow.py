@@ -23,7 +23,7 @@ from qwen35_trainer.contract.retry import backoff_seconds
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 10.0
 MAX_REFUSALS: Final = 5
-"""Refusals in a row that end the command. An API server that has just started refuses every request for a while."""
+"""Number of refused requests in a row after which the command ends. An API server that has just started refuses all for a while."""
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,7 @@ def _head(view: TrainingView, now: datetime) -> Table:
 
 
 def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
-    """Return the state and its reason, the unmet conditions, and whether the training is degraded."""
+    """Return the rows of the state and its reason, of the unmet conditions, and of a problem while the training continues."""
     reason = explanation(view)
     state = Text.assemble(
         (view.state, f"bold {STATE_STYLES.get(view.state, 'yellow')}"), f": {reason}" if reason else ""

@@ -22,7 +22,7 @@ SPEC_HASH = f"{DOMAIN}/spec-hash"
 
 HEAD, ROLLOUT, TRAIN = "head", "rollout", "train"
 HISTORY = "history"
-"""Component label of `-history`, the only child whose content is not watched."""
+"""Value of the label `COMPONENT` of the ConfigMap `-history`, the only ConfigMap whose content is not watched."""
 
 MAX_NAME_LENGTH = 40
 """Maximum length of a training's name, in characters. KubeRay allows 47 in the name of a RayJob, which is that of its
@@ -89,7 +89,7 @@ def digest(document: object) -> str:
 
 
 def problems(training: TrainingResource) -> Iterator[Problem]:
-    """Yield what is wrong with the training's name, from which the names of its objects are made."""
+    """Yield a problem for each fault of the training's name, from which the names of its objects are made."""
     name = training.name
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         message = f"{name} cannot name a RayJob: it needs lower-case letters, digits and dashes, and a letter first."

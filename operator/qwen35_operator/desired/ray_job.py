@@ -89,7 +89,7 @@ def _group(
 
 
 def _ray_resources(training: TrainingResource, pool: PodPool) -> dict[str, str]:
-    """Return the resources that Ray schedules by. The head has none, so that only the driver runs there."""
+    """Return the resources of a pool's pods for Ray's scheduler. The head has none, so that only the driver runs there."""
     if pool == "head":
         return {"CPU": "0"}
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode

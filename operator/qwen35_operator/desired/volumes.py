@@ -98,7 +98,7 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield paths that lead out of their claim or are too long after mounting, and exports without storage."""
+    """Yield a problem for each path that leads out of its claim or is too long after mounting, and for exports without storage."""
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),

@@ -22,7 +22,7 @@ class ObjectKind:
 
     @property
     def resource(self) -> str:
-        """The name that kubectl and RBAC use: rayjobs.ray.io."""
+        """The name of the kind for kubectl and RBAC, such as rayjobs.ray.io."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:

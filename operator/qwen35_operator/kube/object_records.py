@@ -74,7 +74,7 @@ class WorkerGroup:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster(Child):
-    """The RayCluster of an attempt; its worker groups keep their order."""
+    """The RayCluster of an attempt. Its worker groups are in the order in which the object lists them."""
 
     training: str
     attempt: int

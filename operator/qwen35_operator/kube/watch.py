@@ -110,7 +110,7 @@ class Watch:
                 self._version = self._apply(event)
 
     def _apply(self, event: JsonObject) -> str:
-        """Apply one event to the store. Returns its resourceVersion."""
+        """Apply one event to the store. Returns the resourceVersion of the event."""
         raw = event["object"]
         metadata = raw["metadata"]
         version = str(metadata["resourceVersion"])

@@ -12,8 +12,8 @@ from qwen35_operator.reconcile.writes import Create, PostEvent
 from qwen35_operator.status.times import rfc3339, seconds_since
 
 LOST_POD_SECONDS = 120.0
-"""A pod whose deletion was requested longer ago no longer delays the next attempt: its node is gone, and nothing will
-confirm its end."""
+"""Time after the request to delete a pod from which the pod does not delay the next attempt any more. Its Kubernetes node is
+probably lost, and nothing will confirm the end of the pod."""
 
 
 def decide(situation: Situation) -> Verdict:
@@ -62,7 +62,7 @@ def leftovers(observed: Observed, now: datetime) -> list[str]:
 
 
 def _backoff(situation: Situation, last: Attempt) -> float:
-    """Return seconds until the next attempt may start; at most 0 if it may start now."""
+    """Return the seconds until the next attempt may start; zero or negative if it may start now."""
     if last.outcome != "Failed" or last.endTime is None:
         return 0.0
     wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, situation.status.restarts)

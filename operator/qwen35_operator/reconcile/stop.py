@@ -26,7 +26,7 @@ def decide(situation: AttemptSituation) -> Verdict | None:
     """Stop the open attempt if the spec, the deadline or an earlier order requires it; otherwise return None.
 
     If no trainer has reported yet, the end of the attempt is recorded immediately. Otherwise the trainer is ordered to
-    stop, and the end is recorded here when the grace period is over.
+    stop. The end is recorded here only if the grace period ends before the trainer has stopped.
     """
     if situation.stop is None:
         reason = _reason_to_stop(situation)

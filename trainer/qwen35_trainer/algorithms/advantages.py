@@ -156,7 +156,7 @@ def _trained_tokens(inputs: AdvantageInputs) -> TrainedTokens:
 
 @ADVANTAGES.register("GRPO")
 def grpo(tokens: TrainedTokens, shares: Shares) -> Tensor:
-    """Compute the standard score within the group, with unbiased std (GRPO, arXiv:2402.03300)."""
+    """Compute each sample's standard score in its group, with the unbiased standard deviation (GRPO, arXiv:2402.03300)."""
     groups = _compare_in_groups(tokens, shares)
     return (groups.centred / (groups.std + STD_EPSILON))[tokens.sample]
 

@@ -25,5 +25,5 @@ def sequence_sum(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Average `values` (N, T) over the trained tokens of each sequence.  Returns (N,), 0 for a sequence without one."""
+    """Average `values` (N, T) over the trained tokens of each sequence.  Returns (N,), 0 for a sequence without trained tokens."""
     return sequence_sum(values, mask) / mask.bool().sum(dim=-1).clamp(min=1)

@@ -34,13 +34,13 @@ class ProgressReport(ContractMessage):
     """A report of the trainer about one attempt. Times are Unix times of the driver's clock."""
 
     attempt: Annotated[int, Field(ge=1)]
-    """The attempt that reports: the last report of an earlier attempt says nothing about this one."""
+    """Number of the attempt that reports. A report with another number describes an earlier attempt and is ignored."""
     state: AttemptState
     """Running, or how the attempt ended. Only a report with the state Succeeded makes an attempt a success."""
     time: ReportedSeconds
     """Unix time of this report."""
     stopAcknowledged: str | None = None
-    """The `StopOrder.id` that the driver is carrying out, or has carried out when the state is Stopped."""
+    """`StopOrder.id` of the order that the driver is carrying out or, in state Stopped, has carried out."""
     reason: Annotated[str, Field(max_length=128)] | None = None
     """Why the attempt failed: the value of a `FailureReason`, possibly one that the reader's release does not have."""
     message: Annotated[str, Field(max_length=4096)] = ""

@@ -4,7 +4,7 @@ CONFIG_KEY = "training.yaml"
 PROGRESS_KEY = "progress.json"
 CONTROL_KEY = "control.json"
 HISTORY_KEY = "history.json.gz"
-"""Key of `binaryData` with the history of the run: see `qwen35_trainer.progress.packed_history`."""
+"""Key of the run's history in `binaryData` of the ConfigMap `-history` (`qwen35_trainer.progress.packed_history`)."""
 
 CONFIG_FOLDER = "/etc/qwen35"
 """Folder of the head pod in which the ConfigMap `-config` is mounted."""

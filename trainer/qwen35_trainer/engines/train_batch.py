@@ -119,6 +119,6 @@ class TrainBatch:
 
 
 def starts_of(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the position of the first token of each sample when samples stand one after another."""
+    """Return the position of each sample's first token in an array of all tokens, sample after sample."""
     starts: NDArray[np.int64] = np.cumsum(lengths) - lengths
     return starts

@@ -12,12 +12,12 @@ PARALLELISM = "spec.train.parallelism"
 
 
 def dense(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the train pool holds whole copies of the dense layers: devices / (TP·PP·CP) is an integer."""
+    """Check that the train pool holds whole copies of the dense layers: tensor × pipeline × context divides its devices."""
     yield from _divides(spec, ("tensor", "pipeline", "context"))
 
 
 def expert(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the train pool holds whole copies of sharded experts: devices / (ETP·EP·PP) is an integer."""
+    """Check that the train pool holds whole copies of the experts: expertTensor × expert × pipeline divides its devices."""
     if spec.train.parallelism.expert > 1:
         yield from _divides(spec, ("expertTensor", "expert", "pipeline"))
 
@@ -104,7 +104,7 @@ def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a replica is an equal part of a node, or a number of nodes that divides its pool."""
+    """Check that each node holds a whole number of replicas, or each replica a number of whole nodes that divides the pool."""
     if (pool := spec.rollout) is None:
         return
     set_aside = pool.stragglerLane.nodes if pool.stragglerLane and pool.stragglerLane.nodes < pool.nodes else 0

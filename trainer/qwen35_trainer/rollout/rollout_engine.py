@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ENVIRONMENT_VERSION = -1
-"""The version of a token of the environment, such as a tool's output: no weights computed it, so it does not train and has no
-lag. Its log-prob is 0."""
+"""The version of a token that an environment added to a response, such as a tool's output. No weights computed this token, so
+it does not train and has no lag. Its log-prob is 0."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class EngineLimits:
     max_length: int
     """Maximum length of a prompt and its response together, in tokens."""
     vocabulary: int
-    """Number of tokens that the model has embeddings for."""
+    """Number of tokens for which the model has embeddings."""
     min_prefill: int = 1
     """Minimum number of tokens of prompt and kept response together from which generation can start."""
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 class DrawnTokens(NamedTuple):
-    """A token for each of n rows of logits."""
+    """The tokens that were drawn from n rows of logits, one for each row."""
 
     ids: Tensor
     """(n,) int64: id of the token that was drawn for each row."""
     log_probs: Tensor
-    """(n,) float32, under the distribution that each token was drawn from."""
+    """(n,) float32: log-probability of each token under the distribution from which it was drawn."""
     kept: Tensor | None
     """(n, V) bool, true for the tokens that could have been drawn; None: all tokens, in every row."""
 

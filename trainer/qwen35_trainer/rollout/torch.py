@@ -43,7 +43,7 @@ _NO_TOKEN = -1
 
 @dataclass(frozen=True)
 class _Adapter:
-    """The low-rank change of one layer, in the layer's type and on its device."""
+    """The low-rank matrices of one adapted layer, in the layer's type and on its device."""
 
     layer: nn.Linear
     down: Tensor
@@ -62,10 +62,9 @@ class _Received:
 
 
 class TorchEngine:
-    """Generates with small models, at most `slots` sequences at a time. `max_length` bounds prompt and response together,
-    in tokens.
+    """Generates with small models, at most `slots` sequences at a time.
 
-    float32_logits: do not round logits to the model's precision (train.headPrecision).
+    max_length: maximum length of prompt and response together, in tokens. float32_logits: do not round logits to the model's precision (train.headPrecision).
     """
 
     def __init__(

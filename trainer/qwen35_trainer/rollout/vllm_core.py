@@ -58,7 +58,7 @@ class CoreSettings:
     max_length: int
     """Maximum length of a prompt and its response together, in tokens."""
     seed: int
-    """Seed of the random numbers that tokens are drawn with."""
+    """Seed of the random numbers with which tokens are drawn."""
     memory_fraction: float
     """Share of the device's memory for weights and caches; on the CPU, the maximum share of available memory for caches."""
     on_cpu: bool
@@ -181,7 +181,7 @@ def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:
 
 
 def _quieten() -> None:
-    """Leave out vLLM's log lines that say nothing about a run."""
+    """Switch off log lines of vLLM that are useless for a run."""
     logging.getLogger("vllm").setLevel(logging.WARNING)
     # It warns at each replacement that rotary embeddings, which have no weights, got none. `replace_weights` checks the others.
     logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)

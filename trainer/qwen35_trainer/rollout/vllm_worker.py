@@ -33,7 +33,7 @@ def join_replica(_: Worker, parent: int, on_cpu: bool) -> None:
     """Make this process end with the rollout worker, however that one ends, and compute with the same settings.
 
     parent: process id of the rollout worker. Linux kills this process with the thread that started it, so `build_core` must be called
-    on a thread that lives as long as the engine. vLLM's own watch, a thread that waits for the end of a pipe, took seconds.
+    on a thread that lives as long as the engine. vLLM itself notices the end only after seconds, by a thread that waits for the end of a pipe.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above

@@ -1,4 +1,4 @@
-"""Compares the tensors of a version with those that a rollout model expects."""
+"""Compares the tensors of a published version of the weights with those that a rollout model expects."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class HostWeights(Mapping[str, Tensor]):
 
     @classmethod
     def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
-        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if another version is there, or none."""
+        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if the segment is gone or holds another version."""
         return cls.of(manifest, MemorySegment.open(handle))
 
     @classmethod

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StoredBucket:
-    """Bytes in Ray's object store: consecutive parts of a version, each of which starts at a multiple of ALIGNMENT bytes."""
+    """Bytes in Ray's object store: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
 
     reference: ray.ObjectRef[Any]
     parts: int
-    """Number of parts in the bucket."""
+    """Number of parts."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.weight_manifest import ITEM_BYTES, TensorPart, WeightLayout
 
 CHUNK_BYTES = 2**20
-"""Bytes that are converted and hashed at a time: they fit into the cache of a core."""
+"""Number of bytes that are converted and hashed at a time: they fit into the cache of a core."""
 PART_BYTES = 32 * 2**20
 """Maximum size of a part, which has a checksum of its own. A longer shard is divided into several parts."""
 

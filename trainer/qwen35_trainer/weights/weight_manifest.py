@@ -33,7 +33,7 @@ class WeightsDamaged(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place, shape and type of one tensor in a version."""
+    """The place, shape and type of one tensor in a version of the weights."""
 
     name: str
     shape: tuple[int, ...]
@@ -52,7 +52,7 @@ class TensorPart:
     """Consecutive bytes of a tensor that one rank wrote."""
 
     tensor: int
-    """Index of the tensor in the layout."""
+    """Index of the tensor in `WeightLayout.tensors`."""
     start: int
     """Offset of the part's first byte from the start of the tensor."""
     size: int
@@ -62,11 +62,11 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The places of all tensors of a version."""
+    """The places of all tensors in a version of the weights."""
 
     tensors: tuple[TensorEntry, ...]
     size: int
-    """Number of bytes, from the first tensor to the end of the last."""
+    """Number of bytes of the version, from the start of the first tensor to the end of the last one."""
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightLayout:

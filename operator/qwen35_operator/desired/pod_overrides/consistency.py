@@ -8,7 +8,7 @@ from qwen35_trainer.manifest import Problem
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield references to missing volumes, values given twice, and invalid labels in a pod template.
+    """Yield a problem for each reference to a missing volume, value given twice, and invalid label in a pod template.
 
     place: the manifest's field that changed the template.
     """

@@ -24,7 +24,7 @@ KEY_FIX: Final = f"Write name or prefix/name, the prefix a DNS name in lower cas
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield every invalid key and value of labels and annotations in a pod template.
+    """Yield a problem for each invalid key or value of labels and annotations in a pod template.
 
     place: the manifest's field that changed the template.
     """
@@ -69,7 +69,7 @@ def _toleration(toleration: Mapping[str, Any], place: str) -> Iterator[Problem]:
 
 
 def _selectors(value: object, place: str) -> Iterator[Problem]:
-    """Yield every invalid label and expression of affinities and spread constraints, at any depth of `value`."""
+    """Yield a problem for each invalid label or expression of affinities and spread constraints, at any depth of `value`."""
     if isinstance(value, list):
         for index, inside in enumerate(value):
             yield from _selectors(inside, f"{place}[{index}]")
@@ -95,7 +95,7 @@ def _expressions(value: object, place: str) -> Iterator[Problem]:
 
 
 def _key(key: object, place: str) -> Iterator[Problem]:
-    """Yield a problem if the key is invalid.
+    """Yield a problem if the key of a label or annotation is invalid.
 
     Keys that are not strings need no check here: the RayJob's schema already refuses them.
     """

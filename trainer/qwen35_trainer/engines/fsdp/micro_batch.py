@@ -50,7 +50,7 @@ class Responses:
     """The responses of n samples; T is the length of the longest."""
 
     mask: Tensor
-    """(n, T) bool, tokens that enter the loss."""
+    """(n, T) bool, true for tokens that enter the loss."""
     log_probs: Tensor | None
     """(n, T) float32 log-probs under the behaviour policy; None for supervised samples."""
 
@@ -77,13 +77,13 @@ class MicroBatch:
     inputs: ModelInput
     """Prompts and responses without their last tokens, which predict nothing."""
     lengths: Tensor
-    """(n,) int64 tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
+    """(n,) int64: number of tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
     rows: Tensor
-    """(R,) int64 flat positions of the input that predict a trained token."""
+    """(R,) int64: flat positions in the input, each of which predicts a trained token."""
     targets: Tensor
     """(R,) int64: ids of the trained tokens."""
     cells: Tensor
-    """(R,) int64 flat positions of the trained tokens in the tables."""
+    """(R,) int64: flat positions of the trained tokens in a table (n, T) of the responses."""
     responses: Responses
     kept: KeptLogits | None = None
     """The tokens over which the softmax of each of the R rows is taken; None: the whole vocabulary."""
@@ -167,8 +167,8 @@ def response_scores(
 ) -> TokenScores:
     """Compute the log-probability of each trained token at `temperature`, and the entropy of its distribution (nats).
 
-    Under truncated sampling both are of the distribution over the tokens that the sampler could have drawn, for every policy: the
-    current one, the one at the batch's start and the reference.
+    Under truncated sampling, both are those of the distribution over the tokens that the sampler could have drawn. This holds
+    for every policy: the current one, that at the batch's start, and the reference model.
     Returns tables (n, T) float32, 0 for tokens that do not train, and the losses of the model's routers.
     """
     lengths = micro.lengths if with_router else None

@@ -67,7 +67,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def _own_direction(update: Tensor) -> Tensor:
-    """Compute this rank's rows of O(update), or its whole matrices of a stack."""
+    """Compute this rank's part of O(update), the orthogonal update: its rows of a matrix, or its matrices of a stack."""
     local, rows = local_part(update)
     if update.ndim == 3 or not isinstance(update, DTensor):
         return orthogonal(local).to(local.dtype)

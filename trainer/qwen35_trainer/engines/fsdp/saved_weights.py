@@ -38,14 +38,14 @@ class _Piece:
     begin: int
     """Offset of the piece's first value in the file, in bytes."""
     strides: tuple[int, ...]
-    """Distance from one index to the next in values, for each dimension."""
+    """For each dimension, the distance between neighbouring indices, in values."""
 
 
 class SavedWeights:
     """The trained weights in a checkpoint. Several threads may read together."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata. folder: the one that `sharded_checkpoint.begin` wrote. Raises WeightsUnreadable."""
+        """Read the metadata of a checkpoint. folder: what `sharded_checkpoint.begin` has written. Raises WeightsUnreadable."""
         self._folder = folder
         try:
             metadata = dcp.FileSystemReader(folder / "state").read_metadata()

@@ -16,12 +16,12 @@ from qwen35_trainer.models.qwen3_5.classes import CLASSES
 from qwen35_trainer.models.qwen3_5.family import TRANSFORMERS, text_config, text_model
 
 NORMS = ("Qwen3_5RMSNorm", "Qwen3_5MoeRMSNorm")
-"""Classes of the library whose weight is zero-centred."""
+"""Names of the classes of norms in transformers whose weight is zero-centred."""
 GATED_NORMS = ("Qwen3_5RMSNormGated", "Qwen3_5MoeRMSNormGated")
-"""Classes of the library for the norm of a Gated DeltaNet, which is not zero-centred."""
+"""Names of the classes in transformers for the norm of a Gated DeltaNet, whose weight is not zero-centred."""
 
 ROUTERS = ("Qwen3_5MoeTopKRouter",)
-"""Classes of the library for the router of a mixture of experts."""
+"""Names of the classes in transformers for the router of a mixture of experts."""
 
 
 def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32_logits: bool = False) -> HFModule:
@@ -58,14 +58,14 @@ def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32
 
 
 def _rms_norm(norm: HFModule, x: Tensor) -> Tensor:
-    """Compute the library's norm (zero-centred weight, float32) in one kernel where the device has one."""
+    """Compute the RMS norm of transformers (zero-centred weight, float32), in one kernel if the device has one."""
     return F.rms_norm(x.float(), x.shape[-1:], 1.0 + norm.weight.float(), norm.eps).type_as(x)
 
 
 def _gated_rms_norm(norm: HFModule, x: Tensor, gate: Tensor) -> Tensor:
     """Compute the norm of `x` (…, V), times the weight, times silu(gate), in float32, rounded once.
 
-    The library rounds to the type of `x` before it multiplies by the weight; vLLM and flash-linear-attention do not.
+    transformers rounds to the type of `x` before it multiplies by the weight; vLLM and flash-linear-attention do not.
     """
     normed = F.rms_norm(x.float(), x.shape[-1:], norm.weight.float(), norm.variance_epsilon)
     return (normed * F.silu(gate.float())).type_as(x)

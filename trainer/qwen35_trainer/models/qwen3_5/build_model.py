@@ -35,7 +35,7 @@ def build(
     """Build on the CPU the model that `spec.model` names, and adapt it to this trainer.
 
     The model is a vision-language model if it has a vision tower, and otherwise a text model.
-    vocabulary: tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: the folder to which
+    vocabulary: number of tokens of its tokenizer.  max_length: prompt and response together, in tokens.  base: the folder to which
     `source.path` is relative.  precision: type of its parameters, except those that are always float32
     (`precision.py`).  The same seed gives the same random weights in every process.
     Raises CheckpointUnusable naming all problems of a folder.

@@ -84,7 +84,7 @@ class CheckpointFiles:
 
     folder: Path
     config: classes.HFConfig
-    """The library's configuration object; `classes.without_weights(config)` is the model that fits `tensors`."""
+    """Configuration object of transformers; `classes.without_weights(config)` is the model that fits `tensors`."""
     tensors: Mapping[str, StoredTensor]
     """One tensor for each parameter of the module, by its name there. A tied output layer is part of the input embedding."""
     passed: Mapping[str, StoredTensor]
@@ -162,7 +162,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
-    """Read the headers of all files: tensors by their names on disk."""
+    """Read the headers of all files. Returns the tensors by their names in the files, and adds what is wrong to `problems`."""
     promised: dict[str, str] | None = None
     if (folder / INDEX).is_file():
         promised = _json(folder / INDEX).get("weight_map", {})
@@ -207,7 +207,7 @@ def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str])
 def _as_modules(
     pieces: Mapping[str, FileTensor], *, text_only: bool, problems: list[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Return stored tensors by their names in the module, and separately those that the module lacks (`mtp.*`)."""
+    """Return stored tensors by their names in the PyTorch module, and separately those that the module lacks (`mtp.*`)."""
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
     experts: dict[str, dict[str, dict[int, FileTensor]]] = {}
@@ -234,9 +234,9 @@ def _as_modules(
 def _stack(
     prefix: str, kinds: Mapping[str, Mapping[int, FileTensor]], tensors: dict[str, StoredTensor], problems: list[str]
 ) -> None:
-    """Join experts that are stored one by one to the two tensors of the module, and add these to `tensors`.
+    """Join experts that are stored one by one to the two tensors of the PyTorch module, and add these to `tensors`.
 
-    The two are `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
+    The two tensors are `gate_up_proj`, with the rows of gate above those of up, and `down_proj`.
     """
     count = 1 + max(max(indices) for indices in kinds.values())
     for name, wanted in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
@@ -257,9 +257,10 @@ def _stack(
 def _differences(
     expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], *, tied: bool
 ) -> list[str]:
-    """List the tensors that only the module or only the files have, and those whose shapes differ.
+    """List the tensors that only the PyTorch module or only the files have, and those whose shapes differ.
 
-    The files may hold a tied output layer, which the module does not list.
+    expected: the shapes of the module's parameters. stored: the tensors in the files, which may include a tied output layer
+    although the module does not list one.
     """
     problems = []
     if missing := [name for name in expected if name not in stored]:

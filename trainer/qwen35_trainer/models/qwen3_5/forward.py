@@ -39,7 +39,7 @@ def score(
     """Compute the scores of the tokens that follow `rows`. This is what a call of an adapted model does.
 
     rows: (R,) int64 flat positions, row-major over `inputs.tokens`, whose next token is scored. targets: (R,) int64.
-    lengths: (n,) int64 tokens of each sequence that the routers' losses count; None: without these losses.
+    lengths: (n,) int64: number of tokens of each sequence, for the losses of routers; None: without these losses.
     kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
     context_group: processes that share each sequence; all get the same arguments and all scores
     (`context_parallel.py`). float32_logits: do not round logits to the model's precision.

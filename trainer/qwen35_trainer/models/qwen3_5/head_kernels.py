@@ -59,7 +59,7 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute `head_passes.gradient` with Triton kernels. Overwrites the product (R, V) with it, in its precision."""
+    """Compute `head_passes.gradient` with Triton kernels. The result overwrites the product (R, V) and has its precision."""
     rows, vocabulary = prepared.shape
     with torch.cuda.device_of(prepared):
         _gradient[(rows, triton.cdiv(vocabulary, BLOCK))](

@@ -23,9 +23,9 @@ class ModelInput:
     """
 
     tokens: Tensor
-    """(n, L) int64, or (1, T) packed."""
+    """(n, L) int64 token ids, or (1, T) packed."""
     positions: Tensor
-    """(n, L, 4) or (1, T, 4) int64: text position, then the three mRoPE rows (equal to it for text)."""
+    """(n, L, 4) or (1, T, 4) int64: text position, then the three positions of mRoPE. For text all four are equal."""
     boundaries: Tensor | None
     """(n + 1,) int32 cumulative lengths of a packed row, from 0 to T; None: padded."""
     pictures: Pictures | None = None

@@ -80,7 +80,7 @@ def _rotation(device: str, operators: Operators) -> Callable[[Tensor, Tensor, Te
 
 
 def rms_norm(operators: Operators, norm: HFModule, x: Tensor) -> Tensor:
-    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32 like the library."""
+    """Compute the RMS norm of x (…, D) with a zero-centred weight, in float32 like transformers."""
     # The operator requires gamma in the dtype of its input.
     return operators.npu_rms_norm(x.float(), 1.0 + norm.weight.float(), epsilon=norm.eps)[0].type_as(x)
 

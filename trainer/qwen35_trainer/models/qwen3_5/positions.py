@@ -46,9 +46,9 @@ def positions(types: Integers, grids: Integers, video_grids: Integers, merge: in
     types: (length,) from `token_types`.  grids: (images, 3), video_grids: (videos, 3): frames, rows, columns
     in patches, in the order of their placeholders.  merge: patches per side that become one feature.
 
-    The rule is that of the library's `get_rope_index` for this family: the features of a picture are on a grid that starts
+    The rule is that of transformers' `get_rope_index` for this family: the features of a picture are on a grid that starts
     at the next free position; a video is one picture per frame, since timestamps in the text separate its frames. Unlike
-    in the library, adjacent pictures need no token between them. `types` has no padding. Raises ValueError where the
+    in transformers, adjacent pictures need no token between them. `types` has no padding. Raises ValueError where the
     placeholders do not match the pictures.
     """
     frames = np.repeat(video_grids, video_grids[:, 0], axis=0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 BLOCK_ELEMENTS = 2**24
-"""Elements of the weight that are copied to float32 at a time (64 MiB)."""
+"""Number of elements of the weight that are copied to float32 at a time (64 MiB)."""
 
 
 def rows_times(rows: Tensor, weight: Tensor) -> Tensor:

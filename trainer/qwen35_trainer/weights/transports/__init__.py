@@ -45,7 +45,7 @@ class WeightReceiver(Protocol):
     """The receiving end of a transport, on a replica."""
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        """Fetch a version and verify it. It has no deadline of its own: the driver replaces a replica that takes too long.
+        """Fetch a version of the weights and verify it. It has no deadline of its own: the driver replaces a replica that takes too long.
 
         Raises WeightsDamaged naming the tensors that are damaged.
         """

@@ -27,11 +27,11 @@ from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import ALIGNMENT, TensorPart, WeightManifest, WeightsDamaged
 
 BUCKET_BYTES = 256 * 2**20
-"""Maximum size of a bucket. A train rank and a replica each hold one bucket at a time."""
+"""Maximum size of a bucket. A rank and a replica hold one at a time."""
 
 
 class ObjectStoreSender:
-    """The sending end on one train rank: it puts the rank's shards into Ray's object store."""
+    """One rank's end: puts its own shards into the object store."""
 
     def __init__(self, context: RankContext) -> None:
         self._context = context
@@ -51,7 +51,7 @@ class ObjectStoreSender:
 
 
 class ObjectStoreReceiver:
-    """The receiving end on a replica: it copies the buckets into memory of the replica, which later versions use again."""
+    """A replica's end: collects the buckets in memory of its own, which it uses again for later versions."""
 
     def __init__(self) -> None:
         self._pool = SegmentPool()
@@ -80,12 +80,12 @@ class ObjectStoreReceiver:
         return HostWeights.of(manifest, place)
 
     def _place(self, manifest: WeightManifest) -> MemorySegment | None:
-        """Return a segment for the bytes of a version, locked for writing; None on systems without segments."""
+        """Return memory for a version; None where this system has no segments."""
         return self._pool.claim(manifest.version, manifest.layout.size) if segment.IS_SUPPORTED else None
 
 
 def _filled(shards: Sequence[WeightShard]) -> Iterator[list[ShardPiece]]:
-    """Yield a list for each bucket: the pieces of shards that fit into it."""
+    """Yield the pieces of each bucket."""
     contents: list[ShardPiece] = []
     filled = 0
     for piece in pieces(shards):
@@ -107,7 +107,7 @@ def _places(sizes: Sequence[int]) -> Iterator[slice]:
 
 
 def _unpack(manifest: WeightManifest, parts: Sequence[TensorPart], data: Memory, memory: Memory) -> set[int]:
-    """Copy the parts in a bucket, `data`, to their places in a version, `memory`. Returns the numbers of damaged tensors."""
+    """Copy the parts of a bucket to their places. Returns the numbers of damaged tensors."""
     damaged = set[int]()
     for part, place in zip(parts, _places([part.size for part in parts]), strict=True):
         begin = manifest.layout.tensors[part.tensor].offset + part.start
