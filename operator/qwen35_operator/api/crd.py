@@ -173,9 +173,9 @@ def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
     """Return the part of a field's schema that declares its default; {} if it has no fixed default.
 
-    A section with a default gets {}, so that the defaults of its fields apply. nullable: whether the manifest gives null
-    a meaning. Only then may a field with a default be null, because absence would mean the default. Without a default,
-    null and absence mean the same, so the API server may remove a null.
+    A section's default is {}, so that the defaults of its fields apply. nullable: whether the field's type allows null. A
+    field with a default keeps a null, because absence would mean the default. A field without a default needs no null:
+    the API server removes it, and absence means the same.
     """
     if node.get("default") is None or node.get("x-default-by-mode"):
         return {}

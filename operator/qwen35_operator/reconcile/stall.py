@@ -16,8 +16,8 @@ MIN_STALL_SECONDS = 60.0
 """Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions a second,
 and a busy node may pause them for many times as long."""
 MAX_SKEW_SECONDS = 30.0
-"""Difference between the clocks of trainer and API server above which the status reports it. The measured difference
-includes the time that a report takes to arrive."""
+"""Difference between the clocks of trainer and API server above which the condition Degraded reports it. The measured
+difference includes the time that a report takes to arrive."""
 
 
 @dataclass(frozen=True)

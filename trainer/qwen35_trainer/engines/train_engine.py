@@ -48,8 +48,8 @@ class TrainEngine(Protocol):
 
         All ranks return the same tensors in the same order, and each value of a tensor is in the shard of exactly one rank.
         Tensors are published in `model.precision`, or in bfloat16 if the replicas compute in bfloat16. Tensors that are float32
-        in the published checkpoints of the family stay float32. With adapters, only the adapters are published (`weights/adapters.py` has their names):
-        replicas already have the base model.
+        in the published checkpoints of the family stay float32. With adapters, only the adapters are published, because replicas
+        already have the base model (`weights/adapters.py` has their names).
 
         Not collective, and nothing is copied: the shards share memory with the live weights. A transport (`weights/transports`)
         copies them before the next step.

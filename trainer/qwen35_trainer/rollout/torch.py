@@ -64,7 +64,8 @@ class _Received:
 class TorchEngine:
     """Generates with small models, at most `slots` sequences at a time.
 
-    max_length: maximum length of prompt and response together, in tokens. float32_logits: do not round logits to the model's precision (train.headPrecision).
+    max_length: maximum length of prompt and response together, in tokens. float32_logits: do not round logits to the
+    model's precision (train.headPrecision).
     """
 
     def __init__(

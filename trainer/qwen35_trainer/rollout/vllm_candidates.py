@@ -4,9 +4,9 @@
                                                                    │
     returned         the drawn token, then the n most likely ──────┘   -inf: dropped by the sampler
 
-The sampler keeps k tokens at most, and all further tokens whose logit equals that of the k-th: logits in bfloat16 are often equal.
-vLLM therefore returns k + `TIED_TOKENS` tokens, and the manifest requires top-k where tokens are truncated
-(`manifest.contents.vllm_candidates`).
+Top-k sampling keeps the k most likely tokens, and all others whose logit equals that of the k-th: logits in bfloat16 are often
+equal. vLLM therefore returns k + `TIED_TOKENS` tokens. The manifest requires top-k for truncated sampling, because without it
+any number of tokens could be kept (`manifest.contents.vllm_candidates`).
 
 vLLM can also return the kept tokens themselves (`return_sampling_mask`, vllm-project/vllm#49577, from version 0.28). It needs top-k as
 well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses greedy sequences, as those of evaluations are.

@@ -77,7 +77,9 @@ def write_configuration(config: HFConfig, folder: Path) -> None:
 def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
     """Build the engine core of the model in `folder`, without the model's weights.
 
-    Only the configuration is read. The core's weights have no meaning until `replace_weights`. config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
+    Only the configuration is read. The core's weights have no meaning until `replace_weights`.
+
+    config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
     """
     set_variables()
     if settings.on_cpu:

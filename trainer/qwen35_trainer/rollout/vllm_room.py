@@ -10,7 +10,7 @@ class CacheRoom:
 
     All layers take blocks from one pool. A layer with attention takes one for every `block_size` tokens, and a layer with a state
     takes a fixed number for each sequence. The measure is exact for sequences of `max_length` tokens; with shorter ones, fewer
-    tokens fit, because each sequence takes its blocks for states.
+    tokens fit, because each sequence takes the same number of blocks for states.
 
     core: vLLM's LLMEngine, whose scheduler runs in this process.
     """

@@ -54,7 +54,7 @@ def transfers(tensors: Iterable[PlannedTensor], train_ranks: int, replica_ranks:
 
 
 def _needed_bytes(tensor: PlannedTensor, held: range, row_bytes: int, ranks: int, rank: int) -> int:
-    """Return how many bytes of the rows `held` by a train rank a rank of the replica needs."""
+    """Return how many bytes number `rank` of a replica's `ranks` ranks needs of the rows `held`, which one train rank holds."""
     if tensor.split is None:
         return len(held) * row_bytes
     slice_rows = row_range(tensor.shape[tensor.split], ranks, rank)

@@ -232,7 +232,7 @@ class FSDPEngine:
     def _step(self, norm: float, learning_rate: float) -> None:
         """Step the optimizers if the gradient's norm is finite. Otherwise skip the step.
 
-        A step with such a gradient would make every weight NaN. All ranks have the same norm and decide alike. Raises
+        A step with an infinite or NaN gradient would make every weight NaN. All ranks have the same norm and decide alike. Raises
         NotFinite after `MAX_SKIPPED_UPDATES` skipped steps in a row.
         """
         if math.isfinite(norm):

@@ -28,8 +28,8 @@ from qwen35_trainer.weights.adapters import DOWN, UP
 def add(model: HFModule, settings: LoRASpec) -> None:
     """Attach uninitialised adapters to the target layers of the decoder, and freeze all other parameters.
 
-    Raises ValueError naming every target that is not the name of a linear layer in the decoder. Names in the
-    default list of targets that the decoder lacks are ignored.
+    Raises ValueError naming every target that is not the name of a linear layer in the decoder. Names in the default list of
+    targets that the decoder lacks are ignored.
     """
     linears = [
         (name.rpartition(".")[2], module)

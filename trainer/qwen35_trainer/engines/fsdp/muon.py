@@ -26,7 +26,8 @@ from torch.distributed.tensor import DTensor, Shard
 from qwen35_trainer.engines.fsdp.loading import local_part
 
 A, B, C = 3.4445, -4.7750, 2.0315
-"""Coefficients of the iteration's polynomial of degree five. It is steepest at 0, so that small singular values rise quickly (Jordan 2024)."""
+"""Coefficients of the polynomial of degree five in the Newton-Schulz iteration. It is steepest at 0, so that small singular
+values rise quickly (Jordan 2024)."""
 NEWTON_SCHULZ_STEPS = 5
 EPSILON = 1e-7
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from qwen35_trainer.data.candidates import Candidates
 
 REMOVED_LOGIT = -1e30
-"""The value of a removed logit. The token's probability is then 0, and its logit times 0 is not NaN, as with -inf."""
+"""The value of a removed logit. The token's probability is then 0. Unlike -inf, the value times 0 is not NaN, so entropies and
+gradients need no special case."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +27,7 @@ class KeptLogits:
         return len(self.candidates)
 
     def take(self, rows: Tensor) -> KeptLogits:
-        """Return the object for n of the rows. rows: (n,) int64, their indices."""
+        """Return the kept logits of n of the R rows. rows: (n,) int64, their indices."""
         return KeptLogits(self.candidates.take(rows.cpu().numpy()), self.device)
 
     def remove_others(self, logits: Tensor, part: slice) -> None:

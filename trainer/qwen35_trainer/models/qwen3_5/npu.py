@@ -169,6 +169,6 @@ _REPLACEMENTS: dict[str, Callable[..., Tensor]] = {
     "RMSNormGated": gated_rms_norm,
     "Experts": experts,
 }
-"""Class of the library, without the prefix of the family → function that replaces its `forward`."""
+"""Class of transformers, without the prefix of the family → function that replaces its `forward`."""
 _CLASS = re.compile(r"^(FSDP)?Qwen3_5(Moe)?")
 """Pattern of the prefix of a class name. A sharded module has a new class of FSDP2, whose name begins with FSDP."""
