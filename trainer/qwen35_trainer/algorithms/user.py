@@ -1,4 +1,4 @@
-"""Losses and advantages by name: from the registries, or functions of the user, `module:function`.
+"""Finds losses and advantages by name: registered ones, or functions of the user, `module:function`.
 
     loss       LossInputs       ─► Tensor (N, T), the loss of each token
     advantage  AdvantageInputs  ─► Tensor (N, T)

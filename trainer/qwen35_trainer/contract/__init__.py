@@ -4,7 +4,7 @@
     operator ── -control ──► trainer      Control: stop, rollout nodes, live settings
     operator ◄─ -progress ── trainer      ProgressReport: the state of the attempt, and how it ended
 
-Each arrow is one key of one ConfigMap. `shared_names` has the names, which begin with that of the training.
+Each arrow is one key of one ConfigMap, whose name begins with the name of the training (`shared_names`).
 """
 
 from qwen35_trainer.contract.control_message import Control, LiveSettings, StopOrder, parse_control

@@ -1,4 +1,4 @@
-"""Checks that devices and batches divide evenly. Each fix is computed, and is valid."""
+"""Checks that devices and batches divide evenly. The fix in a problem is computed, so that it is valid."""
 
 import math
 from collections.abc import Iterator, Sequence

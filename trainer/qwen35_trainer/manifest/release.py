@@ -1,4 +1,4 @@
-"""Finds the parts of a valid manifest that this release cannot run. Pure.
+"""Finds the parts of a valid manifest that this release cannot run.
 
 `qwen35 validate`, `render`, `plan` and `run` report them, and the operator does not accept such a training, so nothing is
 allocated for it.

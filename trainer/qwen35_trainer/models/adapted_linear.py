@@ -1,9 +1,9 @@
 """A linear layer with a low-rank adapter (LoRA, arXiv:2106.09685): y = W·x + scale · B·A·x.
 
-The adapter's matrices are parameters of the layer, next to its weight: modules and their names stay those of the library,
-and FSDP shards them with their layer. They are not added to the weight, because a bfloat16 weight loses
-any change smaller than half of the spacing of bfloat16 numbers. As long as all changes are that small, replicas would
-generate with the base model.
+The adapter's matrices are parameters of the layer, next to its weight: modules and their names stay those of transformers,
+and FSDP shards the matrices with their layer. Adding B·A to the weight instead would lose small changes: a bfloat16 weight
+cannot hold a change below half of the spacing of bfloat16 numbers. While all changes are that small, replicas would generate
+with the base model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One full-attention layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
 
-The arithmetic is that of the library's `forward` (per-head normalisation, rotation of a quarter of each head, output
+The arithmetic is that of `forward` in transformers (per-head normalisation, rotation of a quarter of each head, output
 gate), without a mask of all tokens against all tokens: padding is to the right of every sequence, and a packed row is
 split or passed to a kernel that takes its boundaries.
 

@@ -3,7 +3,7 @@
     module ─► whole tensors, one after another ─► exported ─► a rollout engine of another program
 
 The vLLM engine loads with `exported`. `qwen35 export` writes with `hub_folder.py`.
-Only the names of experts differ between the module and checkpoints:
+Only the names of experts differ between the PyTorch module and checkpoints:
 
     packed       layers.0.mlp.experts.gate_up_proj  (E, 2·I, D), gate above up       the module; vLLM
                  layers.0.mlp.experts.down_proj     (E, D, I)
@@ -38,7 +38,7 @@ def exported(
 
     weights: unsharded tensors by their names in the module.  tied: `config.tie_word_embeddings`; the output layer is then
     left out, since loaders take it from the input embedding and would read it twice.  heads: the tensors for
-    multi-token prediction (`mtp_heads`). They are passed through unchanged: the library's module lacks them, so they do
+    multi-token prediction (`mtp_heads`). They are passed through unchanged: the module in transformers lacks them, so they do
     not train.
     """
     exported_weights = ((name, tensor) for name, tensor in weights if not (tied and name == HEAD))

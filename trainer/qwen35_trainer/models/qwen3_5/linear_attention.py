@@ -1,6 +1,6 @@
 """One Gated DeltaNet layer of Hugging Face's Qwen3.5, computed from the parameters of the module.
 
-The arithmetic is that of the library's `forward`, with three differences: sequences of a packed row do not affect each
+The arithmetic is that of `forward` in transformers, with three differences: sequences of a packed row do not affect each
 other, the state is explicit, so that sequences of different lengths can share a batch (see `decoder.py`), and the cost of
 a short sequence is that of its length instead of 64 positions (see `delta_rule.py`).
 

@@ -1,4 +1,4 @@
-"""The names of the linear layers in the decoder layers of this family, from a configuration alone: no torch."""
+"""Finds the names of the linear layers in the decoder layers of this family, from a configuration and without torch."""
 
 from __future__ import annotations
 

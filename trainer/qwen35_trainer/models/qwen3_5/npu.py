@@ -1,4 +1,4 @@
-"""Replaces small operations of the library by Ascend kernels of `torch_npu`, on the instances of one model.
+"""Replaces small operations of transformers by Ascend kernels of `torch_npu`, on the instances of one model.
 
     RMS norm, (1 + weight) in float32      npu_rms_norm
     gated RMS norm                         npu_rms_norm, then silu of the gate in float32
@@ -10,7 +10,7 @@ Every replacement checks the device of its input and calls the original for othe
 host or on the meta device is right on any device. The weight of Qwen3.5's norm, unlike Qwen3's, is zero-centred: a kernel
 needs the weight plus one.
 
-Nothing in this file has run on hardware. It is tested against the library with a stand-in for `torch_npu` that implements
+Nothing in this file has run on hardware. It is tested against transformers with a stand-in for `torch_npu` that implements
 the documented arithmetic of these operators (torch_npu 2.10). "Hardware" marks what only hardware can test.
 """
 

@@ -1,6 +1,6 @@
 """Matrix products of 16-bit operands with float32 sums: a product of two 16-bit numbers is exact in float32.
 
-CUDA        the library's product, with a float32 result
+CUDA        torch's product, with a float32 result
 elsewhere   float32 copies of the operands; the larger one is copied a block at a time
 """
 

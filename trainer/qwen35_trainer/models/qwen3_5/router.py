@@ -1,4 +1,4 @@
-"""The router of a mixture of experts, in float32, and two losses on it. Routing is the library's: softmax, then the top k.
+"""The router of a mixture of experts, in float32, and two losses on it. Routing is that of transformers: softmax, then the top k.
 
     load balancing   of a sequence of T tokens: E · Σ_e f_e · P_e, with f_e the share of expert e in its k · T choices,
                      and P_e its mean probability; 1 if all experts are used equally

@@ -8,7 +8,7 @@ The tower runs exactly once per forward pass, for any number of pictures. Under 
 collective of all ranks. If a rank without pictures skipped the tower, the other ranks would wait for this rank. One run
 for images and another for videos would have the same problem if ranks had different kinds of pictures.
 
-The `forward` of the tower is replaced on the instance. The library's versions differ in how they compute position
+The `forward` of the tower is replaced on the instance. Versions of transformers differ in how they compute position
 embeddings; 5.5, for example, does it on the device of the *parameter*, which FSDP's offload policy parks on the host, away
 from the patches. Here everything is computed on the device of the patches, with the modules of the tower and without its
 buffers, so that a tower built on the meta device needs none.
