@@ -17,9 +17,9 @@ The laws of every engine, which `tests/rollout/test_laws.py` holds them to:
 2. After `take`, or after its end, a sequence gets no more tokens.
 3. `commit` is atomic: every token is of the version before it or of the version after it, and a failed one leaves no mixture.
 4. `progress` and `Completed` contain each token once, in order; kept tokens are never changed.
-5. A continuation from any prefix at temperature 0 is the uninterrupted run.
-6. Log-probs are those of the distribution that was drawn from.
-7. Nothing about one sequence raises: what cannot be generated completes with ERROR, and all others continue.
+5. At temperature 0, a sequence that continues from any of its prefixes gets the tokens that it would get without interruption.
+6. Log-probs are those of the distribution from which the token was drawn.
+7. No call raises because of one sequence: a sequence that cannot be generated completes with ERROR, and all others continue.
 8. While the engine is busy, steps end, and every sequence that is not taken completes.
 """
 

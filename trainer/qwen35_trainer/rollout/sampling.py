@@ -1,4 +1,4 @@
-"""Draws the next tokens, and computes their log-probabilities under the distribution that they were drawn from."""
+"""Draws the next tokens, and computes their log-probabilities under the distribution from which they were drawn."""
 
 from __future__ import annotations
 

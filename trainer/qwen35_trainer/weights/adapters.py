@@ -1,4 +1,4 @@
-"""A version that contains only adapters (LoRA, arXiv:2106.09685 eq. 3). The process that loads it has the base weights already.
+"""A version of the weights that contains only adapters (LoRA, arXiv:2106.09685 eq. 3). The process that loads it has the base weights already.
 
     LAYER.lora_A  (rank, in)    LAYER.lora_B  (out, rank)    for each linear layer that is adapted
     lora_scale    ()            the same for all layers

@@ -9,7 +9,7 @@ the handle, the barrier    rank 0; all ranks have written              that of t
 a segment                  nothing: with none free, another is made    none
 
 Whole tensors lie in the segment without a rank having gathered them. Two segments take turns (`SegmentPool`). A segment is
-written again only if neither the driver counts its version as needed nor any process holds a tensor of it.
+written again only when the driver does not need its version any more and no process holds a tensor of it.
 """
 
 from __future__ import annotations
