@@ -26,7 +26,7 @@ from qwen35_trainer.pipeline.window import Window
 
 
 class MissedDeadlinePolicy(StrEnum):
-    """What happens if a group that the next batch must contain has not finished: `spec.async.onMissedDeadline`."""
+    """Policies for a group that the next batch must contain but that has not finished: `spec.async.onMissedDeadline`."""
 
     WAIT = "Wait"
     """The batch waits for the unfinished group, so the lag of every trained token is bounded."""

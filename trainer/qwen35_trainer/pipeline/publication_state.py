@@ -55,7 +55,7 @@ class PublicationState:
 
     @property
     def is_draining(self) -> bool:
-        """Whether no sequence may start, because a version is to be published or in transfer.
+        """Whether no sequence may start, because a version waits for its publication or is in transfer.
 
         With partial rollout, sequences may always start.
         """

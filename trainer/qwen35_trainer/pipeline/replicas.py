@@ -18,7 +18,7 @@ LENGTH_CHANGE = 0.1
 
 @dataclass(slots=True)
 class ReplicaState:
-    """What the coordinator knows about one rollout replica."""
+    """State of one rollout replica as the coordinator knows it."""
 
     number: int
     slots: int
