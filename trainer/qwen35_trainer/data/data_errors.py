@@ -29,7 +29,11 @@ class DataError(ValueError):
 
 
 class RowError(Exception):
-    """A malformed or invalid row. All are refused together, in one DataError; those with the same reason are one problem of it."""
+    """A malformed or invalid row of a data file.
+
+    All such rows of a source are reported together, in one DataError, in which rows with the same reason are one
+    problem.
+    """
 
 
 def kind(value: object) -> str:

@@ -24,7 +24,7 @@ class Encoded(Protocol):
 
 
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
-    """Return which positions of a sequence longer than `limit` to keep: a head and a tail, of which one may be empty.
+    """Return the positions to keep of a sequence longer than `limit`: a head and a tail, of which one may be empty.
 
     TruncateLeft keeps the end, TruncateRight the beginning, TruncateMiddle half of the limit (rounded down) at the
     beginning and the rest at the end.
@@ -47,10 +47,11 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return the sequences of at most `limit` tokens. By `rule`, longer ones are rejected, skipped or cut.
+    """Return all sequences with at most `limit` tokens. Longer ones are rejected, skipped or cut, as `rule` states.
 
-    cut: reduces a sequence to the given positions; raises CutError. Raises DataError with `problems` and the rejected
-    sequences, and when no sequence remains.
+    limit_name: name of the limit in messages. problems: earlier problems to report. cut: reduces a sequence to the
+    given positions, and may raise CutError. Raises DataError with `problems` and the rejected sequences, and when no
+    sequence remains.
     """
     all_problems = list(problems)
     fitting: list[T] = []

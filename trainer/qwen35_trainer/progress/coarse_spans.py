@@ -1,7 +1,8 @@
 """The spans (timed activities) of a whole run in bounded memory.
 
-The spans are exact while they are few. Then those in the same window of time are joined, and the windows grow with the
-run."""
+The spans are exact while they are few. Then spans in the same window of time are joined, and the windows grow with the
+run.
+"""
 
 from collections.abc import Sequence
 from typing import Final

@@ -100,8 +100,7 @@ def pack(
     limit: int = MAX_PACKED_BYTES,
     samples: Sequence[Moment] = (),
 ) -> bytes:
-    """Pack the history of a run, with as many updates as fit into `limit` bytes, always including the first and the
-    last.
+    """Pack a run with as many updates as fit into `limit` bytes, always including the first and the last.
 
     records: all records of the run, or those that a `RunFold` keeps. summary: covers all updates, including those that
     are left out. samples: sampled responses of the latest update and evaluation, which are all packed;

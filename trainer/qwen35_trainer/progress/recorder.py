@@ -13,8 +13,7 @@ _BLOCK_BYTES: Final = 1 << 16
 
 
 class Recorder:
-    """The metrics file of a run, open for appending, and the sinks that get the same records. Only one thread may use
-    it.
+    """The metrics file of a run, open for appending, and the sinks that get the same records. For use by one thread.
 
     A record is in the file before any sink receives it. In a long run, the file has one span in place of several
     (`span_budget.py`), while sinks receive every span. A process that dies while it writes leaves an incomplete last

@@ -73,8 +73,7 @@ _ADAPTER: Final = TypeAdapter(Moment)
 
 
 class SampleFile:
-    """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. Only one thread may use
-    it.
+    """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
     Raises OSError, and ValueError if a complete line of an existing file is not a moment.
     """
@@ -87,7 +86,7 @@ class SampleFile:
     def add(self, moment: Moment) -> None:
         """Append a moment to the file.
 
-        The file is rewritten without moments to drop when it has MAX_FILE_LINES lines.
+        When the file has MAX_FILE_LINES lines, it is first rewritten with the retained moments only.
         """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
