@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of T tokens: for each, the tokens that sampling could have drawn in its place, and the token
-    itself.
+    """The candidates of T tokens. The candidates of a token are all tokens that sampling could have drawn there.
 
     A count of 0 means that the candidates are the whole vocabulary.
     """

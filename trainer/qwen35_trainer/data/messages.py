@@ -26,8 +26,8 @@ def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, colu
     """Read the chat messages in a field of a row. Raises RowError that names the message.
 
     entries: the value of the field `name`. media: assigns the row's images and videos to the messages, in order.
-    columnar: whether the file gives every row the fields of all other rows, with null where the row has no such
-    field."""
+    columnar: whether the file gives every row the fields of all other rows, with null where the row has no such field.
+    """
     return tuple(_message(entry, f"{name}[{index}]", media, columnar=columnar) for index, entry in enumerate(entries))
 
 

@@ -63,8 +63,8 @@ class PromptSet(Sequence[Prompt]):
 class PromptOrder:
     """The order in which prompts train. It depends only on seed and position, so a resumed run needs only its position.
 
-    length: number of prompts in the set. epochs: number of passes over the set; None: no limit. shuffle: whether each epoch
-    has another permutation; otherwise every epoch has the order 0, 1, 2, …  Raises DataError for an empty set.
+    length: number of prompts in the set. epochs: number of passes over the set; None: no limit. shuffle: whether each
+    epoch has another permutation; otherwise every epoch has the order 0, 1, 2, … Raises DataError for an empty set.
     """
 
     length: int

@@ -115,10 +115,9 @@ def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
 
 
 def _resume(text: str, at: int) -> int:
-    """Return the position at which parsing continues after a malformed call: after its closing tag, or at the next
-    call.
+    """Return the position at which parsing continues after a malformed call.
 
-    at: position at which the malformed call stopped the parser.
+    This is after the closing tag of the call, or at the next call. at: position at which the parser stopped.
     """
     closed, following = text.find(END_OF_CALL, at), text.find(CALL, at)
     if closed >= 0 and (following < 0 or closed < following):
