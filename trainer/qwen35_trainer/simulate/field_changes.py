@@ -174,8 +174,7 @@ class _Draft:
         return get_type_hints(type(self._original))[name]
 
     def _default_part(self, name: str) -> _Draft | None:
-        """Return a draft with default values for the field `name`, whose value is None. A change can then set its
-        parts.
+        """Return a draft with default values for the field `name`, whose value is None, so that its parts can be set.
 
         Returns None if the field cannot contain a dataclass.
         """

@@ -78,8 +78,7 @@ class HardwareSpeeds:
 
     @property
     def lane_per_sequence(self) -> float:
-        """Time that each sequence adds to a decode step in a lane, with twice as many devices per replica as in the
-        pool.
+        """Time that each sequence adds to a decode step in a lane with twice as many devices per replica as the pool.
 
         It is shorter than `per_sequence`, because more devices share the work of a sequence.
         """
