@@ -74,8 +74,7 @@ def arrows(values: Sequence[str]) -> str:
 def _equal(evaluations: Sequence[HeldOutResult]) -> bool:
     """Return whether accuracy and mean reward are equal in every evaluation.
 
-    The comparison has a tolerance, because weights such as 0.7, 0.2 and 0.1 may not add up to exactly 1 in floating
-    point.
+    The comparison has a tolerance, because in floating point, weights such as 0.7, 0.2 and 0.1 may not add up to 1.
     """
     return all(
         reward is None or (accuracy is not None and math.isclose(accuracy, reward, abs_tol=1e-9))

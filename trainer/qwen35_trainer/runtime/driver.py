@@ -58,7 +58,7 @@ logger = logging.getLogger(__name__)
 GATHER_SECONDS = 0.1
 """Time for which `follow` collects records.
 
-A follower that got every record at once would take a core from the training.
+A follower that woke up for every record would take a core from the training.
 """
 
 START_SECONDS = 600.0

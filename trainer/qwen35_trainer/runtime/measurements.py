@@ -81,8 +81,7 @@ class UpdateTimes:
         previous update ─► copying ─► saving ─► evaluating ─► waiting ─► assembling ─► training ─► this update
                               └─► publishing: overlaps the other parts
 
-    The remaining time, which belongs to none of these parts, is the driver's: see `driver`. Publishing is not
-    subtracted.
+    The method `driver` returns the remaining time, which belongs to none of these parts. Publishing does not count.
     """
 
     waiting: float = 0.0

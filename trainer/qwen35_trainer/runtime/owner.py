@@ -64,8 +64,7 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Return the owner of a folder of checkpoints. None for a new folder, and for a folder of an old release without
-    owners.
+    """Return the owner of a folder of checkpoints. None: the folder is new, or of an old release without owners.
 
     Raises FolderRefused if the record is damaged, and OSError if it cannot be read, which may be temporary.
     """

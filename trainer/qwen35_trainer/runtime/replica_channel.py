@@ -34,7 +34,7 @@ from qwen35_trainer.weights.published import PublishedWeights
 MAX_REPORT_SECONDS = 10.0
 """Maximum time after which a worker answers `exchange`. While sequences are short, it answers every second."""
 ANSWER_SECONDS = 30.0
-"""Maximum time in which a worker answers a call, in addition to the time that the call asks it to wait.
+"""Maximum time in which a worker answers a call, in addition to the time that the call lets it wait.
 
 Answers do not wait for the engine.
 """

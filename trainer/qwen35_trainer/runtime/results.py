@@ -103,10 +103,9 @@ def is_run(folder: Path) -> bool:
 
 
 def redraw(root: Path, output: Path | None) -> Drawn:
-    """Write the report of a run. root: output folder of the run. output: file of the report; None: report.html in
-    `root`.
+    """Write the report of a run. Raises NotDrawn and ManifestError.
 
-    Raises NotDrawn and ManifestError.
+    root: output folder of the run. output: path of the report; None: report.html in `root`.
     """
     folder = RunFolder(root)
     if not is_run(root):

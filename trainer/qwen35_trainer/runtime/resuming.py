@@ -238,8 +238,7 @@ def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
 
 
 def _with_comparable_path(spec: TrainingSpec, earlier: Mapping[str, Any], base: Path) -> TrainingSpec:
-    """Return the spec with the absolute path of the model's folder, for a comparison with `earlier`, a checkpoint's
-    spec.
+    """Return the spec with the absolute path of the model's folder, to compare it with the spec of a checkpoint.
 
     A relative path counts as equal to every absolute path that ends with it, because the manifest may be in another
     folder on another machine.

@@ -50,8 +50,7 @@ LOSS_WINDOW_SECONDS = 600.0
 """Time for which the loss of a replica counts. Losses within this time delay the next replica of the same name."""
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 MAX_FAILED_STARTS = 3
-"""Number of losses of every replica, within LOSS_WINDOW_SECONDS, after which the run ends if no replica has ever made a
-step.
+"""Number of losses of each replica, within LOSS_WINDOW_SECONDS, after which a run ends that has never made a step.
 
 The configuration of such a run cannot work.
 """
@@ -70,7 +69,10 @@ def replica_names(count: int, *, lane: bool = False) -> list[str]:
 
 
 class TooFewReplicas(ActorLost):
-    """For too long, fewer replicas worked than the run needs. The message names the cause for each missing replica."""
+    """Fewer replicas than the run needs have worked for too long.
+
+    The message names the cause for each missing replica.
+    """
 
 
 class PoolListener(Protocol):
@@ -87,7 +89,8 @@ class PoolListener(Protocol):
 class RolloutReplica:
     """One replica and its actor. number: identifies it for the coordinator.
 
-    If the replica is lost, its replacement has the same name and another number."""
+    If the replica is lost, its replacement has the same name and another number.
+    """
 
     number: int
     name: str
@@ -273,9 +276,7 @@ class RolloutPool:
             replica.send_weights(weights)
 
     async def _refill(self) -> None:
-        """Start missing replicas, and end pending ones that are too many, after each change of the pool, until
-        cancelled.
-        """
+        """After each change of the pool, start missing replicas and end excess pending ones. Runs until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -345,9 +346,9 @@ class RolloutPool:
         )
 
     async def _answered(self, replica: RolloutReplica, method: str, call: Any, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
-        """Await the result of `call`, a call of `method` of a replica that is starting. Repeats the call while
-        unreachable.
+        """Await the result of `call`, a call of `method` of a replica that is starting.
 
+        The call is repeated while the replica cannot be reached.
         Raises ReplicaFailed for any failure, and if the replica is still unreachable after PoolLimits.open seconds.
         With a deadline (`seconds`), this time counts from the first call. Without one, the process may be pending for
         long, so the time counts from the first failure to reach it.

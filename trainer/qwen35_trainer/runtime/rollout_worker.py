@@ -115,8 +115,7 @@ class _Outbox:
 
 
 class EngineThread:
-    """The thread on which a replica's engine runs until `close` is called. Only `receive` uses the engine on another
-    thread.
+    """The thread on which a replica's engine runs, until `close`. Only `receive` uses the engine on another thread.
 
     on_report: called, on this thread, when there is a result for which the driver waits.
     """

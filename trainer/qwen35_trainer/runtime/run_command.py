@@ -191,10 +191,9 @@ def _train(
 
 @contextmanager
 def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
-    """Context manager: claim the output folder and the folder of the checkpoints, and yield the job with its owner
-    record.
+    """Context manager: claim the output folder and the folder of the checkpoints. Raises FolderRefused.
 
-    Raises FolderRefused.
+    Yields the job with the owner record of the folder of the checkpoints.
     """
     manifest, folder = job.manifest, job.folder
     # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
@@ -288,7 +287,7 @@ class _Follower:
 
     @property
     def signals_end_run(self) -> bool:
-        """Whether so much was signalled that the run has no time to save, and must end within seconds."""
+        """Whether there were so many signals that the run must end within seconds, without saving."""
         return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped

@@ -67,8 +67,7 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start Ray. If its node times out, end the processes that were started and try again, at most MAX_RAY_STARTS
-    times.
+    """Start Ray. If its node times out, end its processes and try again, with at most MAX_RAY_STARTS starts in all.
 
     Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and the node's agents less. The agents import
     many modules, which takes longer on a busy machine or right after Ray was installed. At a second start the modules

@@ -38,7 +38,8 @@ class PackedTokens:
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
     """New tokens of any number of sequences in one array.
 
-    One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens."""
+    One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens.
+    """
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
         """Join tokens to one block. parts: the new tokens of each sequence, in one or several pieces."""

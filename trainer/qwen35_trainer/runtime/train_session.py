@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 class LiveFields:
     """The fields of the spec that may change during an attempt. The loops read them at every update.
 
-    Only the driver sets them."""
+    Only the driver sets them.
+    """
 
     now: LiveSettings
 
@@ -135,9 +136,7 @@ class TrainSession:
         self.times = UpdateTimes()
 
     def evaluation_due(self, count: int) -> bool:
-        """Return whether to evaluate now: an evaluation was due at one of the last `count` updates, or the run ends
-        here.
-        """
+        """Return whether to evaluate now: if an evaluation was due in the last `count` updates, or the run ends here."""
         every = self.live.now.evaluationEveryUpdates
         return self.update >= self.updates_total or bool(every and self.update % every < count and self.update >= every)
 
