@@ -31,8 +31,7 @@ class DataError(ValueError):
 class RowError(Exception):
     """A malformed or invalid row of a data file.
 
-    All such rows of a source are reported together, in one DataError, in which rows with the same reason are one
-    problem.
+    All such rows of a source are reported together, in one DataError. Rows with the same reason are one problem in it.
     """
 
 

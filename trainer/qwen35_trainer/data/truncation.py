@@ -26,8 +26,8 @@ class Encoded(Protocol):
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
     """Return the positions to keep of a sequence longer than `limit`: a head and a tail, of which one may be empty.
 
-    TruncateLeft keeps the end, TruncateRight the beginning, TruncateMiddle half of the limit (rounded down) at the
-    beginning and the rest at the end.
+    TruncateLeft keeps the end of the sequence, and TruncateRight the beginning. TruncateMiddle keeps half of the limit
+    (rounded down) at the beginning, and the rest of the limit at the end.
     """
     head = {"TruncateLeft": 0, "TruncateRight": limit, "TruncateMiddle": limit // 2}[rule]
     return range(head), range(length - (limit - head), length)

@@ -1,5 +1,6 @@
-"""The journal: records from which a run continues after a crash, so that each prompt has its turn exactly once: it
-trains, or leaves untrained.
+"""The journal: records from which a run continues after a crash.
+
+With the journal, each prompt has its turn exactly once: it trains, or leaves untrained.
 
     98f01502 {"v":1,"b":8,"p":21,"w":[19,20],"g":23,"h":[21,22]}   JournalBase: batch 8 is next, prompts 19 and 20 are pending
     be0686e4 {"d":23,"p":21}                                       GroupDispatched: group 23, of prompt 21

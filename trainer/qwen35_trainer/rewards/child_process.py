@@ -132,12 +132,13 @@ class ChildProcess(asyncio.Protocol):
 
     @classmethod
     async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
-        """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
+        """Start a process that calls a function with the descriptor of its socket. Raises OSError.
 
-        output: descriptor to which it prints; None: to the same places as this process.
+        entry: the function, as `module:function`. max_reply_bytes: maximum size of a reply. output: descriptor to which
+        the process prints; None: it prints where this process prints.
 
-        On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as
-        the process.
+        On Linux, the process may end when the thread that started it ends (`signal_when_parent_ends`). Call this on a
+        thread that lives as long as the process is needed.
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()

@@ -167,8 +167,8 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
     """Split the text of a response into pieces, so that all tokens of a piece have the same lag.
 
-    A character that consists of several tokens belongs to the last of them. Tokens of the environment, which have no
-    lag, count as lag 0.
+    A character that consists of several tokens belongs to the last of these tokens. Tokens of the environment, which
+    have no lag, count as lag 0.
     """
     ids = tokens.ids.tolist()
     whole = decode(ids)

@@ -87,7 +87,7 @@ class PoolListener(Protocol):
 
 @dataclass(eq=False)
 class RolloutReplica:
-    """One replica and its actor. number: identifies it for the coordinator.
+    """One replica of the rollout pool, and its actor. number: identifies the replica for the coordinator.
 
     If the replica is lost, its replacement has the same name and another number.
     """
@@ -239,7 +239,7 @@ class RolloutPool:
     def resize(self, target: int) -> None:
         """Set the number of replicas to keep running.
 
-        If there are more replicas, those that are pending end. The others stay until their hosts are removed.
+        Excess replicas that are pending end. Excess replicas that run stay until their hosts are removed.
         """
         self._target = target
         self._recount()
@@ -348,8 +348,8 @@ class RolloutPool:
     async def _answered(self, replica: RolloutReplica, method: str, call: Any, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
         """Await the result of `call`, a call of `method` of a replica that is starting.
 
-        The call is repeated while the replica cannot be reached.
-        Raises ReplicaFailed for any failure, and if the replica is still unreachable after PoolLimits.open seconds.
+        The call is repeated while the replica cannot be reached. Raises ReplicaFailed for any other failure, and if
+        the replica is still unreachable after PoolLimits.open seconds.
         With a deadline (`seconds`), this time counts from the first call. Without one, the process may be pending for
         long, so the time counts from the first failure to reach it.
         """

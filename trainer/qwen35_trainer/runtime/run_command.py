@@ -287,7 +287,7 @@ class _Follower:
 
     @property
     def signals_end_run(self) -> bool:
-        """Whether there were so many signals that the run must end within seconds, without saving."""
+        """Whether there were enough signals that the run must end within seconds, without saving."""
         return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped

@@ -143,7 +143,7 @@ def _trace(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Fi
 def _scatter(traces: list[Figure], results: Sequence[SimulationResult]) -> Figure:
     """Return a chart of effective throughput against mean lag.
 
-    A line shows the ideal throughput, if all results have the same.
+    A line shows the ideal throughput, if all results have the same ideal throughput.
     """
     layout = _layout("mean lag of groups, in versions", "", "~g", len(traces))
     ideals = [result.ideal_throughput for result in results]
