@@ -34,7 +34,7 @@ class Candidates:
         return len(self.counts)
 
     def __getitem__(self, part: slice) -> Candidates:
-        """Return the candidates of a part of the tokens, as views."""
+        """Return the candidates of a part of the tokens. The result shares the memory of this object."""
         start, end, _ = part.indices(len(self))
         counts = self.counts[start:end]
         first = int(self.starts[start]) if start < len(self) else len(self.ids)

@@ -1,4 +1,4 @@
-"""The errors of this package."""
+"""The errors of the package `data`: for data that cannot be used, and for a single row."""
 
 from collections.abc import Iterable, Mapping
 

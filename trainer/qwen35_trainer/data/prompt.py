@@ -47,5 +47,5 @@ class Prompt:
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
-        """The conversation; a plain text is one user message."""
+        """The prompt as a conversation. A plain text becomes one user message."""
         return ({"role": "user", "content": self.text},) if isinstance(self.text, str) else self.text

@@ -149,7 +149,7 @@ def _example(
     encoder: TemplateEncoder,
     reader: PictureReader | None,
 ) -> SupervisedExample:
-    """Encode the text of a stretch, up to the end of its last turn."""
+    """Encode a stretch (turns of the assistant that one rendered text contains), up to the end of its last turn."""
     token_ids: TokenIds = ()
     mask: Mask = ()
     done = 0

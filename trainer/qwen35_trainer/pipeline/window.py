@@ -27,7 +27,10 @@ class Window:
     batches_per_version: int
     """K: number of batches between two publications of weights."""
     staleness_threshold: float
-    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may be in the pipeline or trained in the current version."""
+    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may count against the window.
+
+    P·K is the number of groups of a version.
+    """
     max_version_lag: int
     """S, in versions: a token of version v may train at version v + S at the latest."""
 

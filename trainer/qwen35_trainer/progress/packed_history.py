@@ -85,7 +85,7 @@ class _Document(BaseModel):
     @field_validator("summary", mode="before")
     @classmethod
     def _complete(cls, summary: object) -> object:
-        """Fill in the fields that an earlier release did not write, and rename those that it spelled differently."""
+        """Complete the summary of an earlier release: add missing fields, and give fields their present names."""
         if not isinstance(summary, dict):
             return summary
         fields = {_FORMER_KEYS.get(key, key): value for key, value in summary.items()}

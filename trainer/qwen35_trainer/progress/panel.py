@@ -81,7 +81,7 @@ def _head(run: RunState, spinner: Spinner, elapsed: float) -> Table:
 
 
 def _rows(run: RunState) -> list[tuple[str, Text]]:
-    """Return the label and the value of each line that applies to this run."""
+    """Return (label, value) for each line of the panel that applies to this run."""
     rows: list[tuple[str, Text]] = []
     update = run.update
     if update and update.reward_mean is not None:

@@ -130,7 +130,7 @@ class UpdateRecord:
     groups_left: dict[str, int] = field(default_factory=dict)
     """Reason (filtered, discarded, failed) → number of groups that left untrained since the previous update."""
     wall_time: float | None = None
-    """`time` as Unix seconds."""
+    """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class FinishRecord:
     traceback: str = ""
     """The last MAX_TRACEBACK_CHARACTERS characters of the traceback of a failure, or empty."""
     wall_time: float | None = None
-    """`time` as Unix seconds."""
+    """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
 
 type RunRecord = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | ExportRecord | FinishRecord

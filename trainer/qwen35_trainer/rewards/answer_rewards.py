@@ -34,7 +34,10 @@ class Math:
 
 
 def math_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function that scores (response, answer) in the worker process."""
+    """Return the function of the worker process that takes (response, answer) and returns the score, 1 or 0.
+
+    extract: the pattern that finds the expression in the response; None: the whole response is searched.
+    """
     import math_verify  # two seconds to import, only in the worker
 
     # The time-outs of math-verify are off, because they use signals and guard only single steps. It warns about that.
@@ -91,7 +94,10 @@ class ExactMatch:
 
 
 def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function that scores (response, answer)."""
+    """Return the function that takes (response, answer) and returns the score, 1 or 0.
+
+    extract: the pattern that finds the text to compare in the response; None: the whole response is compared.
+    """
     extracted = extractor(extract)
 
     def grade(response: str, answer: str) -> float:

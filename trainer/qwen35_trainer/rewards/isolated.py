@@ -196,7 +196,7 @@ class IsolatedFunction:
             raise
 
     def _give(self, process: ChildProcess) -> None:
-        """Take a process back after a call."""
+        """Take a process back after a call. If the process can still be used, it is free for the next call."""
         if self.asynchronous:
             self._idle = [entry for entry in self._idle if entry[0].alive]
             return

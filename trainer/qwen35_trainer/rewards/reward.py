@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # they import numpy and pydantic, which the processes of rewa
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """A response before it is decoded. ids: (tokens,). truncated: whether it reached the length limit."""
+    """A response before it is decoded. ids: token ids, (tokens,). truncated: whether it reached the length limit."""
 
     ids: NDArray[np.int32]
     truncated: bool

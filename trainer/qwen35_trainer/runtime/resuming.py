@@ -183,7 +183,7 @@ class _CheckpointFolder:
 
 @dataclass(frozen=True)
 class _Advice:
-    """Advice for messages. option: the option or field that names the folder of the checkpoints."""
+    """Composes the advice in error messages. option: the option or field that names the folder of the checkpoints."""
 
     option: str
     in_cluster: bool

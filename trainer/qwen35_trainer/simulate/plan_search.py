@@ -76,7 +76,7 @@ class Estimate:
 
     @property
     def ideal(self) -> float:
-        """X*: the throughput of the slower pool if it is always busy."""
+        """X*, the throughput of the slower pool if it is always busy, in tokens per unit of time."""
         return min(self.rollout, self.trainer)
 
     def throughput(self, staleness_threshold: float) -> float:
