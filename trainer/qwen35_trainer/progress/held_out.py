@@ -56,7 +56,7 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
     """Return whether to show accuracy: if it is above 0 in some evaluation, or equals the mean reward in all of them.
 
-    Otherwise rewards have values between 0 and 1, and an accuracy that is always 0 gives no information.
+    Otherwise rewards have other values than 0 and 1, and an accuracy that is always 0 gives no information.
     """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 

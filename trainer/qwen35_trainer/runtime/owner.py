@@ -118,7 +118,7 @@ class Claim:
     def held(self, owner: Owner) -> Iterator[None]:
         """Context manager: record `owner` as the folder's owner while the body runs.
 
-        At the end the record stays if a checkpoint was saved meanwhile; otherwise it is deleted. Raises FolderRefused
+        At the end the record is deleted if the folder contains no checkpoint; otherwise it stays. Raises FolderRefused
         if the folder cannot be written, or if its owner or its checkpoints have changed since this state was read.
         """
         try:

@@ -168,7 +168,7 @@ class EngineThread:
         return committed
 
     def fail(self, error: BaseException) -> None:
-        """End the engine because of an error that did not occur in a step, such as damaged weights."""
+        """Record the first error, such as damaged weights, and end the engine. The next report to the driver fails."""
         self.failure = self.failure or error
         self._closing.set()
         self._on_report()

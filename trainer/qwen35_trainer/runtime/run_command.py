@@ -103,7 +103,7 @@ def run(
 ) -> FinishedRun:
     """Run a training from its manifest to its end, and report to `reporter`. Returns the results.
 
-    file: path of the manifest. output: the output folder; None: a default. resume: the value of --resume. started: time
+    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume. started: time
     at which the command began, in Unix seconds. in_cluster: whether this process runs in the head pod of a training,
     and uses the Ray cluster of its pods. how_to_resume: the command that continues this run, for messages.
 
