@@ -20,25 +20,28 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of T tokens, each with the token itself among them. A count of 0 means the whole vocabulary."""
+    """The candidates of T tokens. The candidates of a token are all tokens that sampling could have drawn there.
+
+    A count of 0 means that the candidates are the whole vocabulary.
+    """
 
     counts: NDArray[np.int32]
     """(T,) number of candidates of each token."""
     ids: NDArray[np.int32]
-    """(C,) token ids, of one token after another; C is the sum of the counts."""
+    """(C,) token ids of the candidates, for one token after another; C is the sum of the counts."""
 
     def __len__(self) -> int:
         return len(self.counts)
 
     def __getitem__(self, part: slice) -> Candidates:
-        """Return the candidates of a part of the tokens, as views."""
+        """Return the candidates of a part of the tokens. The result shares the memory of this object."""
         start, end, _ = part.indices(len(self))
         counts = self.counts[start:end]
         first = int(self.starts[start]) if start < len(self) else len(self.ids)
         return Candidates(counts, self.ids[first : first + int(counts.sum())])
 
     def copy(self) -> Candidates:
-        """Return a copy that keeps no other array alive."""
+        """Return a copy that owns its arrays, so that it keeps no larger array in memory."""
         return Candidates(self.counts.copy(), self.ids.copy())
 
     @classmethod
@@ -48,9 +51,9 @@ class Candidates:
 
     @classmethod
     def join(cls, parts: Iterable[Candidates | None], lengths: Iterable[int]) -> Candidates | None:
-        """Concatenate the candidates of parts of these lengths, of which a part without truncation has None.
+        """Concatenate the candidates of several parts of a response. Returns None if no part has candidates.
 
-        Returns None if no part has candidates.
+        parts: None for a part that was drawn without truncation. lengths: number of tokens of each part.
         """
         pairs = list(zip(parts, lengths, strict=True))
         if all(part is None for part, _ in pairs):
@@ -65,7 +68,7 @@ class Candidates:
         return starts
 
     def take(self, tokens: NDArray[np.int64]) -> Candidates:
-        """Copy the candidates of these tokens, in this order. tokens: (n,) their positions."""
+        """Return a copy of the candidates of some tokens. tokens: (n,) positions of the tokens, in the wanted order."""
         counts = self.counts[tokens]
         first = np.cumsum(counts, dtype=np.int64) - counts
         cells = np.arange(int(counts.sum())) + np.repeat(self.starts[tokens] - first, counts)

@@ -1,4 +1,4 @@
-"""The errors of this package."""
+"""The errors of the package `data`: for data that cannot be used, and for a single row."""
 
 from collections.abc import Iterable, Mapping
 
@@ -29,7 +29,10 @@ class DataError(ValueError):
 
 
 class RowError(Exception):
-    """A malformed or invalid row. All are refused together, in one DataError; those with the same reason are one problem of it."""
+    """A malformed or invalid row of a data file.
+
+    All such rows of a source are reported together, in one DataError. Rows with the same reason are one problem in it.
+    """
 
 
 def kind(value: object) -> str:

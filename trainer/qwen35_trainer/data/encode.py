@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class EncodedPrompt:
-    """A prompt and its tokens, which the model continues. token_ids: (tokens,)."""
+    """A prompt and its tokens, which the model continues. token_ids: the ids of the tokens, (tokens,)."""
 
     prompt: Prompt
     token_ids: NDArray[np.int32]
 
 
 class EncodedPrompts(Sequence[EncodedPrompt]):
-    """Encoded prompts whose tokens are in one array: 4 bytes per token, which processes of one machine can share."""
+    """Encoded prompts whose tokens are in one array of 4 bytes per token, which processes of one machine can share."""
 
     def __init__(self, encoded: Iterable[EncodedPrompt]) -> None:
         entries = list(encoded)

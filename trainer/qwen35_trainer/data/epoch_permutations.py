@@ -1,4 +1,4 @@
-"""The order of the prompts within each epoch. That of the next epoch is computed before it is needed.
+"""The order of the prompts within each epoch. The order of the next epoch is computed before it is needed.
 
     of(epoch) ─► computed? ─ yes ─► permutation, and epoch + 1 is computed on another thread, if there are many prompts
                     └ no: wait for the thread, or compute it here
@@ -19,13 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_PREPARED_PROMPTS: Final = 20_000
-"""With fewer prompts, a permutation takes less than 10 ms, and is computed when it is needed."""
+"""Minimum number of prompts for which a permutation is computed in advance. With fewer, it takes less than 10 ms."""
 _MAX_KEPT_PERMUTATIONS: Final = 3
-"""The one being dispatched, that of the last stragglers, and the next one."""
+"""Maximum number of permutations in memory: of the previous epoch (its last groups may be dispatched again), the
+present one, and the next."""
 
 
 class EpochPermutations:
-    """The permutations of `length` prompts, one for each epoch. The same length, seed and epoch give the same permutation."""
+    """The permutations of `length` prompts, one per epoch. Equal length, seed and epoch give the same permutation."""
 
     def __init__(self, length: int, seed: int) -> None:
         self._length, self._seed = length, seed
@@ -33,7 +34,7 @@ class EpochPermutations:
         self._lock = threading.Lock()
 
     def of(self, epoch: int) -> NDArray[np.int64]:
-        """Return the prompts in the order of an epoch, (length,)."""
+        """Return the indices of the prompts in the order of an epoch, (length,) int64."""
         future, is_new = self._future(epoch)
         if is_new:
             self._compute(epoch, future)
@@ -48,7 +49,7 @@ class EpochPermutations:
             threading.Thread(target=self._compute, args=(epoch, future), name="prompt order", daemon=True).start()
 
     def _future(self, epoch: int) -> tuple[Future[NDArray[np.int64]], bool]:
-        """Return the permutation of an epoch, and whether the caller must compute it."""
+        """Return the future permutation of an epoch, and whether the caller must compute it, because nobody does yet."""
         with self._lock:
             is_new = epoch not in self._computed
             future = self._computed.setdefault(epoch, Future())
@@ -65,9 +66,10 @@ class EpochPermutations:
 
 
 def permutation(length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the indices sorted by a hash, (length,). Unlike `random.shuffle`, the result is the same in every version of Python.
+    """Return the indices 0 … length - 1 sorted by a hash, (length,) int64.
 
-    The hash of an index is BLAKE2b of `seed/epoch/index`, 16 bytes. Its state after `seed/epoch/` is computed once.
+    The hash of an index is BLAKE2b of `seed/epoch/index`, 16 bytes. Unlike `random.shuffle`, the result is the same in
+    every version of Python.
     """
     start = hashlib.blake2b(f"{seed}/{epoch}/".encode(), digest_size=16)
 

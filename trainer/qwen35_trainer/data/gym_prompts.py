@@ -1,4 +1,4 @@
-"""Generates prompts by a reasoning-gym task."""
+"""Generates prompts with a task of the reasoning-gym library."""
 
 import dataclasses
 import difflib
@@ -12,10 +12,10 @@ from qwen35_trainer.manifest.data import GymSpec, SourceSpec
 
 
 class GymPrompts(Sequence[Prompt]):
-    """The prompts of a task, generated on access: each is a pure function of (task, config, seed, row).
+    """The prompts of a reasoning-gym task, generated on access. A prompt depends only on task, config, seed and row.
 
-    metadata of a prompt: `gym`, the fields of the source, and `entry`, the data that the scorer of the task needs.
-    Raises DataError for an unknown task, option or value.
+    The metadata of a prompt are `gym`, the fields of the source, and `entry`, the data that the scorer of the task
+    needs. Raises DataError for an unknown task, option or value.
     """
 
     def __init__(self, source: SourceSpec) -> None:

@@ -1,4 +1,4 @@
-"""Checks the chat messages of a row and converts them to one form.
+"""Checks the chat messages of a data row, and converts them to this form:
 
     {role: user, content: "… <image> …"}                              text, or parts
     {role: assistant, content: …, reasoning_content: …, tool_calls: [{function: {name: …, arguments: {…}}}]}
@@ -7,8 +7,8 @@
 This is the form of OpenAI's chat interface, with two differences that Qwen3.5's template needs: the arguments of a call
 are a mapping (a JSON text is parsed), and reasoning is a field next to the content.
 
-Only messages of users and tools may have images and videos: the model would learn to write the placeholders of an
-assistant's message, and Qwen3.5's template rejects those of a system message.
+Only messages of users and tools may have images and videos. From an assistant's message with images, the model would
+learn to write placeholders of images. Qwen3.5's template rejects images in a system message.
 """
 
 import json
@@ -23,7 +23,11 @@ _ROLES_WITH_PICTURES = ("user", "tool")
 
 
 def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, columnar: bool) -> tuple[ChatMessage, ...]:
-    """Read the messages of a field. media: collects the images and videos, in order. Raises RowError, naming the message."""
+    """Read the chat messages in a field of a row. Raises RowError that names the message.
+
+    entries: the value of the field `name`. media: assigns the row's images and videos to the messages, in order.
+    columnar: whether the file gives every row the fields of all other rows, with null where the row has no such field.
+    """
     return tuple(_message(entry, f"{name}[{index}]", media, columnar=columnar) for index, entry in enumerate(entries))
 
 

@@ -3,7 +3,7 @@
     image ─► processor ─► patches (P, C)      one row per patch of the grid, all images one after another
                      └──► grids (n, 3)        frames, rows and columns of patches; P is the sum of their products
 
-They are numpy arrays, so that a batch can be sent between processes without torch.
+The arrays are numpy arrays, so that a batch can be sent between processes without torch.
 """
 
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ class PictureArrays:
     patches: NDArray[np.float32]
     """(P, C) pixels of the images' patches, normalised; (0, 0) without images."""
     grids: NDArray[np.int64]
-    """(images, 3): frames, rows, columns, in patches."""
+    """(images, 3) size of each image in patches: frames, rows, columns."""
     video_patches: NDArray[np.float32]
     """(Q, C) pixels of the videos' patches; (0, 0) without videos."""
     video_grids: NDArray[np.int64]
-    """(videos, 3): frames, rows, columns, in patches."""
+    """(videos, 3) size of each video in patches: frames, rows, columns."""
 
     def __post_init__(self) -> None:
         for name, patches, grids in (
@@ -56,7 +56,7 @@ class PictureArrays:
         return cls(*(images or (_no_patches(), _no_grids())), *(videos or (_no_patches(), _no_grids())))
 
     def placeholders(self, merge: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Count the placeholder tokens of each image and of each video.
+        """Return the number of placeholder tokens of each image, and of each video.
 
         merge: number of patches per side that the vision tower joins into one token.
         """

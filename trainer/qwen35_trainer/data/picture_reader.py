@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Patching:
-    """The division of pictures into patches.
+    """The settings by which pictures are divided into patches.
 
-    patch: side of a patch in pixels. frames: frames per patch. merge: patches per side that become one token. pixels:
-    minimum and maximum of an image, which is resized to a number in between.
+    patch: side of a patch in pixels. frames: frames of a video per patch. merge: number of patches per side that become
+    one token. pixels: minimum and maximum number of pixels, to which an image is resized.
     """
 
     patch: int
@@ -109,7 +109,12 @@ class PictureReader:
     def expand(
         self, token_ids: TokenIds, mask: tuple[bool, ...], pictures: "PictureSet"
     ) -> tuple[TokenIds, tuple[bool, ...]]:
-        """Repeat each placeholder for every token of its picture. Raises EncodingError where the numbers of pictures differ."""
+        """Replace each placeholder of a picture by as many placeholders as the picture has tokens.
+
+        mask: one flag per token, which is repeated with it. pictures: in the order of their placeholders. Returns the
+        expanded tokens and mask. Raises EncodingError if the number of placeholders differs from the number of
+        pictures.
+        """
         counts, expected = self.placeholders(token_ids), (len(pictures.images), len(pictures.videos))
         if counts != expected:
             raise EncodingError(
@@ -131,7 +136,10 @@ class PictureReader:
         return (self._pads[0],) * (patches // self.patching.merge**2)
 
     def _video_run(self, video: Video) -> TokenIds:
-        """Write the time of each pair of frames as text, then its placeholders, like transformers' Qwen3VLProcessor."""
+        """Return the tokens of a video, as transformers' Qwen3VLProcessor writes them.
+
+        For every patch in time (such as two frames) they are its time as text, and its placeholders.
+        """
         with _opened(video.frames[0]) as pixels:
             width, height = pixels.size
         times = list(self._times(video))
@@ -143,7 +151,10 @@ class PictureReader:
         return tuple(tokens)
 
     def _times(self, video: Video) -> Iterator[float]:
-        """Yield the time in seconds of the middle of each patch. The last frame is repeated to fill the last patch."""
+        """Yield the time of the middle of each patch, in seconds.
+
+        If frames are missing in the last patch, the last is repeated.
+        """
         frames = self.patching.frames
         for first in range(0, len(video.frames), frames):
             last = min(first + frames, len(video.frames)) - 1
@@ -151,7 +162,7 @@ class PictureReader:
             yield (first + final) / 2 / video.fps
 
     def read(self, images: Sequence[Image], videos: Sequence[Video]) -> PictureArrays:
-        """Read the pixels. Raises EncodingError for a file that is not an image."""
+        """Read the pixels of images and videos as patches. Raises EncodingError for a file that is not an image."""
         return PictureArrays.of(
             images=self._patches(images) if images else None, videos=self._video_patches(videos) if videos else None
         )
@@ -186,7 +197,7 @@ class PictureSet:
 
 
 def _opened(image: Image) -> "Pixels":
-    """Open an image and read its header. Raises EncodingError."""
+    """Open an image and read its header. Raises EncodingError if the file is missing or not an image."""
     try:
         from PIL import Image as pillow  # noqa: N813  # in this module Image is a file
         from PIL import UnidentifiedImageError
@@ -211,9 +222,10 @@ def _named(image: Image) -> str:
 
 
 def load_picture_reader(model: ModelSpec, base: Path, tokenizer: "PreTrainedTokenizerBase") -> PictureReader | None:
-    """Create the reader of `spec.model`; None for a text model. base: the folder to which a path is relative.
+    """Create the picture reader of a model; None for a text model.
 
-    Raises DataError for a checkpoint whose vision_config lacks fields of this family.
+    model: `spec.model` of the manifest. base: the folder to which a relative path of the model is relative. Raises
+    DataError for a checkpoint whose vision_config lacks fields of this family of models.
     """
     source = model.source
     if source.random is not None:

@@ -1,4 +1,4 @@
-"""A prompt: the form that all later stages use."""
+"""The prompt of a data row, in the form that all later stages use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,10 @@ type Image = Path | bytes
 
 @dataclass(frozen=True)
 class Video:
-    """The frames of a video, in order. fps: frames per second of these frames, from which the model gets their times."""
+    """The frames of a video, in order.
+
+    fps: frames per second; the model gets the time of each frame from this number.
+    """
 
     frames: tuple[Image, ...]
     fps: float
@@ -44,5 +47,5 @@ class Prompt:
 
     @property
     def messages(self) -> tuple[ChatMessage, ...]:
-        """The conversation; a plain text is one user message."""
+        """The prompt as a conversation. A plain text becomes one user message."""
         return ({"role": "user", "content": self.text},) if isinstance(self.text, str) else self.text

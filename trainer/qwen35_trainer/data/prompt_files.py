@@ -28,7 +28,7 @@ _MAX_NAMED_ROWS = 3
 
 @dataclass
 class _Located:
-    """A row and its place in the file."""
+    """A row of a data file, and its place in the file."""
 
     place: str
     row: DataRow
@@ -36,7 +36,7 @@ class _Located:
 
 @dataclass
 class _Problems:
-    """The problems of one source. Problems of single rows are grouped by file and reason."""
+    """Collects the problems of one data source. Problems of single rows are grouped by file and reason."""
 
     source: str
     texts: list[str] = field(default_factory=list)
@@ -56,10 +56,10 @@ class _Problems:
 
 
 def read_prompts(source: SourceSpec, base: Path, *, answers_required: bool = False) -> list[Prompt]:
-    """Read all prompts of a source of files, in the order of its files and their rows.
+    """Read all prompts of a data source that consists of files, in the order of the files and their rows.
 
-    base: the folder of the manifest, to which paths are relative. answers_required: report each row without an
-    answer as a problem, because a reward or SFT needs the answer. Nothing is downloaded: paths are local files.
+    base: the folder of the manifest, to which paths are relative. answers_required: whether a row without an answer is
+    a problem, because a reward or SFT needs the answer. Nothing is downloaded: all paths are local files.
     Raises DataError with every problem of the source.
     """
     files = source.files
@@ -105,7 +105,7 @@ def _resolve(files: FilesSpec, base: Path, problems: _Problems) -> Iterator[tupl
 
 
 def misnamed(files: FilesSpec, base: Path) -> list[tuple[str, str]]:
-    """List the problem and the fix of each path that is not a file of a known format, without reading files."""
+    """Return (problem, fix) for each path that does not exist or has no known format. The contents are not read."""
     paths = [base / name for name in files.paths]
     return [wrong for path in paths if (wrong := _misnamed(path, _format(files, path))) is not None]
 
@@ -181,7 +181,7 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
 
 
 def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
-    """Return the type of a column, changed so that images are read as bytes and not decoded."""
+    """Return the type of a column of the datasets library, changed so that images are read as bytes and not decoded."""
     import datasets
 
     match feature:

@@ -26,8 +26,8 @@ class PromptSet(Sequence[Prompt]):
     def load(cls, sources: Iterable[SourceSpec], base: Path, *, answers_required: bool = False) -> "PromptSet":
         """Load the prompts of all sources.
 
-        base: the folder of the manifest, to which paths are relative. answers_required: rows of files must have an
-        answer, because a reward compares with it. Raises DataError with the problems of all sources.
+        base: the folder of the manifest, to which paths are relative. answers_required: whether rows of files must have
+        an answer, because a reward or SFT needs it. Raises DataError with the problems of all sources.
         """
         parts: list[Sequence[Prompt]] = []
         problems: list[str] = []
@@ -61,10 +61,10 @@ class PromptSet(Sequence[Prompt]):
 
 @dataclass(frozen=True)
 class PromptOrder:
-    """The order in which prompts train. A pure function of (seed, position): a resumed run needs only the position.
+    """The order in which prompts train. It depends only on seed and position, so a resumed run needs only its position.
 
-    length: prompts in the set. epochs: passes over it, None for any number. shuffle: use a new permutation in each epoch;
-    otherwise every epoch is 0, 1, 2, …  Raises DataError for an empty set.
+    length: number of prompts in the set. epochs: number of passes over the set; None: no limit. shuffle: whether each
+    epoch has another permutation; otherwise every epoch has the order 0, 1, 2, … Raises DataError for an empty set.
     """
 
     length: int
@@ -84,7 +84,10 @@ class PromptOrder:
         return self.length * self.epochs
 
     def prompt_index(self, position: int) -> int:
-        """Return the index in the set of the prompt at `position`, counted over all epochs. Raises IndexError at the end."""
+        """Return the index in the set of the prompt at `position`.
+
+        Positions count prompts over all epochs, from 0. Raises IndexError if the position is after the last epoch.
+        """
         if position < 0 or (self.epochs is not None and position >= self.length * self.epochs):
             passes = "any number of" if self.epochs is None else self.epochs
             raise IndexError(f"position {position} is outside {passes} passes over {self.length} prompts")
@@ -97,6 +100,6 @@ class PromptOrder:
         return index
 
     def prepare(self, position: int) -> None:
-        """Begin to compute the order of the epoch of `position` on another thread, if that takes long."""
+        """Begin to compute the order of the epoch that contains `position` on another thread, if that takes long."""
         if self.shuffle:
             self._permutations.prepare(position // self.length)

@@ -16,10 +16,11 @@ type DataRow = Mapping[str, object]
 def prompt_of(
     row: DataRow, identity: str, source: str, files: FilesSpec, folder: Path, *, answers_required: bool, columnar: bool
 ) -> Prompt:
-    """Convert a row to a prompt. Raises RowError.
+    """Convert a row of a data file to a prompt. Raises RowError for a malformed row.
 
-    folder: the folder of the data file, to which paths of images are relative. columnar: whether the format (Parquet)
-    gives every row the fields of all other rows, with the value null where the row itself has no such field.
+    identity: id of the prompt. folder: the folder of the data file, to which paths of images are relative.
+    answers_required: whether a row without an answer is refused. columnar: whether the format (Parquet) gives every row
+    the fields of all other rows, with null where the row has no such field.
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
     media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)
@@ -56,7 +57,7 @@ def _optional(row: DataRow, name: str) -> object:
 
 
 def _field(row: DataRow, name: str) -> object:
-    """Return the value of a field; `a.b` is field b of the mapping a, unless the row has a field named `a.b`."""
+    """Return the value of a field. `a.b` is the field named `a.b`, or else field b of the mapping in field a."""
     if name in row:
         return row[name]
     value: object = row
@@ -86,9 +87,9 @@ def _answer(value: object, name: str) -> str | None:
 
 
 def _tools(value: object, name: str, *, columnar: bool) -> tuple[Tool, ...]:
-    """Read the tools of a row from a list of schemas, or from one JSON text of such a list.
+    """Read the tools of a row, which are a list of schemas or a JSON text of such a list.
 
-    In a columnar file nulls are removed, because they stand for fields that only other rows have.
+    columnar: whether nulls are removed, because in a columnar file they stand for fields that only other rows have.
     """
     if isinstance(value, str) and value:
         try:

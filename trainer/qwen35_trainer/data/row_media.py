@@ -25,7 +25,8 @@ _REMOTE = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 class RowMedia:
     """Assigns the images and videos in a row's columns to the placeholders in its messages, in order.
 
-    waiting_images, waiting_videos: in the columns, not assigned yet. images, videos: assigned.
+    waiting_images, waiting_videos: the pictures in the columns that are not assigned yet. images, videos: the pictures
+    that are assigned, in order of their placeholders.
     """
 
     folder: Path
@@ -36,7 +37,10 @@ class RowMedia:
 
     @classmethod
     def of_row(cls, images: object, images_field: str, videos: object, videos_field: str, folder: Path) -> "RowMedia":
-        """Read the images and videos in two columns of a row; null means none. Raises RowError, naming the entry."""
+        """Read the images and videos in two columns of a row.
+
+        A column with null has none. Raises RowError for a bad entry.
+        """
         return cls(
             folder,
             [image_of(entry, folder, name) for entry, name in _entries(images, images_field)],
@@ -49,7 +53,10 @@ class RowMedia:
         }
 
     def split(self, text: str) -> str | list[dict[str, str]]:
-        """Split a text at its <image> and <video> marks if the row has a column for them; otherwise return it unchanged."""
+        """Split a text at its <image> and <video> marks, and assign the next image or video to each mark.
+
+        The text is returned unchanged if it has no such marks, or if the row's columns contain no images or videos.
+        """
         pieces = [piece for piece in _MARKS.split(text) if piece]
         if not self._marked & set(pieces):
             return text
@@ -62,9 +69,10 @@ class RowMedia:
         return parts
 
     def take(self, part: Mapping[str, object]) -> str | None:
-        """Take the row's next image or video if `part` of a message shows one.
+        """Assign an image or video to `part` of a message, if the part stands for one.
 
-        Returns "image" or "video", and None for a part that shows none.
+        The part contains the image or video, or stands for the next one of the row's column. Returns "image", "video",
+        or None for any other part.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))

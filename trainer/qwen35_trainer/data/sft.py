@@ -3,12 +3,13 @@
     system, user, assistant ₁, tool, assistant ₂, user, assistant ₃
                   ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔        ▔▔▔▔▔▔▔▔▔▔▔     learned: the tokens that the model writes, with end tokens
 
-A turn is learned in the context in which the model would write it: the previous conversation, rendered with the start of
-the assistant's turn. Qwen3.5's template removes the reasoning of earlier turns after the next user message, so that no
-single text contains all contexts. Such a row becomes one example for each stretch of turns that the template does not
-change: above ₁ and ₂ (a tool result is not a user message), and ₃. Each turn is learned once.
+A turn is learned in the context in which the model would write it: the previous conversation, rendered with the start
+of the assistant's turn. After a user message, Qwen3.5's template removes the reasoning of all earlier turns, so that
+one text cannot contain all contexts. Such a row becomes several examples, one for each stretch of turns within which
+the template removes nothing. In the picture, turns ₁ and ₂ are one stretch, because a tool result is not a user
+message, and ₃ is another. Each turn is learned once.
 
-Context and response are encoded separately, as in generation: no token contains characters of both.
+Context and response are encoded separately, as in generation, so no token contains characters of both.
 """
 
 from collections.abc import Sequence
@@ -29,18 +30,21 @@ type Mask = tuple[bool, ...]
 
 @dataclass(frozen=True)
 class SupervisedExample:
-    """One training sequence. loss_mask: (tokens,) true where the token is a target; as long as token_ids."""
+    """One training sequence. token_ids: (tokens,). loss_mask: (tokens,) true where the model learns the token."""
 
     prompt: Prompt
     token_ids: TokenIds
     loss_mask: Mask
     pictures: PictureSet | None = None
-    """Pictures of its placeholders; read when a batch needs them. None: text only."""
+    """The images and videos of the example, which are read when a batch needs them. None: the example has only text."""
 
 
 @dataclass(frozen=True)
 class _Turn:
-    """An assistant's turn. opened: the rendered text before the turn. through: the same text with the turn."""
+    """One turn of the assistant.
+
+    opened: the rendered text before the turn. through: the rendered text up to its end.
+    """
 
     index: int
     opened: str
@@ -58,11 +62,13 @@ def encode_examples(
 ) -> list[SupervisedExample]:
     """Encode each row as sequences in which only the answers and their end tokens train.
 
-    A row is a prompt with an answer, or chat messages, of which every assistant's turn trains. If a row has both, its
-    answer is added to the messages as the last turn. A row gives one example, or several where the template rewrites
-    earlier turns. max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens).
-    overlong: how longer examples are handled. thinking: passed to the template as enable_thinking; None leaves the choice
-    to it. reader: reads images and videos; None for a model without a vision tower. Raises DataError with all problems.
+    A row is a prompt with an answer, or chat messages of which every assistant's turn trains. If a row has both, its
+    answer becomes the last turn. A row gives several examples if the template rewrites earlier turns, otherwise one.
+
+    max_tokens: limit of prompt and answer together (data.maxPromptTokens + data.maxResponseTokens). overlong: how
+    longer examples are handled. thinking: passed to the template as enable_thinking; None leaves the choice to the
+    template. reader: reads images and videos; None for a model without a vision tower. Raises DataError with all
+    problems.
     """
     encoder = TemplateEncoder(tokenizer, thinking)
     examples: list[SupervisedExample] = []
@@ -105,9 +111,9 @@ def _plain(prompt: Prompt, text: str, answer: str, encoder: TemplateEncoder) -> 
 
 
 def _stretches(messages: Sequence[ChatMessage], prompt: Prompt, encoder: TemplateEncoder) -> list[list[_Turn]]:
-    """Group the assistant's turns, in order, into stretches.
+    """Group the assistant's turns, in order, into stretches: turns that one rendered text can contain.
 
-    The rendered text of a stretch contains all turns of the stretch, each after the context in which it is learned.
+    In the rendered text of a stretch, each of its turns follows the context in which the model learns the turn.
     """
     waiting = [
         _turn(index, messages, prompt, encoder)
@@ -143,7 +149,7 @@ def _example(
     encoder: TemplateEncoder,
     reader: PictureReader | None,
 ) -> SupervisedExample:
-    """Encode the text of a stretch, up to the end of its last turn."""
+    """Encode a stretch (turns of the assistant that one rendered text contains), up to the end of its last turn."""
     token_ids: TokenIds = ()
     mask: Mask = ()
     done = 0
@@ -164,7 +170,7 @@ def _example(
 
 
 def _parts(messages: Sequence[ChatMessage], kind: str) -> int:
-    """Count the parts of this kind in the messages."""
+    """Count the parts of a kind, such as "image", in the messages."""
     contents = [message["content"] for message in messages]
     return sum(part.get("type") == kind for content in contents if isinstance(content, list) for part in content)
 

@@ -4,8 +4,8 @@
                   │
                   └─ without a user message, which Qwen3.5's template rejects: render with an empty one, and remove its text
 
-A rendered conversation is text that grows turn by turn. Everything else is a difference of two such texts: the start of an
-assistant's turn, the system prompt, the separator of two turns.
+A longer conversation is rendered as a longer text with the same beginning. The start of an assistant's turn, the system
+prompt and the separator of two turns are therefore found as differences of two rendered texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -67,18 +67,20 @@ class TemplateEncoder:
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> TokenIds:
-        """Encode a conversation. generation_prompt: open the assistant's next turn."""
+        """Encode a conversation. generation_prompt: whether to add the start of the assistant's next turn."""
         return self.rendered(self.render(messages, tools, generation_prompt=generation_prompt))
 
     def rendered(self, text: str) -> TokenIds:
-        """Encode a text that the template has written, with its special tokens."""
+        """Encode a text that the template has rendered. Names of special tokens in the text become these tokens."""
         return self._encode(text, special_tokens=False)
 
     def render(self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool) -> str:
-        """Render a conversation as text. Raises EncodingError without a template, and if the template rejects it.
+        """Render a conversation as text.
 
-        A conversation without a user message, which Qwen3.5's template rejects, is rendered with an empty one after the
-        system prompt; its text is then removed from the result.
+        Qwen3.5's template rejects a conversation without a user message. Such a conversation is rendered with an empty
+        user message after the system prompt, whose text is then removed. generation_prompt: whether to add the start of
+        the assistant's next turn. Raises EncodingError without a template, and if the template rejects the
+        conversation.
         """
         if any(message["role"] == "user" for message in messages):
             return self._apply(messages, tools, generation_prompt=generation_prompt)
@@ -106,7 +108,10 @@ class TemplateEncoder:
 
     @cached_property
     def separator(self) -> TokenIds:
-        """Tokens between a turn's end token and the next turn. The model stops before these tokens."""
+        """Tokens between the end token of a turn and the next turn.
+
+        A generated response does not contain these tokens.
+        """
         turn = _added(
             self._apply([_EMPTY_USER_MESSAGE]),
             self._apply([_EMPTY_USER_MESSAGE, {"role": "assistant", "content": "."}]),
@@ -116,10 +121,10 @@ class TemplateEncoder:
     def continuation(self, messages: Sequence[ChatMessage]) -> TokenIds:
         """Return the tokens to append to a response that ended with its end token, so that the model answers `messages`.
 
-        Only tests call it today; rollouts with several turns will. The previous tokens stay as they were generated: nothing
-        is rendered or encoded again. After a call, tool results are appended as in a full rendering. After a user
-        message, a full rendering by Qwen3.5's template would omit earlier reasoning; here the reasoning stays, since
-        the model has read it.
+        The previous tokens stay as they were generated: nothing is rendered or encoded again. Tool results are appended
+        as in a full rendering. After a user message, a full rendering by Qwen3.5's template would omit earlier
+        reasoning; here the reasoning stays, because the model has read it. Only tests call this method today; rollouts
+        with several turns will.
         """
         following = _added(
             self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE, *messages], generation_prompt=True)
@@ -127,9 +132,10 @@ class TemplateEncoder:
         return self.separator + self.rendered(following)
 
     def end_of_turn(self, text: str) -> int:
-        """Return how many characters of an assistant's turn the model writes itself: those up to and including the last end token.
+        """Return how many characters of an assistant's turn the model writes.
 
-        text: the rendered turn. Without an end token the model writes all of it.
+        They are the characters up to and including the last end token, or all of them if there is no end token. text:
+        the rendered turn.
         """
         end = self.tokenizer.eos_token
         at = text.rfind(end) if end else -1
@@ -178,7 +184,7 @@ class TemplateEncoder:
 
 
 def _added(before: str, whole: str) -> str:
-    """Return the text that a longer conversation adds to a shorter one."""
+    """Return the text that `whole`, a rendered conversation, adds to `before`, a shorter one."""
     if not whole.startswith(before):
         raise EncodingError(_REWRITTEN)
     return whole.removeprefix(before)

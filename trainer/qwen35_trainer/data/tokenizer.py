@@ -1,4 +1,4 @@
-"""The tokenizer of a model: that of its checkpoint, or one token per character for random weights."""
+"""The tokenizer of a model: the tokenizer in its checkpoint, or one token per character for a model with random weights."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -18,10 +18,11 @@ IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 
 
 def load_tokenizer(model: ModelSpec, base: Path, template: str | None = None) -> "PreTrainedTokenizerBase":
-    """Load the tokenizer of `spec.model`. base: the folder to which a path is relative. template: a file with a chat
-    template that replaces the tokenizer's (data.chatTemplate.file).
+    """Load the tokenizer of a model. Only local files are read.
 
-    Only local files are read. Raises DataError if the tokenizer or the file does not exist.
+    model: `spec.model` of the manifest. base: the folder to which relative paths are relative. template: path of a chat
+    template that replaces the tokenizer's template (`data.chatTemplate.file`). Raises DataError if the tokenizer or the
+    template does not exist.
     """
     tokenizer = _load(model, base)
     if template is not None:
@@ -56,9 +57,9 @@ def _load(model: ModelSpec, base: Path) -> "PreTrainedTokenizerBase":
 def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrainedTokenizerFast":
     """Create a tokenizer with one token per character, after the special tokens.
 
-    These are <|endoftext|> (0, padding), <|im_start|> (1) and <|im_end|> (2, ends a response); with vision also
-    <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character outside the alphabet has
-    no token. Raises DataError for a character that is listed twice.
+    The special tokens are <|endoftext|> (0, padding), <|im_start|> (1) and <|im_end|> (2, ends a response), and with
+    vision also <|vision_start|> (3), <|vision_end|> (4), <|image_pad|> (5) and <|video_pad|> (6). A character that is
+    not in `characters` has no token. Raises DataError for a character that is listed twice.
     """
     repeated = sorted({character for character in characters if characters.count(character) > 1})
     if repeated or not characters:
@@ -82,9 +83,9 @@ def character_tokenizer(characters: str, *, vision: bool = False) -> "PreTrained
 
 
 def response_text(tokenizer: "PreTrainedTokenizerBase", tokens: list[int]) -> str:
-    """Decode a response for rewards and readers, without special tokens such as the end token.
+    """Decode a response for rewards and for people, without special tokens such as the end token.
 
-    Bytes that are not UTF-8 become U+FFFD.
+    Bytes that are not UTF-8 become the character U+FFFD.
     """
     text = tokenizer.decode(tokens, skip_special_tokens=True)
     assert isinstance(text, str)

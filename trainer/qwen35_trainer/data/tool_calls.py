@@ -15,13 +15,13 @@ The text is read once from left to right, so that a value may contain any tag ex
 within a call, the call was cut off at the token limit: it has the arguments so far, and `cut_off` is true. Any other
 violation of the format makes that call malformed, and parsing continues with the next call.
 
-The format has no escapes. A parameter without its closing tag therefore looks like a parameter whose value quotes the
-format. The next closing tag ends the value, even after a line with <parameter=NAME>. A parameter counts as not closed
-only if the call ends first, and after the call either no closing tag follows or the next closing tag belongs to a
+The format has no escapes, so a parameter without its closing tag looks like a parameter whose value contains tags. The
+value ends at the next closing tag, even if a line with <parameter=NAME> comes first. A parameter counts as not closed
+only if two conditions hold: the call ends before the next closing tag, and that tag does not exist or belongs to a
 parameter of a later call.
 
-The format is that of vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser. They drop some input (an empty value, a call
-after an error, a JSON array that is not a Python literal, a wrong number), which this parser keeps or reports.
+vLLM's qwen3_coder parser and verl's Qwen3XMLToolParser read the same format. They drop some input that this parser
+keeps or reports: an empty value, a call after an error, a JSON array that is not a Python literal, a wrong number.
 """
 
 import json
@@ -49,17 +49,20 @@ class ToolCall:
     problems: tuple[str, ...] = ()
     """Mismatches with the tool's schema: unknown names, missing parameters, values of another type (kept as text)."""
     cut_off: bool = False
-    """The text ended within the call; the last value may be incomplete."""
+    """Whether the text ended within the call, so that the last value may be incomplete."""
 
     @property
     def arguments_json(self) -> str:
-        """Arguments in the form of a chat message; characters beyond ASCII are not escaped."""
+        """The arguments as JSON text, as chat messages contain them. Characters beyond ASCII are not escaped."""
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True)
 class MalformedCall:
-    """A tool call that violates the format. text: the model's text. reason: an explanation for the model, or a person."""
+    """A tool call that violates the format.
+
+    text: the call as the model wrote it. reason: the violation, as a message.
+    """
 
     text: str
     reason: str
@@ -77,7 +80,7 @@ class ParsedResponse:
 
 
 class _Broken(Exception):
-    """A call violates the format. at: the position at which reading stopped."""
+    """A tool call violates the format. at: position in the text at which reading stopped."""
 
     def __init__(self, reason: str, at: int) -> None:
         super().__init__(reason)
@@ -85,10 +88,11 @@ class _Broken(Exception):
 
 
 def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
-    """Parse the calls of a response, given without its reasoning (the part up to </think>) and end token. Never raises.
+    """Parse the tool calls of a response. Never raises.
 
-    tools: functions that may be called, {type: function, function: {name, parameters}} or the inner mapping; the JSON
-    schemas of their parameters determine types. Values of unknown tools and unknown parameters are texts.
+    text: the response without its reasoning (the part up to </think>) and without the end token. tools: functions that
+    may be called, each {type: function, function: {name, parameters}} or only the inner mapping. The JSON schemas of
+    the parameters determine the types of values. Values of unknown tools and of unknown parameters stay texts.
     """
     schemas = _schemas(tools)
     content, _, _ = text.partition(CALL)
@@ -111,7 +115,10 @@ def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
 
 
 def _resume(text: str, at: int) -> int:
-    """Return the position at which to continue after a malformed call: after its closing tag, or at the next call."""
+    """Return the position at which parsing continues after a malformed call.
+
+    This is after the closing tag of the call, or at the next call. at: position at which the parser stopped.
+    """
     closed, following = text.find(END_OF_CALL, at), text.find(CALL, at)
     if closed >= 0 and (following < 0 or closed < following):
         return closed + len(END_OF_CALL)
@@ -120,14 +127,14 @@ def _resume(text: str, at: int) -> int:
 
 @dataclass
 class _Reader:
-    """Reads one call, starting at position `at`."""
+    """Reads one tool call from a text, starting at position `at`."""
 
     text: str
     at: int
     cut_off: bool = False
 
     def call(self) -> tuple[str, list[tuple[str, str]]]:
-        """Read the name and the values, as texts. Raises _Broken."""
+        """Read the name of the function and its parameters, each as (name, text of the value). Raises _Broken."""
         values: list[tuple[str, str]] = []
         if not self._take(FUNCTION):
             raise _Broken(f"{FUNCTION}NAME> is expected after {CALL}", self._stop(FUNCTION))
@@ -147,9 +154,9 @@ class _Reader:
         return name, values
 
     def _close(self, tag: str, or_else: str = "") -> None:
-        """Skip a closing tag. If the text ends within `tag` or `or_else`, go to the end of the text and set `cut_off`.
+        """Skip a closing tag. Raises _Broken if another text comes next.
 
-        Raises _Broken for any other text.
+        If the text ends within `tag`, or within `or_else`, which may come instead, set `cut_off` and go to the end.
         """
         if self._take(tag):
             return
@@ -158,7 +165,7 @@ class _Reader:
         self.at, self.cut_off = len(self.text), True
 
     def _take(self, tag: str) -> bool:
-        """Skip whitespace, and the tag if it is next. Returns whether it is."""
+        """Skip whitespace, and then `tag` if it comes next. Returns whether it does."""
         while self.text[self.at : self.at + 1].isspace():
             self.at += 1
         if not self.text.startswith(tag, self.at):
@@ -167,7 +174,7 @@ class _Reader:
         return True
 
     def _ends_within(self, tag: str) -> bool:
-        """Whether the remaining text is whitespace, or the beginning of the tag."""
+        """Return whether the remaining text, apart from leading whitespace, is empty or an incomplete `tag`."""
         return tag.startswith(self.text[self.at :].strip())
 
     def _stop(self, tag: str) -> int:
@@ -188,7 +195,7 @@ class _Reader:
         return not re.compile(r"[<>\n]").search(self.text, self.at)
 
     def _value(self, parameter: str) -> str:
-        """Read the text up to the closing tag, without one newline at each end."""
+        """Read the value of a parameter: the text up to the closing tag, without one newline at each end."""
         start, closed = self.at, self.text.find(END_OF_PARAMETER, self.at)
         end = closed if closed >= 0 else len(self.text)
         ended = _CALL_ENDS.search(self.text, start, end)

@@ -19,13 +19,13 @@ _NUMBER_TYPES = ("num", "float", "double")
 
 
 def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str | None]:
-    """Convert `text` to the type in its JSON schema. Returns the value, and the problem of the text if there is one.
+    """Convert the text of an argument to a type that its JSON schema allows. Returns the value, and a problem or None.
 
     If the schema allows several types, the narrowest type that fits is used, and text last. A text that fits no type is
-    returned unchanged; if boolean is the only type besides null, False is returned instead, as in vLLM's qwen3_coder
-    parser and in verl. "null" in upper or lower case is read as null for every type, as in these two parsers. If the
-    schema allows null, "None" is read as null too, because Qwen3.5's template writes null in this way. Objects and
-    arrays are read as JSON, or otherwise as Python literals, which are parsed and never executed.
+    returned unchanged, with a problem. If boolean is the only type besides null, False is returned instead, as in
+    vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null for every type, as in these two
+    parsers. If the schema allows null, "None" is also read as null, because Qwen3.5's template writes null in this way.
+    Objects and arrays are read as JSON, or otherwise as Python literals, which are parsed and never executed.
     """
     types = _types(schema)
     written = text.strip()
@@ -62,7 +62,7 @@ def _types(schema: Mapping[str, object]) -> set[str]:
 
 
 def _kind(name: str) -> str:
-    """Map the name of a type to its JSON schema type; tool authors also write names from other languages."""
+    """Return the JSON schema type for the name of a type. Tool authors also write names from programming languages."""
     name = name.strip().lower()
     if name.startswith(_INTEGER_TYPES):
         return "integer"
@@ -108,7 +108,7 @@ def _array(text: str) -> JsonValue:
 
 
 def _structure(text: str) -> JsonValue:
-    """Parse JSON, or otherwise a Python literal of the same values. Raises ValueError."""
+    """Parse a text as JSON, or otherwise as a Python literal. Raises ValueError if it is neither."""
     for read in (json.loads, ast.literal_eval):
         try:
             with warnings.catch_warnings():
@@ -121,7 +121,7 @@ def _structure(text: str) -> JsonValue:
 
 
 def _plain(value: object) -> JsonValue:
-    """Return the value if JSON can represent it. Raises ValueError."""
+    """Return the value if JSON can represent it; otherwise raise ValueError."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -24,10 +24,10 @@ class Encoded(Protocol):
 
 
 def kept_positions(length: int, limit: int, rule: Overlong) -> tuple[range, range]:
-    """Return which positions of a sequence longer than `limit` to keep: a head and a tail, of which one may be empty.
+    """Return the positions to keep of a sequence longer than `limit`: a head and a tail, of which one may be empty.
 
-    TruncateLeft keeps the end, TruncateRight the beginning, TruncateMiddle half of the limit (rounded down) at the
-    beginning and the rest at the end.
+    TruncateLeft keeps the end of the sequence, and TruncateRight the beginning. TruncateMiddle keeps half of the limit
+    (rounded down) at the beginning, and the rest of the limit at the end.
     """
     head = {"TruncateLeft": 0, "TruncateRight": limit, "TruncateMiddle": limit // 2}[rule]
     return range(head), range(length - (limit - head), length)
@@ -47,10 +47,11 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return the sequences of at most `limit` tokens. By `rule`, longer ones are rejected, skipped or cut.
+    """Return all sequences with at most `limit` tokens. Longer ones are rejected, skipped or cut, as `rule` states.
 
-    cut: reduces a sequence to the given positions; raises CutError. Raises DataError with `problems` and the rejected
-    sequences, and when no sequence remains.
+    limit_name: name of the limit in messages. problems: earlier problems to report. cut: reduces a sequence to the
+    given positions, and may raise CutError. Raises DataError with `problems` and the rejected sequences, and when no
+    sequence remains.
     """
     all_problems = list(problems)
     fitting: list[T] = []

@@ -1,11 +1,12 @@
-"""Adaptive dispatch: hold prompts back while groups in flight would miss their deadlines.
+"""Adaptive dispatch: limits the groups in flight (dispatched, not finished) so that few of them miss their deadlines.
 
     every batch ─► how many groups in flight will still run at their deadline?
                      more than TOLERATED_BATCH_SHARE of a batch ─► fewer in flight (× DECREASE_FACTOR)
                      slots are idle                             ─► more in flight (+ INCREASE_BATCH_SHARE of a batch)
 
-Additive increase and multiplicative decrease, as in congestion control. A finish is predicted from the lengths of finished
-groups of the same data source and from the tokens that a sequence gains per batch, never from the answer.
+The limit increases additively and decreases multiplicatively, as in congestion control. The time at which a group
+finishes is predicted from the lengths of finished groups of the same data source, and from the tokens that a sequence
+gains per batch. The prediction never uses the reference answer.
 """
 
 from __future__ import annotations
@@ -20,12 +21,18 @@ DECREASE_FACTOR, INCREASE_BATCH_SHARE = 0.9, 0.25
 BINS_PER_DOUBLING = 4
 """Histogram bins per doubling of the length: a bin is 19 % wide."""
 DECAY_PER_BATCH = 0.98
-"""Weight of older lengths, which drift while a model learns. A length counts half after 35 batches."""
+"""Factor by which the weight of every observed length shrinks per batch, because lengths change while a model learns.
+
+A length has half of its weight after 35 batches.
+"""
 
 
 @dataclass
 class LengthHistogram:
-    """Observed lengths in logarithmic bins, with weights that decay."""
+    """A histogram of response lengths in logarithmic bins, in which older lengths weigh less.
+
+    counts: sum of the weights of the lengths, by bin.
+    """
 
     counts: dict[int, float] = field(default_factory=dict)
 
@@ -38,7 +45,7 @@ class LengthHistogram:
         self.counts = {index: count * factor for index, count in self.counts.items() if count * factor > 1e-3}
 
     def weight_above(self, tokens: float) -> float:
-        """Return the weight of the observed lengths in bins above that of `tokens`."""
+        """Return the sum of the weights in all bins above the bin that contains `tokens`."""
         limit = self._bin(tokens)
         return sum(count for index, count in self.counts.items() if index > limit)
 
@@ -50,7 +57,8 @@ class LengthHistogram:
 class AdaptiveDispatch:
     """Adapts the maximum number of groups in flight to the expected number of groups that miss their deadline.
 
-    `limit` is that maximum. It starts at the window's limit, and stays between 1 and the window's limit.
+    limit: the maximum number of groups in flight (dispatched, not finished). It starts at the window's limit, and stays
+    between 1 and the window's limit.
     """
 
     def __init__(self, window: Window) -> None:
@@ -67,12 +75,15 @@ class AdaptiveDispatch:
         return max(1, math.floor(self._limit))
 
     def dispatched(self, group: int, source: str, batch: int) -> None:
-        """Count a dispatched group. `batch`: the next one to train."""
+        """Count a dispatched group as in flight. source: data source of the prompt. batch: the next batch to train."""
         key = self._in_flight[group] = (source, batch)
         self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
 
     def finished(self, group: int, longest: int, batch: int) -> None:
-        """Learn from a finished group. `longest`: tokens of its longest response; `batch`: the next one to train."""
+        """Add a finished group's length to the histogram, and stop counting the group as in flight.
+
+        longest: tokens of the group's longest response. batch: the next batch to train.
+        """
         source, dispatched_at = self._in_flight[group]
         self.left(group)
         self._lengths.setdefault(source, LengthHistogram()).add(longest)
@@ -81,7 +92,7 @@ class AdaptiveDispatch:
         self._batches += batch - dispatched_at + 0.5
 
     def left(self, group: int) -> None:
-        """Stop counting a group that is no longer in flight. Unknown groups are ignored."""
+        """Stop counting a group as in flight. A group that is not counted is ignored."""
         key = self._in_flight.pop(group, None)
         if key is not None:
             self._in_flight_counts[key] -= 1
@@ -89,7 +100,10 @@ class AdaptiveDispatch:
                 del self._in_flight_counts[key]
 
     def trained(self, batch: int, *, idle: bool) -> None:
-        """Adjust the limit after a batch has trained. `batch`: the next one; `idle`: whether some slot is free."""
+        """Adjust the limit after a batch has trained.
+
+        batch: the next batch to train. idle: whether a slot (room for one sequence) is free on some replica.
+        """
         if self.expected_late(batch) > TOLERATED_BATCH_SHARE * self._window.groups_per_batch:
             self._limit = max(1.0, min(self._limit, sum(self._in_flight_counts.values())) * DECREASE_FACTOR)
         elif idle:
@@ -100,7 +114,10 @@ class AdaptiveDispatch:
         self._tokens, self._batches = self._tokens * DECAY_PER_BATCH, self._batches * DECAY_PER_BATCH
 
     def expected_late(self, batch: int) -> float:
-        """Return the expected number of groups in flight that will run beyond their deadline."""
+        """Return how many of the groups in flight are expected to run beyond their deadline.
+
+        batch: number of the next batch to train.
+        """
         if self._batches == 0.0:
             return 0.0
         tokens_per_batch = self._tokens / self._batches

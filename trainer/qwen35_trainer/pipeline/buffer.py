@@ -4,12 +4,13 @@
                    ├────────────── leave ────────────► filtered, failed
                    └────────────── take ─────────────► discarded          every group leaves exactly once
 
-Batch b must contain, for every d ≥ b, at least |D(d)| - (d - b)·P groups of D(d), where D(d) are the held groups with
-deadline ≤ d and P is the batch size. These groups are due. They are taken first, earliest deadline first; the rest of the
-batch is filled in order of completion. If a due group has not finished, the missed-deadline policy decides.
+A held group was dispatched and has not left. P is the number of groups per batch, and D(d) is the set of held groups
+with deadline ≤ d. For every d ≥ b, batch b must contain at least |D(d)| - (d - b)·P groups of D(d). These groups are
+due. They are taken first, earliest deadline first; the rest of the batch is filled in order of completion. If a due
+group has not finished, the missed-deadline policy decides.
 
-Groups with the same deadline share a bucket. There are at most S + 1 future deadlines, so a computation over all D(d) reads
-that many counters, however many groups are held.
+Groups with the same deadline share a bucket. With a maximum lag of S versions there are at most S + 1 future deadlines,
+so a computation over all D(d) reads at most S + 1 counters, independently of the number of held groups.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from qwen35_trainer.pipeline.window import Window
 
 
 class MissedDeadlinePolicy(StrEnum):
-    """Policies for a due group that has not finished (values of `spec.async.onMissedDeadline`)."""
+    """Policies for a group that the next batch must contain but that has not finished: `spec.async.onMissedDeadline`."""
 
     WAIT = "Wait"
-    """The batch waits for it, so the lag of every trained token is bounded."""
+    """The batch waits for the unfinished group, so the lag of every trained token is bounded."""
     MASK_TOKENS = "MaskTokens"
-    """The batch trains without it. When it trains later, its tokens older than the bound are left out of the loss."""
+    """The batch trains without the unfinished group. A later batch trains the group, with its too old tokens masked."""
     DISCARD = "Discard"
-    """The batch trains without it. Groups past their deadline leave, finished or not, and their prompts are dispatched
-    again. This is biased against long responses; use it for comparison only."""
+    """The batch trains without the unfinished group. All groups past their deadline leave untrained, finished or not,
+    and their prompts are dispatched again. This policy is biased against long responses; use it for comparison only."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups to train now, and groups that leave untrained."""
+    """The groups of the next batch, and the groups that leave untrained because they missed their deadline."""
 
     groups: tuple[int, ...]
     discarded: tuple[int, ...] = ()
@@ -48,7 +49,8 @@ class Batch:
 class Blocked:
     """The reason why the next batch is not complete.
 
-    `due`: the running groups that the batch must wait for; empty if it lacks only finished groups (`finished` < `needed`).
+    finished: number of groups that a batch could take now. needed: groups per batch. due: unfinished groups that the
+    batch must wait for; empty if the only reason is that `finished` < `needed`.
     """
 
     finished: int
@@ -58,24 +60,30 @@ class Blocked:
 
 @dataclass
 class _Bucket:
-    """The held groups of one deadline."""
+    """The groups in the buffer that have the same deadline."""
 
     deadline: int
     running: dict[int, None] = field(default_factory=dict)
     finished: deque[tuple[int, int]] = field(default_factory=deque)
-    """(place in the order of completion, group)."""
+    """Finished groups in order of completion, each as (place in the order of all completions, group)."""
 
     def __len__(self) -> int:
         return len(self.running) + len(self.finished)
 
 
 class Buffer:
-    """The groups between dispatch and training. Deterministic: the same calls give the same batches."""
+    """Holds the groups between dispatch and training, and chooses the next batch.
+
+    The same calls give the same batches.
+    """
 
     def __init__(
         self, window: Window, on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT, *, batch: int = 0
     ) -> None:
-        """`batch`: the number of the next batch, 0 or where an earlier run stopped."""
+        """Create an empty buffer.
+
+        batch: number of the next batch; 0, or a later one if the run continues an earlier one.
+        """
         self.window = window
         self._policy = on_missed_deadline
         self._held: dict[int, _Bucket] = {}
@@ -91,7 +99,10 @@ class Buffer:
 
     @property
     def published(self) -> int:
-        """The newest version that every replica has, apart from those that joined with older weights and have not caught up."""
+        """The newest version that every replica has loaded.
+
+        Replicas that joined late and still catch up do not count.
+        """
         return self._published
 
     @property
@@ -106,26 +117,32 @@ class Buffer:
 
     @property
     def finished(self) -> int:
-        """The number of groups that a batch could take."""
+        """The number of finished groups, which a batch could take."""
         return self._finished
 
     @property
     def counted(self) -> int:
-        """The number of groups that count against the window: those held, and those trained since the published version."""
+        """The number of groups that count against the window.
+
+        These are the groups that have not left the buffer, and the groups trained since the published version.
+        """
         trained = self._batch - self._published * self.window.batches_per_version
         return len(self._held) + trained * self.window.groups_per_batch
 
     @property
     def room(self) -> int:
-        """The number of groups that may be dispatched now."""
+        """The number of groups that may be dispatched now: the window's limit less the groups that count against it."""
         return self.window.limit - self.counted
 
     def deadline(self, group: int) -> int:
-        """Return the last batch that may train a held group."""
+        """Return the number of the last batch that may train a group. The group must be in the buffer."""
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
-        """Add a running group. `version`: the published version; the group's first token is not older."""
+        """Add a group whose generation begins. Raises ValueError if the window is full or the group is already held.
+
+        version: the published version. No token of the group is older.
+        """
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
         if group in self._held:
@@ -134,7 +151,10 @@ class Buffer:
         bucket.running[group] = None
 
     def born(self, group: int, version: int) -> None:
-        """Set the deadline of a running group from the version of its oldest token. Other groups are ignored."""
+        """Set the deadline of an unfinished group from the version of its oldest token.
+
+        Finished groups, and groups that have left, are ignored.
+        """
         old = self._held.get(group)
         if old is None or group not in old.running:
             return
@@ -146,7 +166,7 @@ class Buffer:
             new.running[group] = None
 
     def finish(self, group: int) -> None:
-        """Note that all sequences of a group are complete and scored."""
+        """Record that all sequences of a group are complete and scored, so that a batch can take the group."""
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} finished twice")
@@ -156,7 +176,7 @@ class Buffer:
         self._finished += 1
 
     def leave(self, group: int) -> None:
-        """Take out a running group that will not train: it failed, or all its rewards are equal."""
+        """Remove an unfinished group that will not train, because it failed or all its rewards are equal."""
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} has finished: it leaves with a batch")
@@ -164,9 +184,9 @@ class Buffer:
         self._drop_if_empty(bucket)
 
     def publish(self, version: int) -> None:
-        """Note that every replica has `version`: groups trained before it no longer count against the window.
+        """Record that every replica has `version`. Groups that trained before it no longer count against the window.
 
-        A later batch may already be training while the weights are in transfer. Its groups still count.
+        Groups of a later batch, which trained while the weights were in transfer, still count.
         """
         # Rounded up, because the last version of a run may have fewer batches.
         if not self._published < version <= -(-self._batch // self.window.batches_per_version):
@@ -174,7 +194,7 @@ class Buffer:
         self._published = version
 
     def missing(self) -> Blocked:
-        """Return what the next batch waits for."""
+        """Return what the next batch waits for. Only meaningful while `take` returns None."""
         _, deadline = self._required()
         due: tuple[int, ...] = ()
         if deadline is not None and self._policy is MissedDeadlinePolicy.WAIT:
@@ -182,7 +202,7 @@ class Buffer:
         return Blocked(self.finished, self.window.groups_per_batch, due)
 
     def take(self) -> Batch | None:
-        """Take the next batch out of the buffer. None if it is not complete.
+        """Remove the next batch from the buffer and return it. If it is not complete, return None and remove nothing.
 
         The coordinator calls this after every event, so it must be fast. Call `missing` to list the groups that the
         batch waits for.
@@ -203,10 +223,11 @@ class Buffer:
         return Batch(tuple(groups), self._take_missed() if self._policy is MissedDeadlinePolicy.DISCARD else ())
 
     def excess(self) -> int:
-        """Return how many of the held groups cannot train by their deadline; 0 if all can.
+        """Return how many groups in the buffer cannot train by their deadline, even if all finish; 0 if all can.
 
-        The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. In
-        docs/design/staleness.md an inequality states that it is 0.
+        The result is the maximum over deadlines d of |D(d)| - (d - b + 1)·P, or 0 if that is negative. D(d) is the set
+        of groups with deadline ≤ d, b the next batch, and P the groups per batch. With policy Wait the result is always
+        0, which docs/design/staleness.md proves.
         """
         nested, excess = 0, 0
         for deadline in self._deadlines:
@@ -215,10 +236,10 @@ class Buffer:
         return excess
 
     def _required(self) -> tuple[int, int | None]:
-        """Return how many finished groups the batch must contain, and the first deadline of a running due group.
+        """Return how many finished groups the next batch must contain, and the earliest deadline that it waits for.
 
-        The groups that the batch must contain are those with the earliest deadlines. The second value is None if every
-        due group has finished.
+        The groups that the batch must contain are those with the earliest deadlines. If one of them has not finished,
+        the second value is the earliest deadline of such a group. Otherwise the second value is None.
         """
         size, required, held, finished = self.window.groups_per_batch, 0, 0, 0
         first_running: int | None = None
@@ -234,13 +255,13 @@ class Buffer:
         return required, first_running
 
     def _running_until(self, deadline: int) -> Iterator[int]:
-        """Return the running groups whose deadline has not passed and is not after `deadline`."""
+        """Yield the unfinished groups whose deadline has not passed and is at most `deadline`."""
         for candidate in self._deadlines[bisect_left(self._deadlines, self._batch) :]:
             if candidate <= deadline:
                 yield from self._buckets[candidate].running
 
     def _earliest_deadlines(self, count: int) -> Iterator[int]:
-        """Take `count` finished groups in order of deadlines."""
+        """Remove `count` finished groups from their buckets, the earliest deadline first, and yield them."""
         for deadline in self._deadlines:
             finished = self._buckets[deadline].finished
             while count and finished:
@@ -248,7 +269,7 @@ class Buffer:
                 yield finished.popleft()[1]
 
     def _earliest_completions(self, count: int) -> Iterator[int]:
-        """Take `count` finished groups in order of completion."""
+        """Remove `count` finished groups from their buckets, in order of completion, and yield them."""
         buckets = [(bucket.finished[0], bucket.deadline) for bucket in self._buckets.values() if bucket.finished]
         heapq.heapify(buckets)
         for _ in range(count):
@@ -262,7 +283,7 @@ class Buffer:
             yield group
 
     def _take_missed(self) -> tuple[int, ...]:
-        """Take out the groups past their deadline, in order of deadlines."""
+        """Remove all groups past their deadline, finished or not, and return them in order of deadlines."""
         missed: list[int] = []
         while self._deadlines and self._deadlines[0] < self._batch:
             bucket = self._buckets.pop(self._deadlines.pop(0))

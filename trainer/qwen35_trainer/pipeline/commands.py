@@ -1,6 +1,6 @@
 """The coordinator's commands to the pools, which the runtime or the simulator carries out in the order given.
 
-`TrainGroups` is also a record of the journal. A `TrainGroups` and everything before it is on disk before its batch trains.
+`TrainGroups` is also a record of the journal. This record and all earlier ones are on disk before the batch trains.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from qwen35_trainer.pipeline.notices import Notice
 
 @dataclass(frozen=True, slots=True)
 class StartSequences:
-    """Generate sequences on `replica`. Each comes with the number of response tokens that it keeps; 0 starts it over."""
+    """Generate sequences on `replica`.
+
+    sequences: each with the number of response tokens that it has already; 0: it starts from the prompt.
+    """
 
     replica: int
     sequences: tuple[tuple[SequenceId, int], ...]
@@ -21,7 +24,10 @@ class StartSequences:
 
 @dataclass(frozen=True, slots=True)
 class MoveSequences:
-    """Move running sequences with their tokens from `source` to `target`. Those that have finished meanwhile are left out."""
+    """Move running sequences, with their tokens, from replica `source` to replica `target`.
+
+    A sequence that has finished in the meantime does not move.
+    """
 
     source: int
     target: int
@@ -30,7 +36,7 @@ class MoveSequences:
 
 @dataclass(frozen=True, slots=True)
 class CancelSequences:
-    """Drop sequences that `replica` holds; their tokens are not needed."""
+    """Stop generating sequences on `replica`, and discard their tokens."""
 
     replica: int
     sequences: tuple[SequenceId, ...]
@@ -47,38 +53,47 @@ class TrainGroups:
 
 @dataclass(frozen=True, slots=True)
 class CopyWeights:
-    """Copy the trainer's weights as `version` before the next batch changes them."""
+    """Copy the trainer's weights as `version`. The next batch, which changes the weights, waits for the copy."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class PublishWeights:
-    """Send the copied weights to every replica, which loads them between two tokens and continues its sequences."""
+    """Send the copied weights of `version` to every replica. A replica loads them between two tokens and continues."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulingSnapshot:
-    """The state of scheduling between two batches, as a checkpoint stores it: where a run starts or continues.
+    """The state of scheduling between two batches, from which a run continues. A checkpoint stores it.
 
-    The defaults start a new run.
+    The defaults are the state at the start of a new run.
     """
 
     batch: int = 0
-    """The next batch to train."""
+    """Number of the next batch to train."""
     position: int = 0
-    """The first prompt, by place in the epoch order, that was never dispatched."""
+    """Position of the first prompt that was never dispatched.
+
+    Positions count prompts in the epoch order, over all epochs.
+    """
     pending: tuple[int, ...] = ()
-    """Earlier prompts that have neither trained nor left for good. They are dispatched first."""
+    """Positions of prompts that were dispatched, but have neither trained nor left for good.
+
+    They are dispatched first.
+    """
     group: int = 0
-    """The number of the next group."""
+    """Number that the next dispatched group gets."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Save the trainer's state together with `snapshot`. The next batch may train once the state is copied."""
+    """Save a checkpoint: the trainer's state together with `snapshot`.
+
+    The next batch waits until the state is copied.
+    """
 
     snapshot: SchedulingSnapshot
 

@@ -20,9 +20,10 @@ a checkpoint          the batch in training; the previous checkpoint            
 the end               the batch in training; a checkpoint of everything trained;       RunEnded
                       unless it is stopped, the last publication and evaluation
 
-All inputs of one call are applied before anything follows from them: the sequences of replicas that are lost together are not
-placed on each other. A checkpoint is written while the next batch trains. The simulator drives the coordinator in virtual time,
-the runtime in real time. docs/design/staleness.md proves what it guarantees.
+All inputs of one call are applied before any decision is made. For example, if two replicas are lost in one call, no
+sequence of one is placed on the other. A checkpoint is written while the next batch trains. The simulator drives the
+coordinator in virtual time, the runtime in real time. docs/design/staleness.md states and proves the coordinator's
+guarantees.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from qwen35_trainer.pipeline.publication_state import EvaluationQueue, Publicati
 
 
 class NothingToTrain(RuntimeError):
-    """Too many groups in a row left untrained: the run would never end."""
+    """Too many groups in a row left untrained, so the run ends: it would generate forever."""
 
     failure = FailureReason.NOTHING_TO_TRAIN
 
@@ -61,13 +62,15 @@ class Coordinator:
         source_of: Callable[[int], str] = lambda position: "",
         buffer: Buffer | None = None,
     ) -> None:
-        """start: the point where the run starts or continues. source_of: returns the data source of a position.
-        buffer: replaces the default buffer by one with another staleness rule, to compare the rules.
+        """Create the coordinator of a run.
+
+        start: the state from which the run starts or continues. source_of: returns the data source of the prompt at a
+        position. buffer: a buffer with another staleness rule, to compare rules; None: the default buffer.
         """
         self.settings = settings
         self.buffer = buffer or Buffer(settings.window, settings.on_missed_deadline, batch=start.batch)
         self.left_by_reason: dict[LeaveReason, int] = dict.fromkeys(LeaveReason, 0)
-        """Number of groups that have left, by reason."""
+        """Number of groups that have left the pipeline, by reason."""
         self._source_of = source_of
         self._feed = PromptFeed(start.position, start.pending)
         self._next_group = start.group
@@ -103,10 +106,10 @@ class Coordinator:
         }
 
     def handle(self, *inputs: on.Event | requests.Request) -> list[Action]:
-        """Process the events and requests of one moment. Returns the actions to carry out now, in this order.
+        """Process the events and requests of one moment. Returns the actions to carry out now, in order.
 
-        All of them are applied, in their order, before versions, batches and sequences advance once. After the end of the
-        run all inputs are ignored.
+        All inputs are applied in order. Only then are publications, batches and sequences advanced, once. After the end
+        of the run all inputs are ignored.
         """
         actions: list[Action] = []
         if self._ended:
@@ -120,7 +123,10 @@ class Coordinator:
 
     @property
     def version(self) -> int:
-        """The newest version that every replica has, apart from those that joined with older weights and have not caught up."""
+        """The newest version that every replica has loaded.
+
+        Replicas that joined late and still catch up do not count.
+        """
         return self.buffer.published
 
     @property
@@ -130,12 +136,12 @@ class Coordinator:
 
     @property
     def waiting(self) -> int:
-        """The number of sequences without a replica."""
+        """The number of sequences that wait for a replica."""
         return self._placement.waiting
 
     @property
     def snapshot(self) -> SchedulingSnapshot:
-        """The state from which another run can continue. Meaningful between two batches."""
+        """The state from which another run can continue. It is valid only between two batches."""
         held = (self._placement.groups[group].position for group in self.buffer.pending)
         pending = (*held, *self._feed.returned)
         return SchedulingSnapshot(self.buffer.batch, self._feed.position, pending, self._next_group)
@@ -156,7 +162,10 @@ class Coordinator:
             self._publication.replica_joined(event.version)
 
     def _lost(self, event: on.ReplicaLost, actions: list[Action]) -> None:
-        """Enqueue the sequences of a lost replica again, with their tokens if `async.partialRollout`."""
+        """Remove a lost replica, and enqueue its sequences again.
+
+        With `async.partialRollout` the sequences keep their tokens; otherwise they start over.
+        """
         if event.replica in self._placement.behind:
             self._placement.behind.remove(event.replica)
             return
@@ -166,7 +175,7 @@ class Coordinator:
         self._publication.replica_lost(replica.version)
 
     def _assign_slots(self, actions: list[Action]) -> None:
-        """Move stragglers to the lane, and start what waits and what may be dispatched."""
+        """Move stragglers to the lane, and start waiting sequences and new groups on free slots."""
         if self._ended:
             return
         self._placement.move_stragglers(actions)
@@ -176,7 +185,7 @@ class Coordinator:
     # Groups, from dispatch to their end. Events about groups that have left are ignored.
 
     def _dispatch(self, actions: list[Action]) -> int | None:
-        """Dispatch a new group if one may enter. Returns its number."""
+        """Dispatch a new group if that is allowed. Returns the number of the group, or None."""
         if self.why_no_dispatch is not None:
             return None
         number, self._next_group = self._next_group, self._next_group + 1
@@ -190,7 +199,7 @@ class Coordinator:
 
     @property
     def why_no_dispatch(self) -> str | None:
-        """Explain why no new group may be dispatched, apart from a lack of free slots. None if one may."""
+        """The reason why no new group may be dispatched, or None if one may. Free slots are not considered here."""
         window, buffer = self.settings.window, self.buffer
         if self._stopping or self._ended:
             return "the run is stopping"
@@ -238,12 +247,12 @@ class Coordinator:
             self._count_untrained(f"failed: {event.cause or 'the log gives the reason'}")
 
     def _leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> None:
-        """Take a running group out for good, untrained."""
+        """Remove an unfinished group that will never train."""
         self.buffer.leave(number)
         self._record_leave(number, reason, actions)
 
     def _record_leave(self, number: int, reason: LeaveReason, actions: list[Action]) -> int:
-        """Record that a group has left the buffer untrained. Returns its position."""
+        """Record that a group has left the buffer untrained. Returns the position of its prompt."""
         if self._adaptive:
             self._adaptive.left(number)
         self.left_by_reason[reason] += 1
@@ -252,7 +261,7 @@ class Coordinator:
         return position
 
     def _count_untrained(self, why: str) -> None:
-        """Count a group that left untrained. Raises NothingToTrain after `settings.patience` in a row."""
+        """Count a group that left untrained. Raises NothingToTrain after `settings.patience` such groups in a row."""
         self._untrained_in_a_row += 1
         if self._untrained_in_a_row >= self.settings.patience:
             raise NothingToTrain(f"{self._untrained_in_a_row} groups in a row left untrained; the last one {why}")
@@ -261,12 +270,12 @@ class Coordinator:
 
     @property
     def _is_training_turn(self) -> bool:
-        """Whether the pools take turns and the train pool has its turn."""
+        """Whether the pools take turns on shared devices, and it is the train pool's turn."""
         return self.settings.taking_turns and self._training
 
     @property
     def _is_generation_turn(self) -> bool:
-        """Whether the pools take turns and any dispatched group is unfinished."""
+        """Whether the pools take turns on shared devices, and some group is still being generated or scored."""
         generating = self._evaluations.is_running or self.buffer.finished < self.buffer.held
         return self.settings.taking_turns and generating
 
@@ -282,7 +291,7 @@ class Coordinator:
             self._adaptive.trained(self._trained, idle=self._placement.pool.least_loaded() is not None)
 
     def _next_batch(self, actions: list[Action]) -> None:
-        """Decide what an idle trainer does: save, end, or train the next batch."""
+        """If the trainer is idle, save a checkpoint, end the run or train the next batch: whichever is due now."""
         if self._training:
             return
         complete = self._stopping or self._trained >= self.settings.batches
@@ -332,7 +341,10 @@ class Coordinator:
             self._evaluations.request(request)
 
     def _stop(self, request: requests.StopTraining, actions: list[Action]) -> None:
-        """Stop as soon as the batch in training allows: copies, publications and evaluations are not waited for."""
+        """Begin to stop: the run ends once the batch in training is done and saved.
+
+        Copies, publications and evaluations are not waited for.
+        """
         self._stopping = True
         self._publication.stop()
         self._evaluations.skip_all(actions)

@@ -1,4 +1,4 @@
-"""The settings of a coordinator, and a check that refuses settings with which a run would never end."""
+"""The settings of a coordinator. A check refuses settings with which a run would never end."""
 
 from __future__ import annotations
 
@@ -14,33 +14,36 @@ PATIENCE_BATCHES = 100
 class CoordinatorSettings:
     """The settings by which the coordinator schedules a run.
 
-    Raises ValueError that lists every violated inequality: such a run would wait forever.
+    Raises ValueError with every violated inequality, because a run with such settings would never end.
     """
 
     window: Window
     group_size: int
-    """G: sequences per prompt."""
+    """G: number of sequences per prompt."""
     batches: int
-    """Batches of the whole run."""
+    """Number of batches of the whole run."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
-    """Sequences continue across a publication. Otherwise each comes from one version, and a publication waits for all."""
+    """Whether sequences continue across a publication.
+
+    If not, a publication waits until no sequence is being generated, so that each sequence comes from one version.
+    """
     taking_turns: bool = False
-    """The pools share devices: no batch trains while any sequence is generated."""
+    """Whether the pools share devices and take turns: no batch trains while any sequence is being generated."""
     dynamic_sampling: bool = False
-    """Groups without signal leave and are replaced."""
+    """Whether groups without signal (all rewards equal) leave untrained, and other prompts are dispatched instead."""
     lane_after: int | None = None
-    """Response tokens after which a sequence moves to the straggler lane. None: there is no lane."""
+    """Number of response tokens after which a sequence moves to the straggler lane. None: there is no lane."""
     group_affinity: bool = True
-    """The samples of a prompt go to the same replica, which computes the prompt once. Otherwise each goes to the least
-    loaded replica.
+    """Whether the samples of a prompt go to the same replica, which computes the prompt once. If not, each goes to the
+    least loaded replica.
     """
     adaptive: bool = False
-    """Hold back dispatch when a predicted finish would miss its deadline."""
+    """Whether dispatch is held back while too many groups are predicted to miss their deadlines."""
 
     @property
     def patience(self) -> int:
-        """The number of groups in a row that leave untrained before the run fails."""
+        """The number of groups in a row that may leave untrained until the run fails."""
         return PATIENCE_BATCHES * self.window.groups_per_batch
 
     def __post_init__(self) -> None:

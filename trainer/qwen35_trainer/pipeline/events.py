@@ -11,24 +11,27 @@ type SequenceId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class ReplicaJoined:
-    """A rollout replica is ready. `version`: the weights that it has.
+    """A rollout replica is ready. version: the version of its weights.
 
-    A replica whose weights are older than the published ones loads those next, and gets no sequences until it has.
+    A replica with weights older than the published version gets no sequences until it has loaded that version.
     """
 
     replica: int
     slots: int
-    """Sequences that it accepts at a time, including those in its own queue."""
+    """Maximum number of sequences that the replica holds at a time, including those in its internal queue."""
     version: int
     lane: bool = False
-    """It belongs to the straggler lane: it decodes faster and takes only stragglers."""
+    """Whether the replica belongs to the straggler lane, which takes only long sequences and decodes them faster."""
     token_room: int | None = None
-    """Tokens that its memory holds for all its sequences together. None: it is not known, and slots alone count."""
+    """Number of tokens that the replica's memory holds for all sequences together.
+
+    None: unknown; only `slots` limits it.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLeaving:
-    """A replica gets no more sequences and finishes those that it holds. `leaving` False takes this back."""
+    """A replica will leave: it finishes its sequences and gets no new ones. With `leaving` False it stays after all."""
 
     replica: int
     leaving: bool = True
@@ -36,10 +39,11 @@ class ReplicaLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica is gone. `kept`: for each sequence that it generated, the number of response tokens that are still available.
+    """A replica is gone, and its sequences must continue elsewhere.
 
-    A sequence that `kept` does not name had not reached the replica. It falls back to the number of tokens with which the last
-    `StartSequences` started it, or that it had reported before the last `MoveSequences`.
+    kept: number of response tokens that are still available, for each sequence that the replica was generating. A
+    sequence that is not in `kept` had not reached the replica. It continues from the tokens with which `StartSequences`
+    last started it, or which it had reported before the last `MoveSequences`.
     """
 
     replica: int
@@ -56,14 +60,14 @@ class SequenceStarted:
 
 @dataclass(frozen=True, slots=True)
 class SequencesProgressed:
-    """The response tokens that running sequences have so far."""
+    """Running sequences have generated more tokens. tokens: total number of response tokens by sequence."""
 
     tokens: Mapping[SequenceId, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceFinished:
-    """A sequence is complete. `tokens`: the length of its response."""
+    """A sequence is complete. tokens: length of its response."""
 
     sequence: SequenceId
     tokens: int
@@ -71,7 +75,10 @@ class SequenceFinished:
 
 @dataclass(frozen=True, slots=True)
 class GroupScored:
-    """All sequences of a finished group have their rewards. `signal`: the rewards differ, so the group has a gradient."""
+    """All sequences of a group have their rewards.
+
+    signal: whether the rewards differ; otherwise there is no gradient.
+    """
 
     group: int
     signal: bool = True
@@ -79,7 +86,7 @@ class GroupScored:
 
 @dataclass(frozen=True, slots=True)
 class GroupFailed:
-    """A group cannot be generated or scored, and will not be tried again. `cause`: the first error, for messages."""
+    """A group could not be generated or scored, and is not tried again. cause: the first error, for messages."""
 
     group: int
     cause: str = ""
@@ -94,14 +101,14 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class WeightsCopied:
-    """The trainer's weights are copied as `version`. The next batch may change them, and the copy may be published."""
+    """The trainer's weights are copied as `version`. Now the next batch may train, and the copy may be published."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class VersionLoaded:
-    """A replica has loaded `version`: its next token comes from these weights."""
+    """A replica has loaded `version`: the next token that it generates comes from these weights."""
 
     replica: int
     version: int
@@ -109,7 +116,10 @@ class VersionLoaded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """A checkpoint is complete. `batch`: the next batch to train after it, as in its snapshot."""
+    """A checkpoint is complete.
+
+    batch: `batch` of its snapshot, which is the next batch to train after the checkpoint.
+    """
 
     batch: int
 

@@ -1,19 +1,21 @@
-"""The journal: records from which a run continues after a crash, so that each prompt has its turn exactly once: it
-trains, or leaves untrained.
+"""The journal: records from which a run continues after a crash.
+
+With the journal, each prompt has its turn exactly once: it trains, or leaves untrained.
 
     98f01502 {"v":1,"b":8,"p":21,"w":[19,20],"g":23,"h":[21,22]}   JournalBase: batch 8 is next, prompts 19 and 20 are pending
     be0686e4 {"d":23,"p":21}                                       GroupDispatched: group 23, of prompt 21
     005fd3d2 {"l":22,"p":20,"r":"filtered"}                        GroupLeft: group 22, untrained
     7f68b0e1 {"t":8,"v":4,"g":[21,23]}                             TrainGroups: batch 8, written before it trains
 
-Each line begins with the CRC-32 of the rest of it. Lines are in the order of the coordinator's actions. Weights that have
-trained the batches before b continue from the point where batch b was taken; later records belong to lost weights.
+Each line begins with the CRC-32 of its remaining characters. Lines are in the order of the coordinator's actions. A run
+whose weights have trained all batches before b continues from the point where batch b was taken. Later records are
+ignored: the weights that they led to are lost.
 
-A crash while a line is written leaves a torn tail, which is cut off: no action after that line was carried out. An
-unreadable line before a readable one is damage, and so is a record that cannot follow the others. `JournalDamaged` names
-the first damaged line.
+A crash while a line is written leaves an incomplete last line, which is cut off: no action of that line was carried
+out. An unreadable line before a readable one is damage, and so is a record that cannot follow the records before it.
+`JournalDamaged` names the first damaged line.
 
-All functions take and return bytes; `runtime/journal_file.py` holds the file. See docs/design/journal.md.
+All functions take and return bytes; `runtime/journal_file.py` reads and writes the file. See docs/design/journal.md.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class JournalBase:
 
     snapshot: SchedulingSnapshot
     held: tuple[int, ...] = ()
-    """Groups to which later records may refer. Their prompts are the first of `snapshot.pending`, in this order."""
+    """Groups that were in the pipeline, to which later records may refer. Their prompts come first in
+    `snapshot.pending`, in the same order."""
     attempt: str = ""
-    """The attempt that wrote the journal. A checkpoint of another attempt has another history, even at the same batch."""
+    """Name of the attempt that wrote the journal. A checkpoint of another attempt has another history, even at the same
+    batch."""
 
 
 type JournalRecord = JournalBase | GroupDispatched | GroupLeft | TrainGroups
@@ -53,24 +57,24 @@ def encode(record: JournalRecord) -> bytes:
 
 
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
-    """Return the state from which a run continues whose weights have trained exactly the batches before `batch`.
+    """Return the state of scheduling for a run whose weights have trained exactly the batches before `batch`.
 
-    This is the state before batch `batch` was taken. If the journal has no record of that batch, it is the state after
-    all records. Raises JournalDamaged when a record up to that point is damaged; later damage does not matter.
+    This is the state before batch `batch` was taken, or the state after all records if the journal does not contain
+    that batch. Raises JournalDamaged if a record before this point is damaged; later damage does not matter.
     """
     return _replay(_read(data), batch)[0].snapshot
 
 
 def origin(data: bytes) -> JournalBase | None:
-    """Return the first record of a journal. None if it cannot be read."""
+    """Return the first record of a journal. None if that record cannot be read."""
     lines = _read(data)
     return lines[0][1] if lines and isinstance(lines[0][1], JournalBase) else None
 
 
 def compact(data: bytes, batch: int) -> bytes:
-    """Shorten a journal: replace the records before batch `batch` was taken by one base record.
+    """Shorten a journal: replace all records before batch `batch` was taken by one base record.
 
-    Recovery from `batch` on gives the same results. Raises JournalDamaged.
+    The shorter journal gives the same results in recovery for `batch` and later batches. Raises JournalDamaged.
     """
     lines = _read(data)
     replay, replayed = _replay(lines, batch)
@@ -95,7 +99,7 @@ def _fields(record: JournalRecord) -> dict[str, object]:
 
 
 def _decode(line: bytes) -> JournalRecord | None:
-    """Decode a line without its newline. None if it is not what `encode` wrote."""
+    """Decode a line, given without its newline. Returns None if `encode` cannot have written the line."""
     checksum, _, text = line.partition(b" ")
     if checksum != _checksum(text):
         return None
@@ -128,7 +132,7 @@ def _checksum(text: bytes) -> bytes:
 
 
 def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
-    """Return every line with its record, without the torn tail."""
+    """Return every line with its record, or with None if it is unreadable. An incomplete last line is left out."""
     lines = [(line, _decode(line)) for line in data.split(b"\n")[:-1]]
     while lines and lines[-1][1] is None:
         lines.pop()
@@ -136,7 +140,7 @@ def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
 
 
 def _replay(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> tuple[Replay, int]:
-    """Return the state before `batch` was taken, and the number of lines that lead to it. Raises JournalDamaged."""
+    """Return the state before `batch` was taken, and the number of lines up to that point. Raises JournalDamaged."""
     replay = _begin(lines, batch)
     for replayed, (_, record) in enumerate(lines[1:], 1):
         match record:

@@ -1,4 +1,4 @@
-"""The coordinator's notices of decisions and of complete work. Nothing has to be done about them.
+"""The coordinator's notices: what it has decided, and which work is complete. They require no action.
 
 `GroupDispatched` and `GroupLeft` are also records of the journal.
 """
@@ -10,19 +10,19 @@ from enum import StrEnum
 
 
 class LeaveReason(StrEnum):
-    """The reason why a group left. Every dispatched group leaves exactly once."""
+    """The reason why a group left the pipeline. Every dispatched group leaves exactly once."""
 
     TRAINED = "trained"
     FILTERED = "filtered"
-    """Its rewards are all equal, so it has no gradient (dynamic sampling of DAPO, `algorithm.dynamicSampling`)."""
+    """All rewards of the group are equal, so it has no gradient (`algorithm.dynamicSampling`, from DAPO)."""
     DISCARDED = "discarded"
-    """It missed its deadline. Its prompt is dispatched again, as another group."""
+    """The group missed its deadline. Its prompt is dispatched again, as another group."""
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDispatched:
-    """A group entered the window. `position`: its prompt's place in the epoch order."""
+    """A group was dispatched. position: the place of its prompt in the order of all epochs."""
 
     group: int
     position: int
@@ -30,7 +30,7 @@ class GroupDispatched:
 
 @dataclass(frozen=True, slots=True)
 class GroupLeft:
-    """A group left the pipeline without training. (The groups of a batch leave by `TrainGroups`.)"""
+    """A group left the pipeline untrained. For groups that train there is a `TrainGroups` instead."""
 
     group: int
     position: int
@@ -39,23 +39,23 @@ class GroupLeft:
 
 @dataclass(frozen=True, slots=True)
 class VersionPublished:
-    """Every replica has loaded `version`, apart from replicas that joined with older weights and have not caught up."""
+    """Every replica has loaded `version`. Replicas that joined late and still catch up do not count."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEvaluated:
-    """All sequences of the evaluation of `version` are complete."""
+    """The evaluation of `version` has ended: each of its groups is complete or has failed."""
 
     version: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationSkipped:
-    """A requested evaluation of `version` does not take place, or not to its end.
+    """A requested evaluation of `version` does not take place, or was cancelled.
 
-    The replicas have later weights already, or the run stops.
+    The reason is that replicas already have, or are getting, later weights, or that the run stops.
     """
 
     version: int
@@ -63,7 +63,7 @@ class EvaluationSkipped:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """The run is complete: no action follows."""
+    """The run has ended. The coordinator emits no further action."""
 
 
 type Notice = GroupDispatched | GroupLeft | VersionPublished | VersionEvaluated | EvaluationSkipped | RunEnded

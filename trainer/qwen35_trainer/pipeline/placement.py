@@ -7,14 +7,15 @@
                                 ▲              ├── drop: its group left
                                 └─── lost ◄────┘
 
-The samples of one prompt go to one replica, which computes the prompt once for all of them: the least loaded one. Those for
-which it has no slot yet wait for its next free slots, up to BOUND_SHARE, and other replicas take new groups meanwhile. No slot
-stays free for that: if no new group may be dispatched, a replica with a free slot takes sequences that wait for another one. A
-group is divided where whole groups would leave replicas without any (`_share`), or would wait for long.
+The samples of one prompt go to one replica, the least loaded one, which computes the prompt once for all of them.
+Samples for which this replica has no free slot wait for its next free slots, up to BOUND_SHARE; other replicas take new
+groups meanwhile. Waiting leaves no slot idle: if no new group may be dispatched, a replica with a free slot takes
+sequences that wait for another replica. A group is divided if whole groups would leave some replicas without work
+(`_share`), or would wait too long.
 
-A lost replica's sequences, and those of an evaluation, may go to any replica, the earliest birth first. So may a sequence that
-waits for its group's replica, once a version has been published since its dispatch. Stragglers move in order of their
-deadlines. Events about groups that have left are ignored.
+Sequences of a lost replica or of an evaluation may go to any replica, the earliest birth first. A sequence that waits
+for its group's replica may also go to any replica once a version has been published since its dispatch. Stragglers move
+in order of their deadlines. Events about groups that have left are ignored.
 """
 
 from __future__ import annotations
@@ -32,25 +33,42 @@ from qwen35_trainer.pipeline.replicas import ReplicaPool, ReplicaState
 from qwen35_trainer.pipeline.sequences import EVALUATION_POSITION, PlacedGroup, PlacedSequence, WaitingSequences
 
 EVALUATION_PRIORITY = -1
-"""Before every version and every batch: a publication waits for the evaluation, so its sequences go first."""
+"""Priority of an evaluation's sequences, lower than every version and batch number, so that they are placed first.
+
+A publication waits for the evaluation.
+"""
 RUNNING_SHARE = 0.5
-"""An assumption: the share of the window's groups that run. The others are finished, or have trained since the publication."""
+"""Assumed share of the window's groups that are being generated.
+
+The other groups of the window have finished, or have trained since the last publication.
+"""
 BOUND_SHARE = 0.25
-"""Sequences that may wait for one replica, as a share of its slots: about the share of a response's time that they wait."""
+"""Maximum number of sequences that wait for one replica, as a share of its slots.
+
+A waiting sequence then waits for at most about this share of the time that one response takes.
+"""
 MAX_OBSERVED_LENGTHS = 1000
-"""The mean length follows a change of the lengths within about this many finished sequences."""
+"""Number of finished sequences over which the mean response length is taken, roughly."""
 MIN_OUTDATED_STRAGGLERS = 64
-"""The queue of stragglers is not cleaned while it has at most this many outdated entries."""
+"""Number of outdated entries that the queue of stragglers may always hold before they are removed."""
 
 
 class Placement:
-    """Groups from dispatch to their end, and the replicas that they run on. Reports births of groups to `buffer`."""
+    """Tracks the groups from dispatch to their end, and chooses the replicas that generate their sequences.
+
+    buffer: is notified of the birth of each group, the oldest version of its tokens. lane_after: response tokens after
+    which a sequence moves to the straggler lane; None: there is no lane. group_affinity: whether the samples of a
+    prompt go to the same replica.
+    """
 
     def __init__(self, buffer: Buffer, lane_after: int | None, *, group_affinity: bool = True) -> None:
         self.groups: dict[int, PlacedGroup] = {}
         self.pool, self.lane = ReplicaPool(), ReplicaPool()
         self.behind = ReplicaPool()
-        """Replicas that joined with older weights than the published ones. They get no sequences until they caught up."""
+        """Replicas that joined with weights older than the published version.
+
+        They get no sequences until they have loaded that version.
+        """
         self._buffer, self._lane_after, self._group_affinity = buffer, lane_after, group_affinity
         self._waiting = WaitingSequences()
         self._homes_with_slots: dict[int, None] = {}  # replicas with a free slot for which sequences may wait
@@ -64,22 +82,25 @@ class Placement:
 
     @property
     def waiting(self) -> int:
-        """The number of sequences without a replica."""
+        """The number of sequences that wait for a replica."""
         return len(self._waiting)
 
     def add(self, number: int, position: int, samples: int) -> None:
-        """Add a new group, which the caller of `place` has dispatched."""
+        """Add a dispatched group of `samples` sequences. The call of `place` that dispatched the group starts them."""
         self.groups[number] = PlacedGroup(position, [PlacedSequence() for _ in range(samples)], samples)
 
     def add_evaluation(self, numbers: Iterable[int], samples: int) -> None:
-        """Enqueue the sequences of an evaluation, before all others."""
+        """Add the groups of an evaluation, and enqueue their sequences before all others.
+
+        samples: sequences per group.
+        """
         for number in numbers:
             self.add(number, EVALUATION_POSITION, samples)
             for index in range(samples):
                 self._waiting.add((number, index), EVALUATION_PRIORITY)
 
     def drop(self, numbers: Iterable[int], actions: list[Action]) -> None:
-        """Cancel the sequences of groups. The groups remain in `groups` until the caller takes them out."""
+        """Cancel the sequences of the groups `numbers`. The groups stay in `groups` until the caller removes them."""
         cancelled: dict[int, list[SequenceId]] = {}
         for number in numbers:
             for index, sequence in enumerate(self.groups[number].sequences):
@@ -93,18 +114,21 @@ class Placement:
     # Replicas.
 
     def pool_of(self, number: int) -> ReplicaPool:
-        """Return the collection that holds a replica: the lane, the replicas that still load newer weights, or the pool."""
+        """Return the collection that holds a replica: `lane`, `behind`, or else `pool`."""
         return next((pool for pool in (self.lane, self.behind) if number in pool), self.pool)
 
     def join(self, event: on.ReplicaJoined) -> bool:
-        """Add a replica. Returns whether it may work now; if not, it is behind. Raises ValueError if it has joined already."""
+        """Add a replica. Returns whether it may get sequences now; if not, it is in `behind` until it catches up.
+
+        Raises ValueError if the replica has joined already.
+        """
         if any(event.replica in pool for pool in (self.pool, self.lane, self.behind)):
             raise ValueError(f"replica {event.replica} joins twice")
         self.behind.add(ReplicaState(event.replica, event.slots, event.version, event.lane, event.token_room))
         return self.catch_up(event.replica, event.version)
 
     def catch_up(self, number: int, version: int) -> bool:
-        """Note that a replica that was behind has loaded `version`. Returns whether it may work now."""
+        """Record that a replica in `behind` has loaded `version`. Returns whether it may get sequences now."""
         if version < self._buffer.published:
             return False
         replica = self.behind.remove(number)
@@ -113,14 +137,17 @@ class Placement:
         return True
 
     def set_leaving(self, event: on.ReplicaLeaving) -> None:
-        """Mark a replica as leaving, or take that back."""
+        """Mark a replica as leaving or not leaving. A leaving replica gets no sequences."""
         pool = self.pool_of(event.replica)
         if event.replica in pool:
             pool.set_leaving(event.replica, event.leaving)
             self._unbind(event.replica)
 
     def lose(self, event: on.ReplicaLost, *, keep: bool) -> ReplicaState:
-        """Remove a lost replica and enqueue its sequences, with their available tokens if `keep`."""
+        """Remove a lost replica and enqueue its sequences. Returns the removed replica.
+
+        keep: whether the sequences keep the tokens that are still available; otherwise they start over.
+        """
         replica = self.pool_of(event.replica).remove(event.replica)
         self._unbind(event.replica)
         for name in replica.sequences:
@@ -134,14 +161,14 @@ class Placement:
         return replica
 
     def _unbind(self, number: int) -> None:
-        """Let the sequences that wait for a replica go to any other."""
+        """Let the sequences that wait for this replica go to any replica."""
         self._waiting.unbind(number)
         self._homes_with_slots.pop(number, None)
 
     # Sequences.
 
     def started(self, event: on.SequenceStarted) -> None:
-        """Note the version of a sequence's first token."""
+        """Record the version of a sequence's first token."""
         group = self.groups.get(event.sequence[0])
         if group is None:
             return
@@ -151,7 +178,10 @@ class Placement:
             self._report_birth(event.sequence[0])
 
     def progressed(self, event: on.SequencesProgressed) -> None:
-        """Note the tokens of running sequences. Sequences that have become stragglers wait for a slot of the lane."""
+        """Record the number of tokens of running sequences.
+
+        Those that have become stragglers are enqueued for the lane.
+        """
         by_replica: dict[int, dict[SequenceId, int]] = {}
         groups, straggler = self.groups, math.inf if self._lane_after is None else self._lane_after
         for name, tokens in event.tokens.items():  # for every few tokens of a run
@@ -170,7 +200,7 @@ class Placement:
             self.pool_of(number).grow(number, sequences)
 
     def finished(self, event: on.SequenceFinished) -> bool:
-        """Note that a sequence is complete. Returns whether its group is complete now."""
+        """Record that a sequence is complete. Returns whether its group is complete now."""
         group = self.groups.get(event.sequence[0])
         if group is None or group.sequences[event.sequence[1]].done:
             return False
@@ -185,7 +215,7 @@ class Placement:
         return group.unfinished == 0
 
     def _release(self, name: SequenceId, sequence: PlacedSequence) -> None:
-        """Take a sequence off its replica."""
+        """Remove a sequence from its replica, which frees the slot."""
         assert sequence.replica is not None
         self.pool_of(sequence.replica).remove_sequence(sequence.replica, name)
         if self._waiting.has_bound(sequence.replica):
@@ -201,7 +231,7 @@ class Placement:
     # Slots.
 
     def move_stragglers(self, actions: list[Action]) -> None:
-        """Move stragglers to the lane while it has free slots."""
+        """Move stragglers to the lane, in order of their deadlines, until the lane has no free slot."""
         moves: dict[tuple[int, int], list[SequenceId]] = {}
         while self._stragglers and (target := self.lane.least_loaded()) is not None:
             _, number, index = heapq.heappop(self._stragglers)
@@ -217,9 +247,10 @@ class Placement:
         actions += [do.MoveSequences(*replicas, tuple(names)) for replicas, names in moves.items()]
 
     def place(self, actions: list[Action], dispatch: Callable[[list[Action]], int | None]) -> None:
-        """Assign waiting sequences to free slots, and add new groups while slots are free and nothing may take them.
+        """Assign waiting sequences to free slots, and then fill the remaining slots with new groups.
 
-        dispatch: adds a group if one may enter, and returns its number.
+        Once no new group may be dispatched, free slots take the sequences that wait for another replica. dispatch: adds
+        a new group and returns its number, or returns None if no group may be dispatched.
         """
         starts: dict[int, list[tuple[SequenceId, int]]] = {}
         self._place_waiting(starts)
@@ -233,7 +264,7 @@ class Placement:
         actions += [do.StartSequences(replica, tuple(names)) for replica, names in starts.items()]
 
     def _place_waiting(self, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences that any replica may take, then those that wait for a replica that has a free slot."""
+        """Start the sequences that any replica may take, then those that wait for one replica with a free slot."""
         while (name := self._waiting.first(before=self._buffer.published)) is not None:
             if self._bind(name):
                 continue
@@ -247,7 +278,7 @@ class Placement:
         self._homes_with_slots.clear()
 
     def _place_new(self, number: int, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Start the sequences of a new group. Those that belong to a replica without a free slot wait for it."""
+        """Start the sequences of a new group. Sequences for which their replica has no free slot wait."""
         for index in range(len(self.groups[number].sequences)):
             name = (number, index)
             if self._bind(name):
@@ -258,7 +289,11 @@ class Placement:
                 self._start(name, replica, starts)
 
     def _bind(self, name: SequenceId) -> bool:
-        """Let a sequence wait for its group's replica if that has no free slot and may be waited for. Returns whether it does."""
+        """Let a sequence wait for its group's replica, if that replica is full and not too many already wait for it.
+
+        Returns whether the sequence waits. It does not if it has tokens already, or if a version has been published
+        since its dispatch.
+        """
         group = self.groups[name[0]]
         sequence, home = group.sequences[name[1]], self.pool.get(group.home)
         priority = self._priority(name)
@@ -269,7 +304,7 @@ class Placement:
         return True
 
     def _start(self, name: SequenceId, replica: ReplicaState, starts: dict[int, list[tuple[SequenceId, int]]]) -> None:
-        """Assign a sequence to a replica."""
+        """Assign a sequence to a replica, and add it to `starts`, the sequences to start by replica."""
         group = self.groups[name[0]]
         sequence = group.sequences[name[1]]
         self._waiting.remove(name)
@@ -285,9 +320,9 @@ class Placement:
     def _replica_for(self, name: SequenceId) -> ReplicaState | None:
         """Return the replica that takes a waiting sequence; None if no slot is free.
 
-        A straggler gets a replica of the lane, or one of the pool if the lane has no free slot. Other sequences get a
-        replica of the pool: those without tokens their group's, the others the least loaded one. While the pool has no
-        replica, all sequences get one of the lane.
+        A straggler gets a replica of the lane, or one of the pool if the lane has no free slot. Any other sequence gets
+        a replica of the pool: its group's replica if it has no tokens yet, otherwise the least loaded one. While the
+        pool has no replica, all sequences get a replica of the lane.
         """
         group = self.groups[name[0]]
         sequence = group.sequences[name[1]]
@@ -299,7 +334,10 @@ class Placement:
         return home if home is not None and home.is_open and group.home_room > 0 else self._choose_home(group)
 
     def _choose_home(self, group: PlacedGroup) -> ReplicaState | None:
-        """Make the least loaded replica the one to which the next sequences of a group go. None if no slot is free."""
+        """Choose the replica to which the next sequences of a group go: the least loaded one.
+
+        None if no slot is free.
+        """
         replica = self.pool.least_loaded()
         if replica is not None:
             room = replica.slots - len(replica.sequences) + int(BOUND_SHARE * replica.slots)
@@ -307,7 +345,10 @@ class Placement:
         return replica
 
     def _share(self, group: PlacedGroup) -> int:
-        """Return how many sequences of a group go to one replica: all, unless other replicas would get none."""
+        """Return how many sequences of a group go to one replica.
+
+        All of them do, unless there are so few groups that other replicas would get no sequences.
+        """
         samples = len(group.sequences)
         if not self._group_affinity:
             return 1
@@ -318,9 +359,9 @@ class Placement:
         return self._lane_after is not None and sequence.tokens >= self._lane_after
 
     def _update_birth(self, number: int, sequence: PlacedSequence, replica: ReplicaState) -> None:
-        """Lower the birth of a sequence to the version of the replica that generates its next token.
+        """Lower the birth of a sequence to the version of its new replica, if that is older.
 
-        While a version is in transfer, the replica's version can be older than the one that generated the last token.
+        The replica can be older than the replica that generated the last token, because a version may be in transfer.
         """
         born_before = None if sequence.tokens == 0 else sequence.born
         born = replica.version if born_before is None else min(born_before, replica.version)
@@ -329,9 +370,9 @@ class Placement:
             self._report_birth(number)
 
     def _report_birth(self, number: int) -> None:
-        """Tell the buffer the version of the group's oldest token.
+        """Report the version of the group's oldest token to the buffer, which computes the group's deadline from it.
 
-        If no sequence has a version yet, report the published version, because no later token can be older.
+        If no sequence has a token yet, report the published version, because no future token can be older.
         """
         group = self.groups[number]
         if not group.is_evaluation:
@@ -347,7 +388,7 @@ class Placement:
             self._stragglers = sorted({entry for entry in self._stragglers if self._may_move(*entry[1:])})
 
     def _may_move(self, number: int, index: int) -> bool:
-        """Whether a sequence is a straggler on a replica of the pool."""
+        """Return whether a sequence may move to the lane: it is a straggler, and runs on a replica outside the lane."""
         group = self.groups.get(number)
         sequence = None if group is None else group.sequences[index]
         return (
@@ -362,7 +403,10 @@ class Placement:
         self._waiting.add(name, self._priority(name))
 
     def _priority(self, name: SequenceId) -> int:
-        """Return the birth of a sequence, by which those that wait are ordered."""
+        """Return the priority of a waiting sequence, which is its birth; the lowest is placed first.
+
+        A sequence without a birth has the published version, and one of an evaluation has EVALUATION_PRIORITY.
+        """
         group = self.groups[name[0]]
         born = EVALUATION_PRIORITY if group.is_evaluation else group.sequences[name[1]].born
         return self._buffer.published if born is None else born

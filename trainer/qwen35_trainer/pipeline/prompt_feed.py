@@ -19,7 +19,7 @@ class PromptFeed:
 
     @property
     def position(self) -> int:
-        """The position of the first prompt that was never taken."""
+        """The position of the first prompt that `take` has never returned."""
         return self._next
 
     @property
@@ -35,5 +35,5 @@ class PromptFeed:
         return self._next - 1
 
     def give_back(self, position: int) -> None:
-        """Return the prompt of a group that left untrained, so that it is dispatched again before any new one."""
+        """Put back the prompt of a group that left untrained. `take` returns it again before any new prompt."""
         self._returned.append(position)

@@ -6,18 +6,18 @@
                   └── waits for a place ───┴── block TrainGroups:        and for its evaluation             ▼
                       for its copy             it changes the weights                                   published
 
-One version is in transfer at a time, and one more may wait as a copy. Only `TrainGroups` waits for a copy: a checkpoint and a
-stop change no weights. Without partial rollout a copied version waits until no sequence runs, and no sequence starts until it
-has arrived, so that each sequence comes from one version.
+One version is in transfer at a time, and one more may wait as a copy. Only `TrainGroups` waits until a copy is
+complete, because only training changes the weights. Without partial rollout, a copied version waits until no sequence
+runs, and then no sequence starts until that version has arrived, so that each sequence comes from one version.
 
     EvaluateVersion ─► waits for its version ──published──► running ──all its groups complete or failed──► VersionEvaluated
                           │                                    │
                           └── later weights are on their way   └── the run stops ─► EvaluationSkipped
                               to the replicas, or the run stops ─► EvaluationSkipped
 
-No version is published while an evaluation runs, so all of its tokens come from one version. A version that has arrived is
-therefore evaluated before the next one is published, however many evaluations wait: none is dropped in favour of a later one,
-because then none would run while the trainer is faster than evaluations are. One runs at a time.
+No version is published while an evaluation runs, so all tokens of the evaluation come from one version. A version that
+has arrived is evaluated before the next one is published, even if later evaluations already wait. If later evaluations
+replaced earlier ones, none would run while the trainer is faster than the evaluations. One evaluation runs at a time.
 """
 
 from __future__ import annotations
@@ -50,19 +50,22 @@ class PublicationState:
 
     @property
     def blocks_training(self) -> bool:
-        """Whether a batch would change weights that are still to be copied."""
+        """Whether training must wait, because the next batch would change weights that are not copied yet."""
         return self._pending is not None or self._copying is not None
 
     @property
     def is_draining(self) -> bool:
-        """Whether no sequence may start."""
+        """Whether no sequence may start, because a version waits for its publication or is in transfer.
+
+        With partial rollout, sequences may always start.
+        """
         if self._partial_rollout:
             return False
         return self._in_transfer is not None or (self._has_copy and not self._evaluations.is_running)
 
     @property
     def is_idle(self) -> bool:
-        """Whether every version has arrived, and no evaluation runs."""
+        """Whether no version is on its way to the replicas, and no evaluation runs."""
         waiting = (self._pending, self._copying, self._copied, self._in_transfer)
         return all(step is None for step in waiting) and not self._evaluations.is_running
 
@@ -72,31 +75,31 @@ class PublicationState:
             self._pending = version
 
     def copied(self, event: on.WeightsCopied) -> None:
-        """Note that a version is copied. Raises ValueError for one whose copy was not requested."""
+        """Record that a version is copied. Raises ValueError if the copy of that version was not requested."""
         if event.version != self._copying:
             raise ValueError(f"version {event.version} copied, which was not requested")
         self._copying, self._copied = None, event.version
 
     def stop(self) -> None:
-        """Copy and publish nothing from now on. A version in transfer arrives."""
+        """Begin no further copy or publication. A version that is already in transfer still arrives."""
         self._stopped, self._pending = True, None
 
     def replica_joined(self, version: int) -> None:
-        """Count a replica that joined with the weights of `version`."""
+        """Count a replica that joined with the weights of `version` among those that the publication waits for."""
         self._replicas_behind += self._is_behind(version)
 
     def replica_lost(self, version: int) -> None:
-        """Stop counting a lost replica, which had the weights of `version`."""
+        """Stop waiting for a lost replica. version: the version of its weights."""
         self._replicas_behind -= self._is_behind(version)
 
     def loaded(self, event: on.VersionLoaded) -> None:
-        """Note that a replica has loaded a version."""
+        """Record that a replica has loaded a version."""
         replica = self._placement.pool_of(event.replica)[event.replica]
         self._replicas_behind -= self._is_behind(replica.version) and not self._is_behind(event.version)
         replica.version = max(replica.version, event.version)
 
     def advance(self, actions: list[Action]) -> None:
-        """Append every step that is possible now: a version is copied, sent, evaluated, or has arrived."""
+        """Take every step that is possible now, and append its actions: copy, send, evaluate or complete a version."""
         while True:
             if self._in_transfer is not None and self._replicas_behind == 0:
                 self._arrive(self._in_transfer, actions)
@@ -142,13 +145,14 @@ class EvaluationQueue:
         return self._running is not None
 
     def request(self, request: EvaluateVersion) -> None:
-        """Enqueue an evaluation. The next `advance` starts it if its version is published."""
+        """Enqueue an evaluation. `advance` starts it once its version is published."""
         self._waiting.append(request)
 
     def advance(self, published: int, actions: list[Action], *, in_transfer: bool) -> None:
-        """Start the next evaluation of version `published`, and skip those of versions that replicas no longer have.
+        """Start the next evaluation of version `published`. Skip evaluations of versions that replicas no longer have.
 
-        in_transfer: whether a later version is on its way, so that some replicas may have it already.
+        in_transfer: whether a later version is on its way. Then evaluations of `published` are skipped too, because
+        some replicas may already have the later version.
         """
         later: deque[EvaluateVersion] = deque()
         while self._waiting:
@@ -164,13 +168,13 @@ class EvaluationQueue:
         self._waiting = later
 
     def group_ended(self, number: int, actions: list[Action]) -> None:
-        """Note that a group of the running evaluation is complete or has failed."""
+        """Record that a group of the running evaluation is complete or has failed. The last one ends the evaluation."""
         del self._placement.groups[number]
         self._unfinished.discard(number)
         self._end_if_complete(actions)
 
     def skip_all(self, actions: list[Action]) -> None:
-        """Skip every evaluation: those that wait, and the running one, whose sequences are cancelled."""
+        """Skip all waiting evaluations, and cancel the running one and its sequences."""
         if self._running is not None:
             self._placement.drop(sorted(self._unfinished), actions)
             for number in self._unfinished:

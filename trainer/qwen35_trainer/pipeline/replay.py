@@ -1,11 +1,11 @@
-"""The state that a journal's records lead to, with checks that they form an unbroken sequence.
+"""Computes the state that a journal's records lead to, and checks that no record is missing.
 
     GroupDispatched ─► held ──TrainGroups─────────────────────► trained
                         ├─────GroupLeft: filtered, failed────► left for good
                         └─────GroupLeft: discarded───────────► returned ─► GroupDispatched again, as another group
 
-Groups, batches and new prompts are numbered without gaps, and returned prompts come first, in order. A record that
-violates this shows that other records are lost. Replay ends at the first such record.
+Groups, batches and new prompts are numbered without gaps, and returned prompts are dispatched before new ones, in
+order. A record that violates this shows that other records are lost. The replay ends at the first such record.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class JournalDamaged(RuntimeError):
     failure = FailureReason.JOURNAL_DAMAGED
 
     def __init__(self, line: int, problem: str) -> None:
-        """line: counted from 1. The line after the last one stands for records that are missing at the end."""
+        """Create the error. line: counted from 1; one more than the last line if records are missing at the end."""
         self.line, self.problem = line, problem
         super().__init__(
             f"line {line} of the journal: {problem}. The journal does not tell which prompts have trained. "
@@ -33,10 +33,13 @@ class JournalDamaged(RuntimeError):
 
 
 class Replay:
-    """The state of scheduling after the records applied so far. It follows the coordinator's rules."""
+    """The state of scheduling after the records applied so far, by the same rules as in the coordinator."""
 
     def __init__(self, start: SchedulingSnapshot, held: Sequence[int] = ()) -> None:
-        """`held`: the groups in the pipeline at `start`. `start.pending` begins with their prompts, in this order."""
+        """Begin at the state `start`.
+
+        held: the groups in the pipeline at that state. Their prompts come first in `start.pending`, in the same order.
+        """
         self._batch, self._position, self._group = start.batch, start.position, start.group
         self._held = dict(zip(held, start.pending, strict=False))  # group → position, in order of dispatch
         self._returned = deque(start.pending[len(held) :])
@@ -48,12 +51,15 @@ class Replay:
 
     @property
     def snapshot(self) -> SchedulingSnapshot:
-        """The state of the run. The prompts of held groups come first in `pending`."""
+        """The state of scheduling, from which a run can continue.
+
+        The prompts of held groups come first in `pending`.
+        """
         pending = (*self._held.values(), *self._returned)
         return SchedulingSnapshot(self._batch, self._position, pending, self._group)
 
     def apply(self, line: int, record: GroupDispatched | GroupLeft | TrainGroups) -> None:
-        """Apply the next record. Raises JournalDamaged if the record contradicts the records before it."""
+        """Apply the next record. Raises JournalDamaged if it contradicts earlier records. line: its number, from 1."""
         match record:
             case GroupDispatched():
                 problem = self._dispatch(record)
@@ -65,7 +71,10 @@ class Replay:
             raise JournalDamaged(line, problem)
 
     def _dispatch(self, record: GroupDispatched) -> str | None:
-        """Take the prompt of a dispatched group, which is the first returned one, or else the next new one."""
+        """Dispatch the group of a record. Returns the problem if the group or its prompt is not the expected next one.
+
+        The expected prompt is the first returned one, or the next new one if none was returned.
+        """
         if record.group != self._group:
             return f"group {record.group} is dispatched, and {self._group} comes next"
         expected = self._returned[0] if self._returned else self._position

@@ -1,7 +1,7 @@
 """The rollout replicas as the coordinator sees them: which may take a sequence, and which sequences each holds.
 
 The rollout pool and the straggler lane are one `ReplicaPool` each. A heap finds the replica with the lowest load. Every change
-pushes a new entry, and outdated entries are dropped when they reach the top, so a choice costs O(log replicas).
+of a load pushes a new entry. Outdated entries are dropped when they reach the top, so a choice costs O(log replicas).
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from dataclasses import dataclass, field
 from qwen35_trainer.pipeline.events import SequenceId
 
 LENGTH_CHANGE = 0.1
-"""Change of the expected length, as a share of it, from which on the loads of all replicas are computed again."""
+"""Relative change of the expected response length above which the loads of all replicas are computed again."""
 
 
 @dataclass(slots=True)
 class ReplicaState:
-    """The scheduler's knowledge of one rollout replica."""
+    """State of one rollout replica as the coordinator knows it."""
 
     number: int
     slots: int
     version: int
     lane: bool
     token_room: int | None = None
-    """Tokens that its memory holds for all its sequences together. None: not known."""
+    """Number of tokens that the replica's memory holds for all its sequences together. None: unknown."""
     leaving: bool = False
     sequences: dict[SequenceId, int] = field(default_factory=dict)
-    """The sequences that it holds, in order of arrival, each with its response tokens so far."""
+    """The sequences that the replica holds, in order of arrival, each with its number of response tokens so far."""
     tokens: int = 0
-    """Response tokens of all of them."""
+    """Number of response tokens of all sequences that the replica holds."""
 
     @property
     def is_open(self) -> bool:
-        """Whether it may take one more sequence: a slot is free, and its tokens do not fill its memory yet."""
+        """Whether the replica may take one more sequence: it is not leaving, and has a free slot and token room."""
         if self.leaving or len(self.sequences) >= self.slots:
             return False
         return self.token_room is None or self.tokens < self.token_room or not self.sequences
 
     def load(self, expected_tokens: float) -> float:
-        """Return the share of its slots or of its token room that is taken, whichever is larger.
+        """Return the load: the share of the replica's slots or of its token room that is taken, whichever is larger.
 
-        A sequence takes the tokens that it has and `expected_tokens` to come. This is exact on average if lengths are
-        exponentially distributed, because then the remaining length does not depend on the present one.
+        A sequence takes the tokens that it has, plus `expected_tokens` that it will gain. This is exact on average if
+        lengths are exponentially distributed, because then the remaining length does not depend on the present length.
         """
         count = len(self.sequences)
         if self.token_room is None:
@@ -52,7 +52,7 @@ class ReplicaState:
 
 
 class ReplicaPool:
-    """A collection of replicas, ordered by load: those of the pool, those of the lane, or those that have to catch up."""
+    """A collection of replicas, ordered by load: the rollout pool, the straggler lane, or replicas that catch up."""
 
     def __init__(self) -> None:
         self._replicas: dict[int, ReplicaState] = {}
@@ -60,7 +60,7 @@ class ReplicaPool:
         self._current_loads: dict[int, float] = {}  # number → load of its current entry in the heap
         self._expected_tokens = 0.0
         self.sequence_count = 0
-        """Sequences on all of them."""
+        """Number of sequences on all replicas of the collection."""
 
     def __len__(self) -> int:
         return len(self._replicas)
@@ -83,21 +83,24 @@ class ReplicaPool:
         self._update_heap(replica)
 
     def set_leaving(self, number: int, leaving: bool) -> None:
-        """Mark a replica as leaving, or take that back. A leaving replica takes no sequences."""
+        """Mark a replica as leaving or not leaving. A leaving replica takes no sequences."""
         replica = self._replicas[number]
         if replica.leaving != leaving:
             replica.leaving = leaving
             self._update_heap(replica)
 
     def expect(self, tokens: float) -> None:
-        """Set the number of response tokens that a sequence is expected to gain. Small changes are left out."""
+        """Set the number of tokens that a sequence is expected to gain.
+
+        A relative change below LENGTH_CHANGE is ignored.
+        """
         if abs(tokens - self._expected_tokens) > LENGTH_CHANGE * self._expected_tokens:
             self._expected_tokens = tokens
             for replica in self._replicas.values():
                 self._update_heap(replica)
 
     def remove(self, number: int) -> ReplicaState:
-        """Take a replica out, with the sequences that it holds."""
+        """Remove a replica, with the sequences that it holds, and return it."""
         replica = self._replicas.pop(number)
         self._current_loads.pop(number, None)
         self.sequence_count -= len(replica.sequences)
@@ -126,7 +129,7 @@ class ReplicaPool:
         self._update_heap(replica)
 
     def grow(self, number: int, tokens: Mapping[SequenceId, int]) -> None:
-        """Note the response tokens that sequences of a replica have now."""
+        """Record the number of response tokens that sequences of a replica have now."""
         replica = self._replicas[number]
         for sequence, count in tokens.items():
             replica.tokens += count - replica.sequences[sequence]

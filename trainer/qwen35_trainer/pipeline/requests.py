@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EvaluateVersion:
-    """Generate `samples` sequences for each of `groups` once `version` is published, and before the next version is.
+    """Evaluate `version` after it is published and before the next version is: generate `samples` sequences per group.
 
-    It is answered by exactly one `VersionEvaluated` or `EvaluationSkipped`, unless the run has ended.
+    The coordinator answers with exactly one `VersionEvaluated` or `EvaluationSkipped`, unless the run has ended.
     """
 
     version: int
@@ -19,12 +19,12 @@ class EvaluateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Save a checkpoint before the next batch trains, or when the save in progress is complete."""
+    """Save a checkpoint between two batches. If another one is being saved, this one begins after it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Train no further batch; save, then end. Evaluations that are not complete are skipped."""
+    """Train no further batch, save a checkpoint, and end the run. Incomplete evaluations are skipped."""
 
 
 type Request = EvaluateVersion | TakeCheckpoint | StopTraining

@@ -3,11 +3,12 @@
     add ──────────────► any replica     in order of priority, the lowest first
     add, with a home ─► one replica     the next free slot there; after `unbind` any replica
 
-The rest of a group that did not fit on a replica waits for that replica, its home, which has computed the prompt already. A
-sequence that waits for its home does not wait for long: once its priority is below `before`, the caller's limit, it counts
-among those that any replica may take.
+If a group did not fit on a replica, its remaining sequences wait for that replica, their home, which has computed the
+prompt already. This wait is limited: once the priority of a sequence is below `before`, the caller's limit, any replica
+may take it.
 
-Entries of sequences that no longer wait stay in the heaps until they reach the top, or until they outnumber the others.
+Heap entries of sequences that no longer wait are removed when they reach the top, or when they outnumber the valid
+entries.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from qwen35_trainer.pipeline.events import SequenceId
 type _Entry = tuple[int, int, int]  # (priority, group, index)
 
 EVALUATION_POSITION = -1
-"""The position of an evaluation's group, which never enters the window."""
+"""The `position` of every group of an evaluation. Such a group never enters the window."""
 MIN_OUTDATED_ENTRIES = 64
-"""A heap with at most this many outdated entries is not cleaned."""
+"""Number of outdated entries that a heap may always hold before they are removed."""
 
 
 @dataclass(slots=True)
@@ -32,9 +33,9 @@ class PlacedSequence:
 
     tokens: int = 0
     tokens_at_start: int = 0
-    """The tokens that it was known to have when it was last placed or moved: they are not lost with its replica."""
+    """Number of tokens known when the sequence was last placed or moved. If its replica is lost, it still has these."""
     born: int | None = None
-    """The version of its first token, or an older one that bounds it."""
+    """The version of the sequence's first token, or an older version if only a lower bound is known."""
     replica: int | None = None
     done: bool = False
 
@@ -47,9 +48,9 @@ class PlacedGroup:
     sequences: list[PlacedSequence]
     unfinished: int
     home: int | None = None
-    """The replica to which its sequences without tokens go, so that they share the computation of their prompt."""
+    """The replica to which the group's new sequences go, so that it computes their prompt only once."""
     home_room: int = 0
-    """The number of sequences that may still go there."""
+    """The number of the group's sequences that may still go to its home replica."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -69,7 +70,7 @@ class WaitingSequences:
         return len(self._waiting)
 
     def add(self, name: SequenceId, priority: int, home: int | None = None) -> None:
-        """Enqueue a sequence. `home`: the replica that it waits for; None: it waits for any."""
+        """Enqueue a sequence. priority: the lowest is first. home: the replica that it waits for; None: any replica."""
         self._waiting[name] = (priority, home)
         if home is None:
             self._push(self._anywhere, (priority, *name))
@@ -78,24 +79,24 @@ class WaitingSequences:
             self._by_home.setdefault(home, deque()).append(name)
 
     def remove(self, name: SequenceId) -> None:
-        """Take a sequence out: it has a replica now, or needs none any more."""
+        """Remove a sequence, because it has a replica now or needs none any more."""
         self._waiting.pop(name, None)
 
     def unbind(self, home: int) -> None:
-        """Let the sequences that wait for this replica wait for any."""
+        """Let the sequences that wait for the replica `home` go to any replica."""
         for name in self._by_home.pop(home, ()):
             priority, bound_to = self._waiting.get(name, (0, None))
             if bound_to == home:
                 self.add(name, priority)
 
     def has_bound(self, home: int) -> bool:
-        """Whether sequences may wait for this replica."""
+        """Return False if no sequence waits for the replica `home`. True if some may: entries can be outdated."""
         return home in self._by_home
 
     def first(self, before: int) -> SequenceId | None:
         """Return the sequence with the lowest priority among those that any replica may take. None if there is none.
 
-        before: a sequence with a lower priority than this does not wait for its home.
+        before: a sequence that waits for its home replica counts too, if its priority is lower than this.
         """
         anywhere, bound = self._top(self._anywhere, bound=False), self._top(self._bound, bound=True)
         if bound is not None and bound[0] < before and (anywhere is None or bound < anywhere):
@@ -103,12 +104,15 @@ class WaitingSequences:
         return None if anywhere is None else anywhere[1:]
 
     def first_bound(self) -> SequenceId | None:
-        """Return the sequence with the lowest priority among those that wait for their home. None if there is none."""
+        """Return the sequence with the lowest priority among those that wait for their home replica.
+
+        None if none does.
+        """
         top = self._top(self._bound, bound=True)
         return None if top is None else top[1:]
 
     def first_at(self, home: int) -> SequenceId | None:
-        """Return the sequence that has waited longest for this replica. None if there is none."""
+        """Return the sequence that has waited longest for the replica `home`. None if no sequence waits for it."""
         names = self._by_home.get(home)
         while names:
             if self._waiting.get(names[0], (0, None))[1] == home:

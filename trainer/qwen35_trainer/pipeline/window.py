@@ -4,8 +4,8 @@
     batch     0 … K-1          K … 2K-1         2K … 3K-1
     with a maximum lag S = 1, a group born at version 0 may train up to and including batch 2K-1
 
-docs/design/staleness.md states the rule and proves it. `Buffer` follows it, and `runtime/assembly.py` checks the lag of
-every token again before it trains.
+docs/design/staleness.md states the rule of staleness and proves it. `Buffer` follows the rule, and
+`runtime/assembly.py` checks the lag of every token again before the token trains.
 """
 
 from __future__ import annotations
@@ -16,20 +16,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Window:
-    """The two bounds of staleness, and the size of the window and the deadlines of groups that follow from them.
+    """The two bounds of staleness, and what follows from them: the size of the window, and the deadlines of groups.
 
-    The bounds are the staleness threshold and the maximum lag. Raises ValueError if they contradict each other, or if a
-    number is too small.
+    The bounds are the staleness threshold and the maximum lag. Raises ValueError if the bounds contradict each other,
+    or if a number is too small.
     """
 
     groups_per_batch: int
-    """P: prompt groups per batch."""
+    """P: number of groups (prompts) per batch."""
     batches_per_version: int
-    """K: batches between two weight publications."""
+    """K: number of batches between two publications of weights."""
     staleness_threshold: float
-    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may be in the pipeline or trained in the current version."""
+    """s, in versions: at most ⌊(1 + s)·P·K⌋ groups may count against the window.
+
+    P·K is the number of groups of a version.
+    """
     max_version_lag: int
-    """S, in versions: no token trains at a version later than its own + S."""
+    """S, in versions: a token of version v may train at version v + S at the latest."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -49,7 +52,7 @@ class Window:
 
     @property
     def limit(self) -> int:
-        """The maximum number of groups that may count against the window at one time."""
+        """The maximum number of groups that may count against the window at one time: ⌊(1 + s)·P·K⌋."""
         # Rounding can put the product of decimal fractions just below a whole number (1.1 * 10): allow for one part in
         # a billion.
         return math.floor((1 + self.staleness_threshold) * self.groups_per_batch * self.batches_per_version + 1e-9)
@@ -59,5 +62,5 @@ class Window:
         return batch // self.batches_per_version
 
     def deadline(self, born: int) -> int:
-        """Return the last batch that may train a group whose first token came from version `born`."""
+        """Return the number of the last batch that may train a group whose oldest token came from version `born`."""
         return (born + self.max_version_lag + 1) * self.batches_per_version - 1

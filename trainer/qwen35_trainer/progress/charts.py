@@ -1,7 +1,8 @@
 """The charts of the report: pure functions from records to plotly figures as plain data.
 
-A colour is a name such as "@rollout", which the page replaces by the value of its style sheet, light or dark. Rollout and
-train have the same colours in every chart. Each line has its name at its end, so that no legend is needed.
+A colour is a name such as "@rollout". The page replaces the name by a value of its style sheet, light or dark. The
+rollout pool and the train pool have the same colours in every chart. Each line has its name at its end, so that no
+legend is needed.
 """
 
 import math
@@ -20,7 +21,7 @@ type Value = Callable[[UpdateRecord], float | None]
 _MIN_LABEL_GAP: Final = 0.085  # share of the axis: names at line ends must not touch
 
 _COLOURS: Final = ("@rollout", "@train", "@publish", "@accuracy", "@bad", "@checkpoint", "@warn", "@none")
-"""Colours of curves that belong to no pool."""
+"""Colours of the curves of a chart with one curve per name, in order of use."""
 
 _TIME_COLOURS: Final = dict(
     zip(TIME_PARTS, ("@train", "@none", "@rollout", "@publish", "@checkpoint", "@accuracy", "@warn"), strict=True)
@@ -32,7 +33,7 @@ _MAX_MARKED_POINTS: Final = 40  # more markers would hide their line
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A figure with its caption. Size "wide" takes two thirds of the page's width, "full" all of it."""
+    """A figure with its caption. Size "wide" takes two thirds of the page's width, and "full" takes all of it."""
 
     name: str
     title: str
@@ -40,7 +41,7 @@ class Chart:
     figure: Figure
     size: str = "small"
     key: tuple[tuple[str, str], ...] = ()
-    """(colour, name) of curves that cannot be named at their ends."""
+    """Legend for curves that cannot have their names at their ends: (colour, name) of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ def charts(
     bound: int | None,
     train_time: Mapping[str, float] = MappingProxyType({}),
 ) -> list[Chart]:
-    """Return the charts for which the run has numbers, in the order of the page. staleness: trained tokens by lag."""
+    """Return the charts for which the run has numbers, in the order in which the page shows them."""
     if not updates and not evaluations:
         return []
     loss = _lines(updates, "Loss", "", "", ("loss", "@train", lambda u: u.loss))
@@ -111,7 +112,7 @@ def charts(
 
 
 def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """Charts of how many samples have a training signal."""
+    """Return the charts that show how many samples have a training signal, that is, a group with different rewards."""
     without_signal = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
     truncated = ("", "@rollout", lambda u: u.truncated_share)
     failed = ("", "@bad", lambda u: u.reward_errors)
@@ -129,7 +130,7 @@ def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
 
 
 def _steps(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """Charts of how far each update moves the policy."""
+    """Return the charts that show how far each update moves the policy."""
     reference, rollout = ("reference", "@train", lambda u: u.kl), ("rollout", "@rollout", lambda u: u.behaviour_kl)
     clipped, rate = ("", "@train", lambda u: u.clip_fraction), ("", "@train", lambda u: u.learning_rate)
     return [
@@ -166,7 +167,7 @@ def _named(
 def _reward(updates: Sequence[UpdateRecord], evaluations: Sequence[EvaluationRecord]) -> list[Chart]:
     """Return the charts of reward, held-out reward and held-out accuracy.
 
-    If all rewards are between 0 and 1, one chart shows them all. Otherwise accuracy has a chart of its own.
+    If all rewards are between 0 and 1, one chart shows all three. Otherwise accuracy has a separate chart.
     """
     measured = [(evaluation.accuracy, evaluation.reward_mean) for evaluation in evaluations]
     names = {measure.name for measure in measures(measured)}
@@ -265,7 +266,10 @@ def _staleness(tokens: Mapping[int, int], bound: int | None) -> Chart | None:
 
 
 def _train_time(shares: Mapping[str, float]) -> Chart | None:
-    """One bar of what the train pool did, or waited for, as shares of the duration of all updates. None without parts."""
+    """Return a chart with one bar: the share of time that the train pool spent on, or waited for, each activity.
+
+    shares: activity → share of the duration of all updates. Returns None if `shares` is empty.
+    """
     if not shares:
         return None
     order = [part for part in TIME_PARTS if part in shares]
@@ -328,7 +332,10 @@ def _series(name: str, colour: str, updates: Sequence[UpdateRecord], value: Valu
 
 
 def _finite(value: float | None) -> float | None:
-    """Round to the six digits that a chart can show. A value that is not finite becomes a gap."""
+    """Round a value to the six digits that a chart can show.
+
+    A value that is not finite becomes None, a gap in the curve.
+    """
     return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
 
 
@@ -372,7 +379,7 @@ def _trace(line: _Series) -> Figure:
 
 
 def _end_labels(series: Sequence[_Series], limits: tuple[float, float]) -> list[Figure]:
-    """Return the name of each line at its end. Names of lines that end close together are moved apart."""
+    """Return a label with the name of each line at the line's end. Labels that would overlap are moved apart."""
     low, high = limits
     ends = [(line, next((y for y in reversed(line.y) if y is not None), None)) for line in series if line.name]
     placed: list[Figure] = []

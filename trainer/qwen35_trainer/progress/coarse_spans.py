@@ -1,4 +1,8 @@
-"""The spans of a whole run in bounded memory: exact while they are few, then joined in windows that grow with the run."""
+"""The spans (timed activities) of a whole run in bounded memory.
+
+The spans are exact while they are few. Then spans in the same window of time are joined, and the windows grow with the
+run.
+"""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,11 +12,14 @@ from qwen35_trainer.progress.span_budget import joined
 
 _MIN_WINDOW_SECONDS: Final = 2.0**-6
 _MAX_WINDOW_SECONDS: Final = 2.0**26
-"""Two years. A run of that length has one span per lane and kind then."""
+"""Maximum length of a window: two years. With this length, spans are joined to one per lane and kind."""
 
 
 class CoarseSpans:
-    """Keeps at most 2 · `limit` spans of a run, or one per lane and kind if those are more."""
+    """Collects the spans of a run, and joins spans when there are more than 2 · `limit`.
+
+    If there are more combinations of lane and kind, one span of each is kept nevertheless.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -27,7 +34,7 @@ class CoarseSpans:
 
     @property
     def spans(self) -> list[SpanRecord]:
-        """The spans, in order of their start. Spans of one lane and kind are joined if the run has too many."""
+        """The spans in order of their start. If the run has too many, spans of the same lane and kind are joined."""
         return in_windows(self._spans, self._window)
 
     def _coarsen(self) -> None:
@@ -38,7 +45,10 @@ class CoarseSpans:
 
 
 def in_windows(spans: Sequence[SpanRecord], seconds: float) -> list[SpanRecord]:
-    """Join the spans of one lane and kind that start in the same window of `seconds`. 0: join none. Ordered by start."""
+    """Join the spans of the same lane and kind that start in the same window of time. The result is ordered by start.
+
+    seconds: length of a window; 0: join no spans.
+    """
     ordered = sorted(spans, key=lambda span: span.start)
     if seconds == 0.0:
         return ordered

@@ -1,8 +1,8 @@
-"""The measures of the held-out prompts as text, the same in the panel, at the end of a run and in its report.
+"""The measures of the held-out prompts as text, for the panel, the end of a run and the report.
 
-Accuracy is the share of responses to which every reward gives at least 1. A graded reward can improve during a whole run
-without one such response, so accuracy is shown only once it is above 0. If every response gets either 0 or 1, mean reward
-and accuracy are equal, and only accuracy is shown.
+Accuracy is the share of responses to which every reward gives at least 1. With a graded reward, accuracy can stay 0
+while the mean reward improves, so accuracy is shown only once it is above 0. If every response gets either 0 or 1, mean
+reward and accuracy are equal, and only accuracy is shown.
 """
 
 import math
@@ -14,7 +14,7 @@ from qwen35_trainer.progress.summary import Summary
 
 
 class HeldOutMeasure(NamedTuple):
-    """A measure of the held-out prompts: its name, such as "accuracy", and its values, such as "12% → 75%"."""
+    """A measure of the held-out prompts: a name, such as "accuracy", and values as text, such as "12% → 75%"."""
 
     name: str
     values: str
@@ -26,7 +26,7 @@ type HeldOutResult = tuple[float | None, float | None]
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
-    """Return the measures to show for some evaluations.
+    """Return the measures of the held-out prompts to show for some evaluations.
 
     evaluations: the earliest first; usually the first and the latest of a run.
     """
@@ -41,7 +41,7 @@ def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:
 
 
 def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
-    """Return the measures of a run before training and at its last evaluation. For SFT, the held-out loss."""
+    """Return the held-out measures of a run before training and at its last evaluation. For SFT this is the loss."""
     losses = [loss for loss in (summary["heldOutLossBefore"], summary["heldOutLossAfter"]) if loss is not None]
     if losses:
         return [HeldOutMeasure("loss", arrows([f"{loss:.3f}" for loss in losses]), "nats per token")]
@@ -54,15 +54,15 @@ def summary_measures(summary: Summary) -> list[HeldOutMeasure]:
 
 
 def accuracy_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether to show accuracy: it is above 0 in some evaluation, or equals the mean reward in all of them.
+    """Return whether to show accuracy: if it is above 0 in some evaluation, or equals the mean reward in all of them.
 
-    If rewards are not just 0 and 1, an accuracy that is always 0 says nothing.
+    Otherwise rewards have other values than 0 and 1, and an accuracy that is always 0 gives no information.
     """
     return _equal(evaluations) or any(accuracy is not None and accuracy > 0 for accuracy, _ in evaluations)
 
 
 def reward_is_meaningful(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether to show the mean reward: it differs from the accuracy in some evaluation."""
+    """Return whether to show the mean reward: if it differs from the accuracy in some evaluation."""
     return not _equal(evaluations)
 
 
@@ -72,9 +72,9 @@ def arrows(values: Sequence[str]) -> str:
 
 
 def _equal(evaluations: Sequence[HeldOutResult]) -> bool:
-    """Whether accuracy and mean reward are equal in every evaluation.
+    """Return whether accuracy and mean reward are equal in every evaluation.
 
-    They are compared with a tolerance, because weights such as 0.7, 0.2 and 0.1 need not add up to exactly 1.
+    The comparison has a tolerance, because in floating point, weights such as 0.7, 0.2 and 0.1 may not add up to 1.
     """
     return all(
         reward is None or (accuracy is not None and math.isclose(accuracy, reward, abs_tol=1e-9))

@@ -33,8 +33,8 @@ def write_report(
 ) -> Path:
     """Write the report to `output`, by default `run_dir`/report.html, and return its path. The file is replaced atomically.
 
-    Numbers come from the summary, charts from the records that `run` keeps, and responses from samples.jsonl. Parts for which the run has
-    no data are left out.
+    Numbers come from the summary, charts from the records that `run` keeps, and responses from samples.jsonl. The
+    report omits parts for which the run has no data.
     """
     path = output or run_dir / "report.html"
     write_page(path, render_report(run_dir.name, run, resolved_manifest_yaml, summary, _samples(run_dir, summary)))
@@ -42,7 +42,10 @@ def write_report(
 
 
 def _samples(run_dir: Path, summary: Summary) -> str:
-    """Return the section of sampled responses. If their file cannot be read, the section gives the reason instead."""
+    """Return the section with sampled responses.
+
+    If samples.jsonl cannot be read, the section states the reason instead.
+    """
     try:
         return sample_section(read_samples(run_dir / SAMPLES_FILE_NAME), summary["maxVersionLag"])
     except (OSError, ValueError) as error:
@@ -50,7 +53,11 @@ def _samples(run_dir: Path, summary: Summary) -> str:
 
 
 def render_report(name: str, run: RunFold, resolved_manifest_yaml: str, summary: Summary, samples: str = "") -> str:
-    """Render the page. name: the heading if the manifest has no metadata.name. samples: HTML, placed after the charts."""
+    """Render the report as one HTML page.
+
+    name: the heading if the manifest has no metadata.name. samples: HTML of the sampled responses, placed after the
+    charts.
+    """
     manifest = yaml.safe_load(resolved_manifest_yaml)
     manifest = manifest if isinstance(manifest, dict) else {}
     name = str(_at(manifest, "metadata", "name") or name)
@@ -82,7 +89,7 @@ def render_report(name: str, run: RunFold, resolved_manifest_yaml: str, summary:
 
 
 def _left_out(run: RunFold, summary: Summary) -> str:
-    """Return a note that the charts of a long run show only some of its updates."""
+    """Return a note that the charts show only some of the updates, or an empty text if they show all."""
     shown, trained = len(run.updates.values), summary["updates"]
     if shown >= trained:
         return ""
@@ -90,7 +97,7 @@ def _left_out(run: RunFold, summary: Summary) -> str:
 
 
 def _headline(summary: Summary) -> list[tuple[str, str, str, str]]:
-    """Return (id, label, number, small text after the number) of each tile.
+    """Return the tiles at the top of the report, each as (id, label, number, small text after the number).
 
     Numbers that this kind of run cannot have are left out.
     """
@@ -151,7 +158,7 @@ def _card(chart: Chart) -> str:
 
 
 def _origin(manifest: dict[str, Any], summary: Summary) -> str:
-    """Start time, release and seed: "started 2026-01-31 09:30 UTC · qwen35 0.1.0 · seed 1"."""
+    """Return start time, release and seed as text: "started 2026-01-31 09:30 UTC · qwen35 0.1.0 · seed 1"."""
     started, version, seed = summary["startedAt"], summary["version"], _at(manifest, "spec", "seed")
     facts = [
         f"started {started[:16].replace('T', ' ')} UTC" if started else "",
@@ -176,9 +183,9 @@ def _ending(summary: Summary, finish: FinishRecord | None) -> str:
 
 
 def _warning(summary: Summary) -> str:
-    """Return a warning about failed reward calls, with the first error.
+    """Return a warning about failed reward calls, with the first error; empty if no call failed.
 
-    A run can succeed although most of its calls failed.
+    The warning matters because a run can succeed although most of its reward calls failed.
     """
     if not summary["rewardErrors"]:
         return ""
@@ -189,7 +196,7 @@ def _warning(summary: Summary) -> str:
 
 
 def _facts(manifest: dict[str, Any]) -> str:
-    """Model, mode, advantage and engine: "Qwen/Qwen3.5-35B-A3B · FullyAsync · GRPO · Megatron"."""
+    """Return model, mode, advantage and train engine as text: "Qwen/Qwen3.5-35B-A3B · FullyAsync · GRPO · Megatron"."""
     paths = (("model", "name"), ("mode",), ("algorithm", "advantage"), ("train", "engine"))
     facts = [_at(manifest, "spec", *path) for path in paths]
     return " · ".join(str(fact) for fact in facts if fact)

@@ -49,7 +49,7 @@ class LineView:
                 self._line(f"outcome={record.outcome} seconds={record.time:.0f} message={_one_line(record.message)}")
 
     def close(self) -> None:
-        """Do nothing: lines are not buffered."""
+        """Do nothing, because every line is printed immediately."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +80,9 @@ def _update_fields(run: RunState, update: UpdateRecord) -> list[tuple[str, str]]
 
 
 def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
-    """Return the fields of an evaluation.
+    """Return the fields (name, value) of an evaluation's line.
 
-    Accuracy is `-` if it is not meaningful, as for graded rewards (see held_out).
+    The value of accuracy is `-` if accuracy gives no information, as for graded rewards (see `held_out.py`).
     """
     samples = ("samples", str(evaluation.samples))
     if evaluation.loss is not None:
@@ -99,9 +99,9 @@ def _evaluation_fields(evaluation: EvaluationRecord) -> list[tuple[str, str]]:
 
 
 def _parts(name: str, values: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Return one field per reward or source.
+    """Return one field (name, value) with the mean of each reward or data source.
 
-    Empty if there is only one reward or source, because its mean is already shown.
+    The list is empty if there is only one reward or source, because the line already shows its mean.
     """
     return [(f"{name}.{part}", f"{value:.3f}") for part, value in values.items()] if len(values) > 1 else []
 

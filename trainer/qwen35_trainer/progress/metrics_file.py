@@ -15,11 +15,11 @@ _NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\
 
 
 class MetricsFile:
-    """The complete lines of a metrics file. Can be iterated any number of times, each time with the same records.
+    """The records in the complete lines of a metrics file. Every iteration gives the same records.
 
-    A last line without a newline is still being written and is left out, and so is what is appended later.
-    Raises FileNotFoundError if the file does not exist. Iterating raises ValueError naming file and line for a line that is
-    not a record.
+    A last line without a newline is left out, because it is still being written. So are lines that are appended after
+    this object was created. Raises FileNotFoundError if the file does not exist. Iterating raises ValueError, with file
+    and line, if a line is not a record.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,14 +36,17 @@ class MetricsFile:
             yield self._record(place, line)
 
     def of[R: RunRecord](self, kind: type[R]) -> Iterator[R]:
-        """Return the records of one class. Other lines are not parsed."""
+        """Return the records of one class. Lines of other classes are not parsed."""
         start = line_start(kind)
         for place, line in enumerate(self.lines(), start=1):
             if line.startswith(start) and isinstance(record := self._record(place, line), kind):
                 yield record
 
     def numbers(self) -> Iterator[Number | None]:
-        """Return for each line the number of its update or evaluation; None for other lines. Parses no other field."""
+        """Return one item per line: the number of its update or evaluation, or None for a record of another class.
+
+        The other fields of the line are not parsed.
+        """
         for line in self.lines():
             yield number_of(line)
 
@@ -65,12 +68,12 @@ class MetricsFile:
 
 
 def read_records(path: Path) -> MetricsFile:
-    """Return the records of a metrics file, in order. They are read when they are iterated. See `MetricsFile`."""
+    """Return the records of a metrics file, in order. The file is read only during iteration. See `MetricsFile`."""
     return MetricsFile(path)
 
 
 def number_of(line: bytes) -> Number | None:
-    """Return the number of the update or evaluation in a line; None for another record, and for a damaged line."""
+    """Return the number of the update or evaluation in a line; None for any other record and for a damaged line."""
     match = _NUMBERED.match(line)
     if match is None:
         return None
@@ -84,5 +87,5 @@ def number_of(line: bytes) -> Number | None:
 
 
 def has_update(path: Path) -> bool:
-    """Whether a metrics file contains an update. Reads up to the first one only."""
+    """Return whether a metrics file contains an update. Reads the file only up to the first update."""
     return any(line.startswith(line_start(UpdateRecord)) for line in MetricsFile(path).lines())

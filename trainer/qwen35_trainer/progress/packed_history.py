@@ -3,9 +3,9 @@
     pack:    records ─► thinned until they fit ─► JSON ─► gzip
     unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
 
-The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points. A
-stride of n keeps every n-th update, counted from the first, and the last update. Apart from the last, an update that is
-kept at a stride is therefore kept by every later pack with the same stride.
+The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points:
+with a stride of n, every n-th update is kept, counted from the first, and also the last update. An update other than
+the last that one pack keeps is therefore kept by every later pack with the same stride.
 """
 
 import gzip
@@ -36,33 +36,39 @@ from qwen35_trainer.progress.sample_file import Moment
 from qwen35_trainer.progress.summary import Summary, summarise
 
 MAX_PACKED_BYTES: Final = 300 * 1024
-"""A Kubernetes object holds at most 1 MiB, and etcd keeps every byte of it in memory."""
+"""Maximum size of a packed history, which is stored in a Kubernetes object.
+
+Such an object holds at most 1 MiB, and etcd keeps all of it in memory.
+"""
 MAX_UPDATES: Final = 2000
-"""A chart cannot show more updates, and packing more would take seconds."""
+"""Maximum number of packed updates. A chart cannot show more, and packing more would take seconds."""
 MAX_SPANS: Final = 1000
-"""The latest spans of the timeline are kept; more cannot be distinguished in a chart."""
+"""Maximum number of packed spans (bars of the timeline), of which the latest are kept. A chart cannot show more."""
 MAX_UNPACKED_BYTES: Final = 64 * 1024 * 1024
-"""Far more than fits into MAX_PACKED_BYTES; limits the memory that a malformed file can take."""
+"""Maximum size of an unpacked history, which limits the memory that a malformed file can take.
+
+A history of at most MAX_PACKED_BYTES is far smaller when it is unpacked.
+"""
 _EVALUATION_STRIDE_DIVISOR: Final = 16
-"""Evaluations are rare, so their stride is that of updates divided by this number."""
+"""The stride of evaluations is the stride of updates divided by this number, because evaluations are rare."""
 _FORMER_KEYS: Final = {"trainerIdle": "trainIdle"}
-"""Keys of the summary in histories of earlier releases, and their present names."""
+"""Keys of the summary in histories of earlier releases, each with its present name."""
 
 
 class HistoryUnreadable(ValueError):
-    """The bytes are not a packed history. The message gives the reason."""
+    """Bytes that should be a packed history are not one. The message gives the reason."""
 
 
 @dataclass(frozen=True)
 class PackedHistory:
-    """A run as its packed history shows it: manifest, summary, records, and sampled responses."""
+    """The contents of a packed history: manifest, summary, a part of the records, and sampled responses."""
 
     manifest: str
     """The resolved manifest, as YAML."""
     summary: Summary
     records: tuple[RunRecord, ...]
     left_out: int
-    """The number of updates of the final weights that are not among the records."""
+    """The number of updates that led to the final weights but are not among `records`."""
     samples: tuple[Moment, ...] = ()
     """Sampled responses of the latest update and evaluation."""
 
@@ -79,7 +85,7 @@ class _Document(BaseModel):
     @field_validator("summary", mode="before")
     @classmethod
     def _complete(cls, summary: object) -> object:
-        """Fill in the fields that an earlier release did not write, and rename those that it spelled differently."""
+        """Complete the summary of an earlier release: add missing fields, and give fields their present names."""
         if not isinstance(summary, dict):
             return summary
         fields = {_FORMER_KEYS.get(key, key): value for key, value in summary.items()}
@@ -94,11 +100,11 @@ def pack(
     limit: int = MAX_PACKED_BYTES,
     samples: Sequence[Moment] = (),
 ) -> bytes:
-    """Pack the history with as many updates as fit into `limit` bytes, always including the first and the last.
+    """Pack a run with as many updates as fit into `limit` bytes, always including the first and the last.
 
-    records: those of the run, or those that a `RunFold` of it keeps, of which updates may be left out; the summary counts all.
-    samples: the responses of the latest update and evaluation. `progress.sample_file` bounds their texts, and all of them are
-    packed.
+    records: all records of the run, or those that a `RunFold` keeps. summary: covers all updates, including those that
+    are left out. samples: sampled responses of the latest update and evaluation, which are all packed;
+    `progress.sample_file` limits the length of their texts.
     """
     updates, evaluations = surviving_updates(records), surviving_evaluations(records)
     spans = [record for record in records if isinstance(record, SpanRecord)]
@@ -126,7 +132,7 @@ def pack(
 
 
 def unpack(packed: bytes) -> PackedHistory:
-    """Unpack what `pack` returned. Raises HistoryUnreadable."""
+    """Unpack bytes that `pack` returned. Raises HistoryUnreadable for any other bytes."""
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
             document_json = file.read(MAX_UNPACKED_BYTES + 1)

@@ -24,7 +24,8 @@ _MAX_PARTS_SHOWN: Final = 2  # more do not fit into 80 columns
 def panel(run: RunState, spinner: Spinner, elapsed: float, width: int) -> Panel:
     """Draw the panel of a run.
 
-    elapsed: seconds since the view opened, shown until the first update brings the time of the run.
+    elapsed: seconds since the display opened. This time is shown until the first update provides the time of the run.
+    width: columns of the panel.
     """
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=10)
@@ -51,7 +52,11 @@ def _border(run: RunState) -> str:
 
 
 def _head(run: RunState, spinner: Spinner, elapsed: float) -> Table:
-    """Two lines: the update with a progress bar and the time; the version with the phase or outcome and the time left."""
+    """Return the first two lines of the panel.
+
+    The first line shows the update, a progress bar and the time. The second line shows the version, the phase or
+    outcome, and the time left.
+    """
     head = Table.grid(padding=(0, 2), expand=True)
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)
@@ -76,7 +81,7 @@ def _head(run: RunState, spinner: Spinner, elapsed: float) -> Table:
 
 
 def _rows(run: RunState) -> list[tuple[str, Text]]:
-    """Return the label and the value of each line that applies to this run."""
+    """Return (label, value) for each line of the panel that applies to this run."""
     rows: list[tuple[str, Text]] = []
     update = run.update
     if update and update.reward_mean is not None:
@@ -146,9 +151,9 @@ def _deviation(update: UpdateRecord) -> tuple[str, str]:
 
 
 def _parts(label: str, values: Mapping[str, float]) -> list[tuple[str, Text]]:
-    """Return a row with the mean of each reward or source.
+    """Return a row with the mean of each reward or data source.
 
-    Empty if there is only one reward or source, because its mean is already shown.
+    The list is empty if there is only one reward or source, because another row already shows its mean.
     """
     if len(values) < 2:
         return []

@@ -13,14 +13,14 @@ _BLOCK_BYTES: Final = 1 << 16
 
 
 class Recorder:
-    """The metrics file of a run, open for appending, and the sinks that mirror it. For use by one thread.
+    """The metrics file of a run, open for appending, and the sinks that get the same records. For use by one thread.
 
-    A record is in the file before any sink receives it. Of a long run, the file has one span for several (`span_budget.py`), and
-    sinks receive each. A process that dies while writing leaves a torn last line. The
-    next Recorder of the same file cuts it off, so a resumed run continues in the same file.
+    A record is in the file before any sink receives it. In a long run, the file has one span in place of several
+    (`span_budget.py`), while sinks receive every span. A process that dies while it writes leaves an incomplete last
+    line. The next Recorder of the same file removes that line, so a resumed run continues in the same file.
 
-    Raises OSError naming the file when it cannot be opened or written, for example on a full disk. The file then still
-    ends with its last complete line.
+    Raises OSError, with the name of the file, when the file cannot be opened or written, for example on a full disk.
+    The file then still ends with a complete line.
     """
 
     def __init__(self, path: Path, sinks: Sequence[Sink] = ()) -> None:
@@ -37,7 +37,7 @@ class Recorder:
             raise self._failure("open", error) from error
 
     def append(self, record: RunRecord) -> None:
-        """Write a record to the file, then to every sink."""
+        """Write a record to the metrics file, then to every sink."""
         if isinstance(record, SpanRecord):
             self._write_all(self._spans.add(record))
         else:
@@ -48,7 +48,7 @@ class Recorder:
             sink.write(record)
 
     def close(self) -> None:
-        """Write the spans that are held back, and close the file and the sinks."""
+        """Write the spans that were held back to be joined, and close the file and the sinks."""
         try:
             self._write_all(self._spans.flush())
         finally:
@@ -100,7 +100,7 @@ def _complete_size(file: BinaryIO) -> int:
 
 
 def _count(file: BinaryIO, line_start: bytes) -> int:
-    """Return the number of lines that begin with `line_start`. Reads the file in blocks."""
+    """Return the number of lines that begin with `line_start`. Reads the file in blocks, so in little memory."""
     pattern, kept, count = b"\n" + line_start, b"\n", 0
     file.seek(0)
     while block := file.read(_BLOCK_BYTES * 16):

@@ -28,44 +28,52 @@ _JSON: Final = ConfigDict(extra="ignore", ser_json_inf_nan="strings")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateRecord:
-    """One optimizer step. Means are over the samples or trained tokens of this update, on all ranks."""
+    """The measures of one update (optimizer step). Means are over its samples or trained tokens, on all ranks."""
 
     __pydantic_config__ = _JSON
 
     update: int
-    """1 for the first optimizer step."""
+    """Number of the update. The first update of the run has number 1."""
     updates_total: int
     version: int
-    """Weight version this update trained at."""
+    """Version of the weights at which the update's batch trained.
+
+    The lag of a token is counted back from this version.
+    """
     time: float
     prompts: int
     samples: int
     tokens: int
-    """Tokens that entered the loss."""
+    """Number of tokens that entered the loss."""
     masked_tokens: int = 0
-    """Tokens left out of the loss because they were older than the bound or outside a correction's mask."""
+    """Number of tokens left out of the loss, because they exceed the maximum lag or because a correction masks them."""
     loss: float
     gradient_norm: float
     """Norm of the gradient before clipping."""
     learning_rate: float
     seconds: float
-    """Time since the end of the previous update."""
+    """Seconds since the end of the previous update."""
     seconds_waiting: float = 0.0
-    """The part of `seconds` during which the train pool had no batch. This part and the following ones up to
-    `seconds_driver` add up to `seconds`."""
+    """The part of `seconds` during which the train pool had no batch. The parts `seconds_<part>`, with the names in
+    `TIME_PARTS`, add up to `seconds`."""
     seconds_assembling: float = 0.0
-    """The part during which the driver made the batch from the groups."""
+    """The part of `seconds` during which the driver assembled the batch from its groups."""
     seconds_training: float = 0.0
     seconds_copying: float = 0.0
-    """The part during which the weights were copied for a publication. Training waits for the copy, not for the publication."""
+    """The part of `seconds` during which the weights were copied for a publication. Training waits for the copy, but
+    not for the rest of the publication."""
     seconds_saving: float = 0.0
-    """The part during which a checkpoint copied the state. Training waits for the copy, not for the files."""
+    """The part of `seconds` during which the state was copied for a checkpoint. Training waits for the copy, but not
+    until the files are written."""
     seconds_evaluating: float = 0.0
-    """The part during which the train pool evaluated: SFT only."""
+    """The part of `seconds` during which the train pool evaluated. It is 0 in modes other than SFT."""
     seconds_driver: float = 0.0
-    """The rest: the driver's own work between these parts."""
+    """The part of `seconds` that belongs to no other part: work of the driver between the other parts."""
     seconds_publishing: float = 0.0
-    """From the end of the copy until all replicas have the weights; overlaps the parts above."""
+    """Seconds from the end of the copy of the weights until all replicas have loaded them.
+
+    Training continues meanwhile.
+    """
     reward_mean: float | None = None
     reward_std: float | None = None
     response_tokens_mean: float | None = None
@@ -74,58 +82,62 @@ class UpdateRecord:
     """Share of samples, 0 to 1, that reached the response limit."""
     policy_loss: float | None = None
     entropy: float | None = None
-    """Entropy of the policy, nats per token."""
+    """Mean entropy of the policy, in nats per token."""
     kl: float | None = None
-    """KL divergence of the policy from the reference, nats per token."""
+    """Mean KL divergence of the policy from the reference model, in nats per token."""
     behaviour_kl: float | None = None
-    """KL divergence of the rollout policy from the trainer's on the same tokens, nats per token."""
+    """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
     clip_fraction: float | None = None
     correction_weight_mean: float | None = None
     router_load_balancing: float | None = None
-    """Load-balancing loss of the routers, mean over tokens and layers, before its coefficient."""
+    """Load-balancing loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its
+    coefficient."""
     router_z: float | None = None
-    """Z-loss of the routers, mean over tokens and layers, before its coefficient."""
+    """Z-loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its coefficient."""
     lag_mean: float | None = None
-    """Versions between a token and its training, over the trained tokens."""
+    """Mean lag of the trained tokens: versions between the generation of a token and its training."""
     lag_max: int | None = None
     lag_histogram: dict[int, int] = field(default_factory=dict)
-    """Trained tokens by lag."""
+    """Lag in versions → number of trained tokens."""
     window_dispatched: int | None = None
-    """Groups that count against the window."""
+    """Number of groups that count against the window, which limits how many may be in the pipeline."""
     window_limit: int | None = None
-    """Maximum of `window_dispatched`."""
+    """Maximum number of groups that may count against the window."""
     rollout_idle: float | None = None
-    """Share, 0 to 1, of the slot time of the rollout pool without a sequence since the previous update."""
+    """Share, 0 to 1, of the rollout pool's capacity that was unused since the previous update: slots without a
+    sequence, averaged over time."""
     train_idle: float | None = None
     """Share, 0 to 1, of the time since the previous update during which the train pool waited."""
     tokens_per_second: float | None = None
     """Tokens that the whole rollout pool generated per second since the previous update."""
     score_by_reward: dict[str, float] = field(default_factory=dict)
-    """Reward → mean of its scores, before its weight. A failed call counts 0 with onError Zero and is left out with Skip."""
+    """Name of a reward → mean of its unweighted scores. A failed call counts as 0 with `onError: Zero`, and is left out
+    with `onError: Skip`."""
     reward_by_source: dict[str, float] = field(default_factory=dict)
     """Data source → mean reward of the samples of its prompts."""
     reward_errors: int = 0
-    """Failed reward calls since the previous update, in trained and untrained groups: the sum of the next two fields."""
+    """Number of failed reward calls since the previous update, in trained and untrained groups. This is the sum over
+    `errors_by_reward` and `timeouts_by_reward`."""
     errors_by_reward: dict[str, int] = field(default_factory=dict)
     timeouts_by_reward: dict[str, int] = field(default_factory=dict)
     first_reward_error: str = ""
-    """Reward, prompt and reason of the first failed call."""
+    """Reward, prompt and reason of the first failed reward call since the previous update; empty if none failed."""
     groups_without_signal: int = 0
-    """Trained groups whose rewards were all equal: they have no advantage and no gradient.
+    """Number of trained groups whose rewards were all equal, so that they have no advantage and no gradient.
 
-    With `algorithm.dynamicSampling` such groups leave untrained instead, as "filtered".
+    With `algorithm.dynamicSampling` such groups do not train, and `groups_left` counts them as "filtered" instead.
     """
     groups_left: dict[str, int] = field(default_factory=dict)
-    """Groups that left untrained since the previous update, by reason: filtered, discarded, failed."""
+    """Reason (filtered, discarded, failed) → number of groups that left untrained since the previous update."""
     wall_time: float | None = None
-    """`time` as Unix seconds."""
+    """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRecord:
-    """Measures of the held-out prompts after `update` updates. Update 0 is the initial model.
+    """The measures of the held-out prompts after `update` updates. Update 0 is the initial model.
 
-    SFT has a loss, and other modes have the other measures.
+    SFT has only `loss`. Other modes have all measures except `loss`.
     """
 
     __pydantic_config__ = _JSON
@@ -137,21 +149,22 @@ class EvaluationRecord:
     accuracy: float | None = None
     """Share, 0 to 1, of the responses to which every reward gives at least 1."""
     reward_mean: float | None = None
-    """A response without a reward, because a reward call failed with onError Skip, counts 0."""
+    """Mean reward of the held-out responses. A response without a reward (failed, with `onError: Skip`) counts as 0."""
     score_by_reward: dict[str, float] = field(default_factory=dict)
-    """As in `UpdateRecord`."""
+    """Name of a reward → mean of its unweighted scores. A failed call counts as 0 with `onError: Zero`, and is left out
+    with `onError: Skip`."""
     reward_by_source: dict[str, float] = field(default_factory=dict)
     errors_by_reward: dict[str, int] = field(default_factory=dict)
     timeouts_by_reward: dict[str, int] = field(default_factory=dict)
     first_reward_error: str = ""
     response_tokens_mean: float | None = None
     loss: float | None = None
-    """Negative log-likelihood, nats per target token."""
+    """Mean negative log-likelihood of the held-out examples, in nats per target token (SFT)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """One bar of the timeline, from `start` to `end`.
+    """A time from `start` to `end` in which a lane did one thing: one bar of the timeline.
 
     lane: the row of the bar, such as "rollout-0", "train-0", "publish" or "checkpoint".
     """
@@ -164,14 +177,15 @@ class SpanRecord:
     end: float
     label: str = ""
     version: int | None = None
-    """The version that a publication brought to the replicas."""
+    """The version that the replicas loaded, if the span is a publication."""
     busy: float | None = None
-    """Seconds of work between `start` and `end`, of a span that stands for several (`span_budget.py`). None: all of it."""
+    """Seconds of work between `start` and `end`, if several spans were joined to this one (`span_budget.py`). None: the
+    whole time was work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A complete, verified checkpoint. `seconds`: the time to write it."""
+    """A checkpoint was completely written and verified. seconds: the time to write it."""
 
     __pydantic_config__ = _JSON
 
@@ -184,7 +198,7 @@ class CheckpointRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """The export of a checkpoint as a Hugging Face folder at `path`. `problem`: why it was not written, or empty."""
+    """A checkpoint was exported as a Hugging Face folder at `path`. problem: why the export failed, or empty."""
 
     __pydantic_config__ = _JSON
 
@@ -198,7 +212,7 @@ class ExportRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishRecord:
-    """The outcome of this attempt, and its reason."""
+    """The outcome of one attempt of the run, and the reason for it."""
 
     __pydantic_config__ = _JSON
 
@@ -206,11 +220,11 @@ class FinishRecord:
     message: str
     time: float
     reason: str = ""
-    """The class of the error that ended it, or empty."""
+    """The class of the error that ended the attempt, or empty."""
     traceback: str = ""
-    """The end of the traceback of a failure, at most MAX_TRACEBACK_CHARACTERS."""
+    """The last MAX_TRACEBACK_CHARACTERS characters of the traceback of a failure, or empty."""
     wall_time: float | None = None
-    """`time` as Unix seconds."""
+    """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
 
 type RunRecord = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | ExportRecord | FinishRecord
@@ -228,7 +242,7 @@ TIME_PARTS: Final = ("training", "waiting", "assembling", "copying", "saving", "
 _NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
 _LINE_START: Final = '{"record":"'
 _FORMER_NAMES: Final = {"trainer_idle": "train_idle"}
-"""Names of attributes in files of earlier releases, and their present names."""
+"""Names of attributes in files of earlier releases, each with its present name."""
 _ADAPTERS: Final[dict[type[RunRecord], TypeAdapter[RunRecord]]] = {cls: TypeAdapter(cls) for cls in _NAMES}
 
 
@@ -247,14 +261,14 @@ def to_line(record: RunRecord) -> str:
 
 
 def line_start[R: RunRecord](kind: type[R]) -> bytes:
-    """Return how the lines of a class of records begin."""
+    """Return the bytes with which every line of a class of records begins."""
     return f'{{"record":"{_NAMES[cast("type[RunRecord]", kind)]}",'.encode()
 
 
 def from_line(line: str) -> RunRecord:
-    """Decode a line of this or an earlier release. Unknown keys are ignored, so that older readers can open newer files.
+    """Decode a line that this or another release wrote. Unknown keys, which newer releases may write, are ignored.
 
-    Raises ValueError that names the wrong field if the line is not a record.
+    Raises ValueError, with the name of the wrong field, if the line is not a record.
     """
     if (record := _from_present_line(line)) is not None:
         return record
@@ -275,7 +289,10 @@ def from_line(line: str) -> RunRecord:
 
 
 def _from_present_line(line: str) -> RunRecord | None:
-    """Decode a valid line of this release, four times as fast as any line. None for any other line."""
+    """Decode a line exactly as this release writes it, which is four times as fast as `from_line`.
+
+    None for other lines.
+    """
     name = line[len(_LINE_START) :].partition('"')[0] if line.startswith(_LINE_START) else ""
     if name not in _CLASSES or any(former in line for former in _FORMER_NAMES):
         return None
@@ -315,5 +332,5 @@ def surviving_evaluations(records: Sequence[RunRecord]) -> list[EvaluationRecord
 
 
 def latest[R: RunRecord](records: Sequence[RunRecord], kind: type[R]) -> R | None:
-    """Return the last record of a class. None if there is none."""
+    """Return the last record of a class, or None if `records` contains none of that class."""
     return next((record for record in reversed(records) if isinstance(record, kind)), None)

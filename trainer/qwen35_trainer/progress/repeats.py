@@ -3,8 +3,9 @@
     attempt 1    … 39 40 41 42 43          checkpoint at 40; then it crashes
     attempt 2             41 42 43 44 …    41 to 43 are repeated: their first records do not count
 
-An update is repeated if a later update has its number or a lower one. An evaluation is repeated if that is true of a later
-update or evaluation. Only the places where numbers fall are stored, so the state grows with the number of attempts only.
+An update is repeated if a later update has the same number or a lower one. An evaluation is repeated if a later update
+or evaluation has the same number or a lower one. Only the places where numbers do not increase are stored, so the
+memory depends on the number of attempts and not on the number of records.
 """
 
 from bisect import bisect_right
@@ -15,7 +16,10 @@ from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateR
 
 
 class Repeats:
-    """The places in a sequence of records at which an attempt began to repeat updates. numbers: one item for each record."""
+    """The places in a sequence of records at which an attempt began to repeat updates.
+
+    numbers: one item per record: the number of its update or evaluation, or None for a record of another class.
+    """
 
     def __init__(self, numbers: Iterable[Number | None]) -> None:
         self._updates, self._evaluations = _Falls(), _Falls()
@@ -37,7 +41,10 @@ class Repeats:
                 evaluation, evaluated = number, max(evaluated, number)
 
     def repeated(self, place: int, item: Number | None) -> bool:
-        """Whether a later attempt repeated the record at `place`. Always false for other records than updates and evaluations."""
+        """Return whether a later attempt repeated the update or evaluation at `place`. False for any other record.
+
+        item: the item of the record, as in `numbers`.
+        """
         if item is None:
             return False
         kind, number = item
@@ -46,7 +53,10 @@ class Repeats:
 
 
 class _Falls:
-    """Places and numbers of records whose number is not above the one before. Those with a lower one after them are dropped."""
+    """The places at which the number of a record is not above the number before, and these numbers, both ascending.
+
+    A place is dropped when a later place has the same number or a lower one.
+    """
 
     def __init__(self) -> None:
         self._places: list[int] = []
@@ -65,7 +75,10 @@ class _Falls:
 
 
 def marked(records: Iterable[RunRecord]) -> Iterator[tuple[RunRecord, bool]]:
-    """Return each record with whether a later attempt repeated it. records: iterated twice, so not an iterator."""
+    """Yield each record, and whether a later attempt repeated it.
+
+    records: iterated twice, so it must not be an iterator.
+    """
     if iter(records) is records:
         raise TypeError("an iterator can be read only once; give a list or a MetricsFile")
     numbers = records.numbers() if isinstance(records, MetricsFile) else map(_number, records)

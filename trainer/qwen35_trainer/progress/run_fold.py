@@ -1,4 +1,4 @@
-"""Folds the records of a run one by one, in bounded memory, to what summary, report and packed history need.
+"""Reduces the records of a run, one by one and in bounded memory, to the data of summary, report and packed history.
 
 records ─► RunFold
              ├─► totals ─► summary.json
@@ -26,15 +26,21 @@ from qwen35_trainer.progress.thinned import Thinned
 from qwen35_trainer.progress.totals import RunTotals
 
 MAX_POINTS: Final = 2000
-"""Updates and evaluations that are kept. A chart cannot show more points."""
+"""Maximum number of updates that are kept, and of evaluations. A chart cannot show more points."""
 RECENT_SPANS: Final = 6000
-"""The last spans of a run, which are kept as they are. A timeline shows 3,000 bars; some of these are joined to one."""
+"""Number of spans at the end of the run that are kept exactly.
+
+A timeline shows 3,000 bars, and a bar may join spans.
+"""
 COARSE_SPANS: Final = 1500
-"""Half of the maximum number of spans that are kept of the whole run; with more lanes, one per lane and kind."""
+"""Half of the maximum number of joined spans that are kept for the whole run.
+
+If there are more combinations of lane and kind, one span of each is kept.
+"""
 
 
 class RunFold:
-    """A run so far. Its size does not depend on the number of records: about 20 MB at most."""
+    """The data of a run so far. Its size is at most about 20 MB, and does not depend on the number of records."""
 
     def __init__(self) -> None:
         self.totals = RunTotals()
@@ -48,14 +54,17 @@ class RunFold:
 
     @classmethod
     def of(cls, records: Iterable[RunRecord]) -> Self:
-        """Fold all records of a run, in order. records: iterated twice, so not an iterator."""
+        """Fold all records of a run, in order. records: iterated twice, so it must not be an iterator."""
         fold = cls()
         for record, repeated in marked(records):
             fold.add(record, repeated=repeated)
         return fold
 
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
-        """Add the next record. repeated: a later attempt repeated this update or evaluation, so it does not count."""
+        """Add the next record.
+
+        repeated: whether a later attempt repeated this update or evaluation; then it does not count.
+        """
         self.totals.add(record, repeated=repeated)
         match record:
             case UpdateRecord() if not repeated:

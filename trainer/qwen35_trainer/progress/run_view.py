@@ -1,4 +1,4 @@
-"""The display of a running training: a panel on a terminal, a line per update elsewhere."""
+"""The display of a running training: a panel if the output is a terminal, and otherwise one line per update."""
 
 import time
 from pathlib import Path
@@ -19,10 +19,10 @@ _MAX_WIDTH_COLUMNS: Final = 96
 
 
 class View(Sink, Protocol):
-    """A sink that displays the records. `close` leaves the last state on the screen."""
+    """A display of a run, which receives its records. `close` leaves the last state on the screen."""
 
     def phase(self, text: str) -> None:
-        """Show what the run is doing: "starting Ray", "loading model". The first update changes it to "training"."""
+        """Show what the run is doing, such as "loading model". After the first update the display shows "training"."""
 
     def __enter__(self) -> Self: ...
 
@@ -32,7 +32,10 @@ class View(Sink, Protocol):
 def make_view(
     console: Console, *, name: str, folder: Path, updates_total: int | None, max_version_lag: int | None
 ) -> View:
-    """Return the view that suits the console. max_version_lag: the bound of the manifest, None in SFT."""
+    """Return the view for a console: a panel on a terminal, and lines elsewhere.
+
+    folder: output folder of the run. max_version_lag: `async.maxVersionLag`, None in SFT.
+    """
     run = RunState(name, folder, updates_total, max_version_lag)
     return LiveView(console, run) if console.is_terminal else LineView(console, run)
 

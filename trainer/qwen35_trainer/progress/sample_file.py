@@ -44,28 +44,28 @@ class Sample:
     answer: str | None = None
     """The reference answer, if the data has one."""
     response: tuple[TextPiece, ...]
-    """The text that was scored, from the first token to the last."""
+    """The text of the response that the rewards scored, in pieces; a long text is shortened in its middle."""
     tokens: int
     truncated: bool = False
-    """Whether it reached the response limit."""
+    """Whether the response reached the length limit."""
     reward: float | None
-    """None: it could not be scored and was left out."""
+    """The reward of the response. None: it could not be scored, so it did not train or count."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Reward → score, before its weight."""
+    """Name of a reward → its unweighted score."""
     errors: dict[str, str] = field(default_factory=dict)
-    """Reward → error, for the rewards that failed."""
+    """Name of a reward that failed → its error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The samples of one update, or of the evaluation after it."""
+    """The samples of one update, or of one evaluation."""
 
     __pydantic_config__ = _JSON
 
     kind: MomentKind
     update: int
     version: int
-    """The weights at which the samples trained, or which generated held-out samples."""
+    """The version of the weights: at which the samples trained, or which generated the samples of an evaluation."""
     samples: tuple[Sample, ...]
 
 
@@ -73,9 +73,9 @@ _ADAPTER: Final = TypeAdapter(Moment)
 
 
 class SampleFile:
-    """Appends to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
+    """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
-    Raises OSError, and ValueError if a complete line of the file is not a record of samples.
+    Raises OSError, and ValueError if a complete line of an existing file is not a moment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,7 +84,10 @@ class SampleFile:
         self._rewrite()  # removes a torn line that a killed process may have left
 
     def add(self, moment: Moment) -> None:
-        """Add a moment to the file."""
+        """Append a moment to the file.
+
+        When the file has MAX_FILE_LINES lines, it is first rewritten with the retained moments only.
+        """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
             self._rewrite()
@@ -99,10 +102,9 @@ class SampleFile:
 
 
 def read_samples(path: Path) -> list[Moment]:
-    """Read samples.jsonl: the samples of each retained update and evaluation; none if the file does not exist.
+    """Read the retained moments from samples.jsonl. Returns an empty list if the file does not exist.
 
-    A last line without a newline is ignored. Raises ValueError naming file and line for any other line that is not a
-    moment.
+    A last line without a newline is ignored. Raises ValueError, with file and line, if any other line is not a moment.
     """
     if not path.is_file():
         return []
@@ -121,7 +123,7 @@ def read_samples(path: Path) -> list[Moment]:
 
 
 def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the moments to keep: at most MAX_MOMENTS updates and as many evaluations, plus the newest, in order.
+    """Return the moments to keep, in order: at most MAX_MOMENTS updates, as many evaluations, and the newest of each.
 
     An attempt that resumes from a checkpoint repeats the updates after that checkpoint. The earlier moments of these
     updates are left out.
@@ -139,10 +141,10 @@ def retained_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def _thinned(moments: Sequence[Moment]) -> list[Moment]:
-    """Keep the first moment of every `stride` updates, plus the newest moment.
+    """Keep the first moment in every `stride` updates, plus the newest moment.
 
     The stride is the smallest power of two that leaves at most MAX_MOMENTS, not counting the newest. A moment that is
-    kept at one stride was therefore also kept at all smaller strides.
+    kept at one stride is also kept at all smaller strides.
     """
     stride = 1
     while len(chosen := {moment.update // stride: moment for moment in reversed(moments)}) > MAX_MOMENTS:
@@ -151,19 +153,19 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the latest moment of training, and the latest of evaluation, if there are any."""
+    """Return the latest moment of an update and the latest moment of an evaluation, as far as they exist."""
     return list({moment.kind: moment for moment in moments}.values())
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text to its first and last characters, `limit` in all, with a note between them about the omitted ones."""
+    """Shorten a text to its first and last characters, `limit` in all, with a note on the number of omitted characters."""
     return "".join(part for _, part in shorten_pieces([(0, text)], limit))
 
 
 def shorten_pieces(pieces: Sequence[TextPiece], limit: int) -> tuple[TextPiece, ...]:
-    """Shorten the concatenated text of the pieces, as `shorten` does.
+    """Shorten the concatenated text of the pieces to its first and last characters, `limit` in all.
 
-    The note about omitted characters is a piece of its own.
+    A separate piece between them notes the number of omitted characters.
     """
     pieces = [(lag, writable(text)) for lag, text in pieces]
     missing = sum(len(text) for _, text in pieces) - limit

@@ -1,4 +1,7 @@
-"""The section of the report with sampled responses. Their texts come from the model and the data and are untrusted."""
+"""The section of the report with sampled responses.
+
+Their texts come from the model and the data, and are not trusted.
+"""
 
 from collections.abc import Sequence
 from html import escape
@@ -12,13 +15,16 @@ _TITLES: Final[dict[MomentKind, tuple[str, str]]] = {
     "trained": ("Trained responses", "the best and the worst of one group per update, latest update first"),
 }
 _MAX_COLOUR_PERCENT: Final = 60
-"""Strength of the colour behind tokens of the maximum lag."""
+"""Strength of the colour behind tokens of the maximum lag, in percent. Tokens with less lag have a weaker colour."""
 _VISIBLE: Final = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
 """Control characters, which HTML does not allow, mapped to visible symbols."""
 
 
 def sample_section(moments: Sequence[Moment], max_version_lag: int | None) -> str:
-    """Render the moments as HTML; empty without moments. max_version_lag: the lag that gets the darkest colour."""
+    """Render the sampled responses as HTML; empty if there are none.
+
+    max_version_lag: the lag with the darkest colour.
+    """
     lags = [lag for moment in moments for sample in moment.samples for lag, _ in sample.response if lag is not None]
     max_lag = max([*lags, max_version_lag or 0, 1])
     sections = []
@@ -75,7 +81,7 @@ def _piece(piece: TextPiece, max_lag: int) -> str:
 
 
 def _key(largest: int, max_lag: int) -> str:
-    """Return the legend of the colours behind tokens."""
+    """Return the legend that explains the colours behind tokens. largest: maximum lag that occurs in the samples."""
     lags = range(min(largest, 8) + 1)
     colours = "".join(f'<li style="--lag:{_colour_percent(lag, max_lag)}%">{lag}</li>' for lag in lags)
     return f"<ul><li>lag of the tokens, in versions:</li>{colours}</ul>"

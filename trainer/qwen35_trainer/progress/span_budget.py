@@ -3,9 +3,10 @@
     span ─► the file has few spans ─► written as it is
         └─► otherwise ─► joined with the other spans of its lane and kind in this window ─► one line each at the window's end
 
-The first LINES_PER_RESOLUTION spans are exact. Then a window is 1 s long, and its length doubles after every further
-LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). So the file has at most
-(MAX_DOUBLINGS + 2) · LINES_PER_RESOLUTION = 360,000 lines of spans, 60 MB, until its windows have their maximum length:
+A span is a time in which a lane (a replica or another row of the timeline) did one thing. The first
+LINES_PER_RESOLUTION spans are exact. Then a window is 1 s long, and its length doubles after every further
+LINES_PER_RESOLUTION lines, up to 2 ** MAX_DOUBLINGS s (18 hours). Until windows have this length, the file has at most
+(MAX_DOUBLINGS + 2) · LINES_PER_RESOLUTION = 360,000 lines of spans, 60 MB:
 
     lanes   length of a window after a day, a week, a month   lines after a day, a week, a month   maximum reached after
     4       16 s        64 s        512 s                     110,000  160,000   210,000           20 years
@@ -21,25 +22,28 @@ from typing import Final
 from qwen35_trainer.progress.records import SpanKind, SpanRecord
 
 LINES_PER_RESOLUTION: Final = 20_000
-"""Lines of spans that are written before windows become twice as long."""
+"""Number of lines of spans after which the length of a window doubles."""
 MAX_DOUBLINGS: Final = 16
-"""Windows are at most 2 ** MAX_DOUBLINGS seconds long."""
+"""Maximum number of times that the length of a window doubles: windows are at most 2 ** MAX_DOUBLINGS seconds long."""
 
 
 def window_seconds(lines: int) -> float:
-    """Return the length of a window, in seconds, once a file has `lines` lines of spans. 0: spans are exact."""
+    """Return the length of a window in seconds, when a file has `lines` lines of spans. 0: spans are not joined."""
     if lines < LINES_PER_RESOLUTION:
         return 0.0
     return float(2 ** min(lines // LINES_PER_RESOLUTION - 1, MAX_DOUBLINGS))
 
 
 class SpanBudget:
-    """Decides which lines are written for the spans of a run. lines: those in the file already, of earlier attempts."""
+    """Joins spans of a run so that the metrics file stays small.
+
+    lines: number of lines of spans that earlier attempts have written to the file.
+    """
 
     def __init__(self, lines: int = 0) -> None:
         self._lines = lines
         self._open: dict[tuple[str, SpanKind], SpanRecord] = {}
-        """The span of each lane and kind in the present window: at most one per lane and kind."""
+        """(lane, kind) → the joined span of the present window, which is not written yet."""
         self._window_end = 0.0
 
     def add(self, span: SpanRecord) -> list[SpanRecord]:
@@ -65,12 +69,12 @@ class SpanBudget:
 
 
 def busy_seconds(span: SpanRecord) -> float:
-    """Return how long the lane was busy during the span."""
+    """Return how many seconds of the span the lane was busy."""
     return span.end - span.start if span.busy is None else span.busy
 
 
 def joined(first: SpanRecord, second: SpanRecord) -> SpanRecord:
-    """Return one span for two of the same lane and kind: from the earlier start to the later end, with the sum of their work."""
+    """Join two spans of the same lane and kind: from the earlier start to the later end, with the sum of their work."""
     start, end = min(first.start, second.start), max(first.end, second.end)
     busy = busy_seconds(first) + busy_seconds(second)
     begin, last = first.label.split(" … ")[0], second.label.split(" … ")[-1]
@@ -86,6 +90,6 @@ def joined(first: SpanRecord, second: SpanRecord) -> SpanRecord:
 
 
 def _rounded(span: SpanRecord) -> SpanRecord:
-    """Return the span with milliseconds: more digits would only lengthen its line."""
+    """Return the span with its times rounded to milliseconds, because more digits would only lengthen its line."""
     busy = None if span.busy is None else round(span.busy, 3)
     return replace(span, start=round(span.start, 3), end=round(span.end, 3), busy=busy)

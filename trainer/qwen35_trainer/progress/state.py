@@ -1,4 +1,4 @@
-"""The present state of a run, built from its records."""
+"""The present state of a run for its display, built from its records."""
 
 from dataclasses import dataclass, field
 from itertools import batched
@@ -19,7 +19,7 @@ _HISTORY_POINTS: Final = 256
 
 
 class MeanHistory:
-    """The course of a value over a run of any length, as at most 2 · _HISTORY_POINTS means of adjacent values."""
+    """The history of a value over a run of any length, as at most 2 · _HISTORY_POINTS means of adjacent values."""
 
     def __init__(self) -> None:
         self._means: list[float] = []
@@ -38,13 +38,13 @@ class MeanHistory:
 
     @property
     def means(self) -> list[float]:
-        """The means in order. The last one is of fewer values, if any."""
+        """The means in order. The last mean may cover fewer values than the others."""
         return [*self._means, self._sum / self._count] if self._count else list(self._means)
 
 
 @dataclass(slots=True)
 class RunState:
-    """The latest record of each kind, and the values of earlier records that the views need."""
+    """The latest record of each kind, and the values of earlier records that the display needs."""
 
     name: str
     folder: Path
@@ -53,7 +53,7 @@ class RunState:
     phase: str = "starting"
     update: UpdateRecord | None = None
     rewards: MeanHistory = field(default_factory=MeanHistory)
-    """Mean reward over the run."""
+    """History of the mean reward of the updates."""
     seconds: list[float] = field(default_factory=list)
     before: EvaluationRecord | None = None
     evaluation: EvaluationRecord | None = None
@@ -81,9 +81,9 @@ class RunState:
                 self.finish = record
 
     def seconds_left(self) -> float | None:
-        """Return the estimated time to the end, from the mean duration of the latest updates.
+        """Return the estimated seconds until the end of the run, from the mean duration of the latest updates.
 
-        None before the first update.
+        Returns None before the first update.
         """
         if not self.update or not self.updates_total:
             return None

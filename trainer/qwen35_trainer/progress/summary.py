@@ -11,62 +11,68 @@ from qwen35_trainer.progress.totals import RunTotals
 
 
 class Summary(TypedDict):
-    """The numbers of a run. None means that the run does not have the number: no evaluation, no rollout, or no update yet."""
+    """The numbers of a run. None means that the run does not have a number, for example before its first evaluation."""
 
     version: str
     """The release of qwen35."""
     startedAt: str | None
-    """When the training first started, as 2026-01-31T09:30:00Z."""
+    """Time at which the training first started, such as 2026-01-31T09:30:00Z."""
     outcome: RunOutcome | None
-    """None: the run has not finished."""
+    """How the run ended. None: it has not finished."""
     message: str
     seconds: float
     updates: int
     updatesTotal: int | None
     weightVersion: int
-    """The newest version that trained, was saved or evaluated. Lower than before only where an attempt resumed."""
+    """The newest version that trained, was saved or evaluated.
+
+    It decreases only if an attempt resumes from a checkpoint.
+    """
     accuracyBefore: float | None
     """Held-out accuracy of the original model."""
     accuracyAfter: float | None
-    """The last held-out accuracy after at least one update."""
+    """Held-out accuracy at the last evaluation after at least one update."""
     heldOutRewardBefore: float | None
-    """Mean reward of the held-out prompts, at the same evaluations as the accuracies."""
+    """Mean reward of the held-out prompts with the original model."""
     heldOutRewardAfter: float | None
     heldOutScores: dict[str, float]
-    """Reward → mean of its scores in the latest evaluation, before its weight."""
+    """Name of a reward → mean of its unweighted scores in the latest evaluation."""
     heldOutRewardBySource: dict[str, float]
     """Data source → mean reward in the latest evaluation."""
     heldOutLossBefore: float | None
-    """SFT: negative log-likelihood of the validation examples, nats per target token."""
+    """Negative log-likelihood of the validation examples with the original model, in nats per target token (SFT)."""
     heldOutLossAfter: float | None
     rewardMean: float | None
     """Mean reward of the last update."""
     scoreByReward: dict[str, float]
-    """Of the last update."""
+    """Name of a reward → mean of its unweighted scores in the last update."""
     rewardBySource: dict[str, float]
-    """Of the last update."""
+    """Data source → mean reward in the last update."""
     loss: float | None
-    """Of the last update; None if it is not finite."""
+    """Loss of the last update. None: it is not finite, or no update has trained."""
     promptsTrained: int
     samplesTrained: int
     tokensTrained: int
     maskedTokens: int
     maxVersionLag: int | None
-    """The bound in the manifest; `maxTokenLag` is the maximum that occurred."""
+    """Maximum lag that the manifest allows. The maximum that occurred is `maxTokenLag`."""
     maxTokenLag: int | None
     meanTokenLag: float | None
     staleness: dict[str, int]
-    """Trained tokens by lag in versions."""
+    """Lag in versions → number of trained tokens."""
     rolloutIdle: float | None
-    """Share of the slot time of the rollout pool without a sequence, 0 to 1."""
+    """Share, 0 to 1, of the rollout pool's capacity that was unused: slots without a sequence, averaged over time."""
     trainIdle: float | None
     """Share of the time during which the train pool waited, 0 to 1."""
     trainTime: dict[str, float]
-    """Part → share, 0 to 1, of the duration of all updates that it took: training, waiting for a batch, assembling it, copying
-    weights, saving (copying the state of checkpoints), evaluating (SFT), and driver, the rest. Parts that took no time are left
-    out."""
+    """Part of the time → its share, 0 to 1, of the duration of all updates.
+
+    The parts are training, waiting (for a batch), assembling (the batch), copying (weights for publications), saving
+    (copying the state for checkpoints), evaluating (SFT only), and driver (the remaining time). Parts that took no time
+    are left out.
+    """
     tokensPerSecond: float | None
-    """Generated tokens per second."""
+    """Tokens that the rollout pool generated per second."""
     trainedTokensPerSecond: float | None
     """Trained tokens per second, over the duration of all updates."""
     samplesPerSecond: float | None
@@ -74,17 +80,18 @@ class Summary(TypedDict):
     timeToFirstUpdateSeconds: float | None
     peakRssMiB: float | None
     rewardErrors: int
-    """Failed reward calls, including those of evaluations: the sum of the next two fields."""
+    """Number of failed reward calls, including those of evaluations: errors and time-outs together."""
     errorsByReward: dict[str, int]
     timeoutsByReward: dict[str, int]
     firstRewardError: str | None
-    """Reward, prompt and reason of the first failed call."""
+    """Reward, prompt and reason of the first reward call that failed in training. None: no call failed there."""
     groupsWithoutSignal: int
     groupsLeft: dict[str, int]
-    """Groups that left untrained up to the last update, by reason. Prompts of discarded groups were dispatched again."""
+    """Reason → number of groups that left untrained up to the last update. Prompts of discarded groups were dispatched
+    again."""
     checkpoint: str | None
     export: str | None
-    """The newest Hugging Face folder that the run wrote (checkpoint.export)."""
+    """Path of the newest Hugging Face folder that the run wrote (`checkpoint.export`)."""
     exportProblem: str
     """Why the last export was not written, or empty."""
 
@@ -92,7 +99,8 @@ class Summary(TypedDict):
 def summarise(records: Iterable[RunRecord], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
     """Summarise a run so far. Updates that a resumed attempt repeated count once.
 
-    records: iterated twice, so not an iterator. Shares and rates are means over time: the weight of an update is its duration.
+    records: iterated twice, so it must not be an iterator. Shares and rates are weighted means over the updates, with
+    the duration of an update as its weight.
     """
     totals = RunTotals()
     for record, repeated in marked(records):
@@ -155,7 +163,7 @@ def summary_of(totals: RunTotals, *, max_version_lag: int | None, peak_rss_mib: 
 
 
 def _shares(parts: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return each part of the time as a share of `seconds`, without parts that took no time."""
+    """Return each part of the time as a share of `seconds`. Parts that took no time are left out."""
     return {part: parts[part] / seconds for part in TIME_PARTS if parts[part] > 0} if seconds else {}
 
 

@@ -4,9 +4,10 @@ from typing import Final
 
 
 class Thinned[T]:
-    """Keeps the first, every `stride`-th and the last of the values added. The stride doubles when more than `limit` are kept.
+    """A sequence that keeps the first, every `stride`-th and the last of the values added.
 
-    An update that is kept at one stride is kept at every smaller one, so that charts of a run in progress keep their points.
+    The stride doubles when more than `limit` values are kept. A value that is kept at one stride was also kept at all
+    smaller strides. The chart of a running training therefore loses older points, but never moves them.
     """
 
     def __init__(self, limit: int) -> None:
@@ -15,7 +16,7 @@ class Thinned[T]:
         self._last: T | None = None
         self.stride = 1
         self.added = 0
-        """The number of values added."""
+        """The number of values added, including those that are not kept."""
 
     def add(self, value: T) -> None:
         if self.added % self.stride == 0:

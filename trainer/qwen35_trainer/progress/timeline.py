@@ -1,4 +1,4 @@
-"""The timeline of the report: what each replica and train rank did when."""
+"""The timeline of the report: what each replica and train rank did at which time."""
 
 import re
 from collections import defaultdict
@@ -21,20 +21,20 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "checkpoint": "@checkpoint",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
-"""Kinds whose spans touch each other. A thin line separates them."""
+"""Kinds of spans that follow each other without a gap. A thin line separates their bars."""
 _POOLS: Final = ("rollout", "train", "publish")
 _MAX_SPANS_DRAWN: Final = 3000
 _ROW_HEIGHT_PIXELS: Final = 26
 _BAR_WIDTH: Final = 0.72
-"""Share of a row's height that a bar of a busy lane takes."""
+"""Height of the bar of a busy lane, as a share of the height of its row."""
 _MIN_BAR_WIDTH: Final = 0.06
 
 
 def timeline_charts(latest: Collection[SpanRecord], whole: Sequence[SpanRecord]) -> list[Chart]:
-    """Draw the last part of a run span by span and, if that is not all of it, an overview of the whole run.
+    """Draw the last part of a run span by span and, if that is not the whole run, an overview of the whole run.
 
-    latest: the last spans of the run, or all of them. whole: the spans of the whole run, in order of their start, joined where
-    they are many (`coarse_spans.py`).
+    latest: the last spans of the run, or all of them. whole: the spans of the whole run, in order of their start; in a
+    long run, spans are joined (`coarse_spans.py`).
     """
     if not latest:
         return []
@@ -55,7 +55,7 @@ def _limits(spans: Sequence[SpanRecord]) -> tuple[float, float]:
 
 
 def _timeline(name: str, title: str, note: str, drawn: Sequence[SpanRecord]) -> Chart:
-    """Draw a bar per span and a row per lane."""
+    """Draw a timeline with one row per lane and one bar per span."""
     begin, end = _limits(drawn)
     lanes = sorted({span.lane for span in drawn}, key=_lane_order)
     unit, seconds = _unit(end - begin)
@@ -102,7 +102,7 @@ def _timeline(name: str, title: str, note: str, drawn: Sequence[SpanRecord]) -> 
 
 
 def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
-    """Join overlapping spans of one lane and kind, whose bars would hide each other. The result is ordered by start."""
+    """Join overlapping spans of the same lane and kind, because their bars would hide each other. Ordered by start."""
     rows: dict[tuple[str, SpanKind], list[SpanRecord]] = defaultdict(list)
     for span in sorted(spans, key=lambda span: span.start):
         row = rows[span.lane, span.kind]
@@ -114,7 +114,7 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and the parts of earlier spans that lie in the same period."""
+    """Return the last `limit` spans, and those parts of earlier spans that lie in the same period."""
     if len(spans) <= limit:
         return list(spans)
     begin = spans[-limit].start

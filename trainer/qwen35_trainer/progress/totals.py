@@ -19,7 +19,7 @@ from qwen35_trainer.progress.records import (
 
 @dataclass(slots=True)
 class TimeMean:
-    """A mean over time: the weight of an update is its duration."""
+    """A weighted mean of a value over the updates, with the duration of an update as its weight."""
 
     total: float = 0.0
     seconds: float = 0.0
@@ -31,13 +31,13 @@ class TimeMean:
 
     @property
     def value(self) -> float | None:
-        """The mean of the values. None if no time was added."""
+        """The weighted mean of the values. None if no value was added."""
         return self.total / self.seconds if self.seconds else None
 
 
 @dataclass(slots=True)
 class FailureCounts:
-    """Failed reward calls by reward, and the description of the first one."""
+    """Number of failed calls of each reward, and a description of the first failed call."""
 
     errors: Counter[str] = field(default_factory=Counter)
     timeouts: Counter[str] = field(default_factory=Counter)
@@ -61,7 +61,8 @@ class RunTotals:
     started: str | None = None
     seconds: float = 0.0
     version: int = 0
-    """The newest version of the attempt. Evaluations and checkpoints of earlier versions end while later batches train."""
+    """The newest version in the records of the present attempt. An evaluation or checkpoint may record an older version
+    than a record before it."""
     updates: int = 0
     first_update_time: float | None = None
     update: UpdateRecord | None = None
@@ -74,10 +75,10 @@ class RunTotals:
     reward_errors: int = 0
     groups_without_signal: int = 0
     lags: Counter[int] = field(default_factory=Counter)
-    """Trained tokens by lag."""
+    """Lag in versions → number of trained tokens."""
     groups_left: Counter[str] = field(default_factory=Counter)
     time_parts: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIME_PARTS, 0.0))
-    """Seconds by part of `TIME_PARTS`."""
+    """Name of a part in `TIME_PARTS` → its seconds in all updates."""
     rollout_idle: TimeMean = field(default_factory=TimeMean)
     train_idle: TimeMean = field(default_factory=TimeMean)
     tokens_per_second: TimeMean = field(default_factory=TimeMean)
@@ -97,7 +98,10 @@ class RunTotals:
     """How the run ended. None if the last attempt has not ended."""
 
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
-        """Add the next record. repeated: a later attempt repeated this update or evaluation."""
+        """Add the next record.
+
+        repeated: whether a later attempt repeated this update or evaluation; then it does not count.
+        """
         self.seconds = max(self.seconds, record.end if isinstance(record, SpanRecord) else record.time)
         if isinstance(record, UpdateRecord):
             self.version = record.version  # lower where an attempt resumes
@@ -122,7 +126,7 @@ class RunTotals:
                 self._note_start(record)
 
     def _note_start(self, record: UpdateRecord | FinishRecord) -> None:
-        """Compute when the training started, from the first record that has a `wall_time`."""
+        """Compute the time at which the training started, from the first record that has a `wall_time`."""
         if self.started is None and record.wall_time is not None:
             started = datetime.fromtimestamp(record.wall_time - record.time, UTC)
             self.started = started.isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -19,7 +19,7 @@ from qwen35_trainer.rewards.reward import Response, RewardError, required_answer
 class Math:
     r"""Scores 1 if the last expression of the response equals the answer (1/2, 0.5, \frac{2}{4} …), else 0.
 
-    The comparison runs in a worker process, because simplifying an expression of a model may never end.
+    The comparison runs in a worker process, because simplifying an expression that a model wrote may never end.
     """
 
     name: str
@@ -34,7 +34,10 @@ class Math:
 
 
 def math_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function that scores (response, answer) in the worker process."""
+    """Return the function of the worker process that takes (response, answer) and returns the score, 1 or 0.
+
+    extract: the pattern that finds the expression in the response; None: the whole response is searched.
+    """
     import math_verify  # two seconds to import, only in the worker
 
     # The time-outs of math-verify are off, because they use signals and guard only single steps. It warns about that.
@@ -58,7 +61,10 @@ def math_grader(extract: str | None) -> Callable[[str, str], float]:
 
 
 def _readings(extracted_text: str, *, whole: bool) -> list[str]:
-    """Return the texts to parse. The response is correct if one of them equals the answer."""
+    """Return the texts to parse. The response is correct if the value of one of them equals that of the answer.
+
+    whole: whether `extracted_text` is the whole response; otherwise it is the expression that `extract` found.
+    """
     if not whole:
         # The extracted text is the expression, without a box, like the answer.
         return [rf"\boxed{{{extracted_text}}}"]
@@ -84,11 +90,14 @@ class ExactMatch:
         return self.grade(response.text, required_answer(response))
 
     async def close(self) -> None:
-        """Do nothing: the reward has no other process."""
+        """Do nothing, because this reward has no worker process to end."""
 
 
 def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
-    """Return the function that scores (response, answer)."""
+    """Return the function that takes (response, answer) and returns the score, 1 or 0.
+
+    extract: the pattern that finds the text to compare in the response; None: the whole response is compared.
+    """
     extracted = extractor(extract)
 
     def grade(response: str, answer: str) -> float:

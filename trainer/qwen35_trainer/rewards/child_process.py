@@ -46,14 +46,14 @@ type RequestPart = bytes | memoryview
 
 HEADER: Final = struct.Struct("<QI")
 ALIVE: Final = HEADER.pack(0, 0)
-"""A message with the number 0."""
+"""A message with the number 0, which belongs to no call: it only shows that the process is alive."""
 MAX_REQUEST_BYTES: Final = 2**32 - 1
 REAP_SECONDS: Final = 10.0
 """Maximum wait for a killed process to end."""
 DEATH_SECONDS: Final = 1.0
-"""Maximum wait until a process that closed its socket ends.
+"""Maximum wait until a process that closed its socket ends on its own.
 
-Only without our signal does its exit code name the cause.
+After this time the process is killed, and its exit code no longer names the cause.
 """
 _FIRST_POLL_SECONDS: Final = 0.001
 _MAX_POLL_SECONDS: Final = 0.05
@@ -90,12 +90,12 @@ class FrameReader:
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """Return one message."""
+    """Return a message as bytes: the header with `number` and the length, then `content`."""
     return HEADER.pack(number, len(content)) + content
 
 
 def read_frame(stream: BinaryIO) -> Frame:
-    """Read one message from a blocking stream. Raises EOFError at its end."""
+    """Read one message from a blocking stream. Raises EOFError if the stream ends before the message does."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         raise EOFError
@@ -115,7 +115,7 @@ class ChildEnded(Exception):
 
 
 class ChildProcess(asyncio.Protocol):
-    """A started process. Use it from the event loop that started it only."""
+    """A started process that answers calls. Only the event loop that started the process may use this object."""
 
     def __init__(self, process: subprocess.Popen[bytes], mark: dict[str, str], max_reply_bytes: int) -> None:
         self._process, self._mark = process, mark
@@ -126,18 +126,19 @@ class ChildProcess(asyncio.Protocol):
         self._number = 0
         self._ending: asyncio.Task[str] | None = None
         self.refused = ""
-        """Why a message of the process was not accepted; then the process is ended. Empty if all were."""
+        """Why a message of the process was refused, after which the process is ended. Empty if none was refused."""
         self.heard = time.monotonic()
-        """Second of `time.monotonic` at which something last arrived from the process."""
+        """Time at which the last bytes arrived from the process, in seconds of `time.monotonic`."""
 
     @classmethod
     async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
-        """Start a process that calls `entry`, `module:function`, with the descriptor of its socket. Raises OSError.
+        """Start a process that calls a function with the descriptor of its socket. Raises OSError.
 
-        output: descriptor to which it prints; None: to the same places as this process.
+        entry: the function, as `module:function`. max_reply_bytes: maximum size of a reply. output: descriptor to which
+        the process prints; None: it prints where this process prints.
 
-        On Linux it may ask for a signal when the calling thread ends, so call this on a thread that lives as long as
-        the process.
+        On Linux, the process may end when the thread that started it ends (`signal_when_parent_ends`). Call this on a
+        thread that lives as long as the process is needed.
         """
         module, _, function = entry.partition(":")
         ours, theirs = socket.socketpair()
@@ -170,14 +171,14 @@ class ChildProcess(asyncio.Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether calls can be sent. A process that has just died may not have been noticed yet."""
+        """Whether calls can be sent. This may still be true in the first moments after the process has died."""
         return self._ending is None and self._process.poll() is None
 
     def call(self, *request: RequestPart, seconds: float | None = None) -> asyncio.Future[bytes]:
-        """Send a request. The future is the reply.
+        """Send a request, and return a future with the reply.
 
-        It raises TimeoutError `seconds` after now, after which the process may still be at work on the call, and
-        ChildEnded if the process ends before.
+        The future raises TimeoutError if there is no reply after `seconds`; the process may then still work on the
+        call. It raises ChildEnded if the process ends before it replies.
         """
         self._number += 1
         number, future = self._number, self._loop.create_future()
@@ -193,8 +194,8 @@ class ChildProcess(asyncio.Protocol):
     async def end(self, patience: float = 0.0) -> str:
         """End the process, and return how it ended. Calls that have no reply yet fail. May be called again.
 
-        patience: seconds in which the process may end because its socket closes. Then its process group is killed, and all
-        other processes that it has started.
+        patience: seconds in which the process may end on its own, because its socket closes. After that its process
+        group is killed, and so are all other processes that it has started.
         """
         return await asyncio.shield(self._end(patience))
 
@@ -247,7 +248,7 @@ class ChildProcess(asyncio.Protocol):
         return how
 
     async def _polled(self, seconds: float) -> int | None:
-        """Wait until the process has ended, at most `seconds`. Returns its exit code, None if it has not ended."""
+        """Wait at most `seconds` until the process has ended. Returns its exit code, or None if it has not ended."""
         deadline, pause = time.monotonic() + seconds, _FIRST_POLL_SECONDS
         while (code := self._process.poll()) is None and time.monotonic() < deadline:
             await asyncio.sleep(pause)
@@ -256,7 +257,10 @@ class ChildProcess(asyncio.Protocol):
 
 
 async def end_all(processes: Sequence[ChildProcess], patience: float = 0.0) -> None:
-    """End several processes at the same time."""
+    """End several processes at the same time.
+
+    patience: seconds in which each may end on its own before it is killed.
+    """
     await asyncio.gather(*(process.end(patience) for process in processes))
 
 
@@ -272,10 +276,10 @@ def _how(code: int | None) -> str:
 
 
 class CallServer(asyncio.Protocol):
-    """The side of the process that was started: answers any number of calls at the same time.
+    """Answers the calls of a `ChildProcess`, in the process that was started; any number of them at the same time.
 
-    answer: returns the reply to a request; an exception ends the connection. ended: is done when the other side has
-    closed the connection.
+    answer: returns the reply to a request; an exception ends the connection. ended: a future that is done when the
+    caller's side has closed the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
@@ -301,11 +305,11 @@ class CallServer(asyncio.Protocol):
             self.ended.set_result(None)
 
     def stop(self) -> None:
-        """End as if the other side had closed the connection."""
+        """Mark the connection as ended, as if the caller's side had closed it."""
         self.connection_lost(None)
 
     def pause(self) -> None:
-        """Receive no requests until `resume`. The other side keeps them."""
+        """Receive no requests until `resume` is called. Requests remain on the caller's side until then."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
@@ -314,7 +318,7 @@ class CallServer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def show_alive(self) -> None:
-        """Send the message that belongs to no call."""
+        """Send a message that belongs to no call, which shows the caller that this process is alive."""
         assert self._transport is not None
         self._transport.write(ALIVE)
 
@@ -331,6 +335,9 @@ class CallServer(asyncio.Protocol):
 
 
 def signal_when_parent_ends(number: signal.Signals) -> None:
-    """Let Linux send the signal to this process when the thread that started it ends, even if that is killed."""
+    """Have Linux send a signal to this process when the thread that started this process ends, even by SIGKILL.
+
+    On other systems nothing happens.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, number)

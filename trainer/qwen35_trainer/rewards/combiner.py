@@ -22,17 +22,26 @@ from qwen35_trainer.rewards.reward_settings import RewardTerm
 logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_KINDS: Final = 100
-"""Kinds of errors of one run that are logged. More only come from a function that makes up types of exceptions."""
+"""Maximum number of kinds of errors that are logged in one run.
+
+Only a function that creates types of exceptions while it runs causes more.
+"""
 _MAX_FIRST_CHARACTERS: Final = 500
 
 
 @dataclass
 class Combiner:
-    """Combines the scores of one run."""
+    """Combines the scores of each response of a run into its reward, and logs the first error of each kind.
+
+    terms: the weight and the error policy of each reward.
+    """
 
     terms: Sequence[RewardTerm]
     trial: int = 0
-    """Number of first responses of which at least one must get a score from at least one reward. 0: no check."""
+    """Number of responses at the start of the run that form the trial. 0: no trial.
+
+    The run ends if every reward fails for every response of the trial.
+    """
     _logged: set[tuple[str, str]] = field(init=False, default_factory=set)
     _untried: int = field(init=False)
     """Number of responses that remain in the trial; 0 after it."""
@@ -42,10 +51,11 @@ class Combiner:
         self._untried = self.trial
 
     def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
-        """Combine the scores of a response, one of each reward. prompt: id of its prompt.
+        """Combine the scores of one response into its reward.
 
-        in_trial: whether it counts among the run's first responses (`trial`). Raises RewardFailed when a reward with
-        `onError: Fail` could not score, or when no reward could score any response of the trial.
+        prompt: id of the prompt. scores: one of each reward, in the order of `terms`. in_trial: whether the response
+        counts among the run's first ones, the trial. Raises RewardFailed when a reward with `onError: Fail` could not
+        score, or when no reward could score any response of the trial.
         """
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:
@@ -83,9 +93,10 @@ class Combiner:
 
 
 def combine(prompt: str, terms: Sequence[RewardTerm], scores: Sequence[Score]) -> CombinedScore:
-    """Combine the scores of all rewards for one response into the weighted sum. `scores` has the order of `terms`.
+    """Combine the scores of all rewards for one response into the weighted sum.
 
-    prompt: id of its prompt. Raises RewardFailed for a failed reward with `onError: Fail`.
+    prompt: id of the prompt. terms, scores: one per reward, in the same order. Raises RewardFailed if a reward with
+    `onError: Fail` has failed.
     """
     values: dict[str, float] = {}
     errors: dict[str, str] = {}
@@ -117,7 +128,7 @@ class Failures:
     """Reward, prompt and reason of the first failure, cut to the length of a log line."""
 
     def add(self, prompt: str, scored: CombinedScore) -> None:
-        """Count the failures of one response. prompt: id of its prompt."""
+        """Count the failures of one response. prompt: id of the prompt. scored: the reward of the response."""
         for name in scored.errors:
             counts = self.timeouts if name in scored.timeouts else self.errors
             counts[name] += 1

@@ -1,12 +1,13 @@
-"""The processes that a process has started, also those in sessions of their own and those whose parents have ended.
+"""Finds all descendants of a process, even those in other sessions and those whose parents have ended.
 
-    parent:  QWEN35_STARTED_BY=                  a process inherits the variable at its start: reading /proc/N/environ
-    child:   QWEN35_STARTED_BY=4f1c/             finds all processes that came from a child, whatever became of those
-    its own: QWEN35_STARTED_BY=4f1c/9a02/        between. Children of a child have its mark as a prefix of theirs.
+    parent:      QWEN35_STARTED_BY=              a process inherits the variable at its start: reading /proc/N/environ
+    child:       QWEN35_STARTED_BY=4f1c/         finds all descendants of the child, whatever became of those
+    grandchild:  QWEN35_STARTED_BY=4f1c/9a02/    between. The mark of a child is a prefix of the marks of its children.
 
-A pod may use no control groups, and neither a process group nor the tree of parents contains such a process. It is missed only
-if it was started without the variables of its parent, if it writes a title over them, on systems without /proc, and if it belongs to
-another user.
+Other means miss some descendants: a process may leave its process group, the tree of parents ends at a parent that has
+ended, and a pod may not use control groups. The search misses a process that was started without its parent's
+variables, that has overwritten them with a title, or that belongs to another user. It finds nothing on systems without
+/proc.
 """
 
 from __future__ import annotations
@@ -23,18 +24,24 @@ _VARIABLE: Final = "QWEN35_STARTED_BY"
 _PROCESSES: Final = Path("/proc")
 _SEARCH_SECONDS: Final = 2.0
 _EMPTY_SEARCHES: Final = 2
-"""Searches in a row that find nothing: a process may start another and end during one."""
+"""Number of searches in a row that must find nothing before the descendants count as ended.
+
+One is not enough, because a process may start another one and end during a search.
+"""
 _PAUSE_SECONDS: Final = 0.005
-"""Time in which a killed process ends."""
+"""Pause after each search, in which killed processes end."""
 
 
 def new_mark() -> dict[str, str]:
-    """Return the variable of a process that is about to start, by which its descendants are found."""
+    """Return an environment variable for a process about to start, by which `kill_marked` finds its descendants."""
     return {_VARIABLE: f"{os.environ.get(_VARIABLE, '')}{secrets.token_hex(8)}/"}
 
 
 def kill_marked(mark: dict[str, str]) -> None:
-    """Kill the processes with a mark and their descendants, until there are none. Blocks, at most about _SEARCH_SECONDS."""
+    """Kill the processes with a mark and their descendants, until none is left.
+
+    mark: the variable from `new_mark`. Blocks for at most about _SEARCH_SECONDS. Processes left after that are ignored.
+    """
     deadline = time.monotonic() + _SEARCH_SECONDS
     empty = 0
     while empty < _EMPTY_SEARCHES:
@@ -49,7 +56,7 @@ def kill_marked(mark: dict[str, str]) -> None:
 
 
 def _marked(mark: dict[str, str]) -> list[int]:
-    """Return the processes with a mark. A process that has ended and was not waited for has no variables."""
+    """Return the ids of the processes with a mark. A zombie has no variables, so the list does not contain it."""
     if not _PROCESSES.is_dir():
         return []
     processes = []

@@ -24,7 +24,7 @@ EXPECTED = "function(prompt, response, answer, metadata)"
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the user, which runs in processes of its own."""
+    """A reward that calls a function of the user in worker processes."""
 
     name: str
     isolated: IsolatedFunction
@@ -38,9 +38,9 @@ class Function:
 
 
 def load_scorer(target: str, base: str) -> Callable[[bytes, str], Any]:
-    """Return a function of (content of the prompt, response) that calls `target`.
+    """Load the user's function, and return a function of (pickled content of the prompt, response) that calls it.
 
-    Raises RewardError as `load_function`.
+    target: `module:function`. base: the manifest's folder. Raises RewardError if the function cannot be loaded.
     """
     function = load_function(target, base)
 
@@ -90,7 +90,7 @@ def load_function(target: str, base: str) -> Callable[..., Any]:
 
 
 def _of_module(trace: TracebackType | None) -> TracebackType | None:
-    """Return the traceback without the frames of the import."""
+    """Return the traceback without the frames of the import machinery."""
     while trace is not None and (
         trace.tb_frame.f_code.co_filename == __file__ or "importlib" in trace.tb_frame.f_code.co_filename
     ):

@@ -1,21 +1,22 @@
-"""A function whose calls run in other processes, so that a call can be ended whatever it does, and delays no other.
+"""A function whose calls run in worker processes, so that every call can be ended and none delays another.
 
     call(arguments) ─► an idle process? ──────── yes ──► send, wait: timeout_seconds ─► score, or the error
                           │ no                               │ late
                           ▼                                  └─► kill its process group; its place is free
                        wait in order ◄─── a process is idle again, or was added
 
-    A call that has waited for GROW_SECONDS gets an added process, as long as there are fewer than `cores` + 2 × slow
-    calls, and fewer than `processes`. A call is slow after GROW_SECONDS. A process that had nothing to do for
-    IDLE_SECONDS is ended, except the last one.
+When a call has waited for GROW_SECONDS, processes are added: up to `cores` + 2 × (number of slow calls), and at most
+`processes` in all. A call is slow once it has run for GROW_SECONDS. A process that has had no call for IDLE_SECONDS is
+ended, except the last process.
 
 waits on             unblocked by                               deadline
 load                 the process, or its death                  LOAD_SECONDS
 call: a process      another call's end, or an added process    the sum of the time-outs of the calls before it
 call: its score      the process, or its death                  timeout_seconds, from the moment it is sent
 
-A coroutine function has one process, which runs all of its calls at the same time and cancels a late one itself. It
-is killed if the call then does not end (BLOCKED_SECONDS): the function blocks the event loop, or ignores the cancellation.
+A coroutine function has one process, which runs all of its calls at the same time and cancels a call that is late. The
+process is killed if the call does not end within BLOCKED_SECONDS after that, because the function blocks the event loop
+or ignores the cancellation.
 """
 
 from __future__ import annotations
@@ -39,24 +40,31 @@ LOAD_SECONDS: Final = 120.0
 GROW_SECONDS: Final = 0.25
 IDLE_SECONDS: Final = 60.0
 BLOCKED_SECONDS: Final = 2.0
-"""Time after timeoutSeconds in which a coroutine function has to be cancelled."""
+"""Time that a call of a coroutine function has to end after it was cancelled. After that its process is killed."""
 MAX_REQUEST_BYTES: Final = 64 * 2**20
 MAX_REPLY_BYTES: Final = 2**20
 _ENDED_BY_TIMER: Final = "signal SIGALRM"
 _TRIES: Final = 2
-"""Sends of a call of a coroutine function. It may have been in a process that another call ended."""
+"""Maximum number of times that a call of a coroutine function is sent.
+
+All calls share one process. A call is sent again if another call made the process end.
+"""
 
 type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
-"""Gets a process, or None to look again; the second of `time.monotonic` at which it began to wait."""
+"""A call that waits: a future, and the time at which the wait began, in seconds of `time.monotonic`.
+
+The result of the future is a process for the call, or None if the call should look for a process again.
+"""
 
 
 class IsolatedFunction:
     """Loads a function in worker processes by `loader(*arguments)`, and calls the function there.
 
-    loader: `module:function`, importable. Arguments of the loader and of calls are pickled, and should be plain data.
-    processes: maximum number of worker processes of a plain function. cores: maximum number of them while no call is
-    slow. output: descriptor to which the processes print. The time-out of a call starts when the call runs. The object
-    belongs to one event loop.
+    loader: `module:function`, which must be importable. Arguments of the loader and of calls are pickled, so they
+    should be plain data. processes: maximum number of worker processes of a plain function; a coroutine function has
+    one. cores: maximum number of worker processes while no call is slow. output: descriptor to which the processes
+    print; None: they print where this process prints. The time-out of a call starts when a process gets the call. Only
+    one event loop may use the object.
     """
 
     def __init__(
@@ -82,7 +90,7 @@ class IsolatedFunction:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.asynchronous = False
-        """Whether it is a coroutine function. Known once it is loaded."""
+        """Whether the function is a coroutine function. False until the function is loaded."""
 
     @property
     def process_ids(self) -> tuple[int, ...]:
@@ -120,7 +128,10 @@ class IsolatedFunction:
         await asyncio.gather(*self._tasks)
 
     async def _reply(self, process: ChildProcess, request: bytes) -> Mapping[str, object] | None:
-        """Return the reply to a call; None if the process has ended because of another call. Raises RewardError."""
+        """Send a call to a process and return the reply. Raises RewardError, also after a time-out.
+
+        Returns None if the process of a coroutine function ended, which another call may have caused.
+        """
         no_score = f"no score within timeoutSeconds {self._timeout:g}"
         late = f"{no_score}; the call was {'cancelled' if self.asynchronous else 'ended'}"
         seconds = self._timeout + (BLOCKED_SECONDS if self.asynchronous else 0.0)
@@ -156,7 +167,7 @@ class IsolatedFunction:
     # Processes and the calls that wait for one.
 
     async def _take(self) -> ChildProcess:
-        """Return a process for one call. Raises RewardError when one is needed and cannot be started."""
+        """Wait for a process for one call, and return it. Raises RewardError if a needed process cannot be started."""
         while True:
             if self._closed:
                 raise _closed()
@@ -185,7 +196,7 @@ class IsolatedFunction:
             raise
 
     def _give(self, process: ChildProcess) -> None:
-        """Take a process back after a call."""
+        """Take a process back after a call. If the process can still be used, it is free for the next call."""
         if self.asynchronous:
             self._idle = [entry for entry in self._idle if entry[0].alive]
             return
@@ -197,7 +208,7 @@ class IsolatedFunction:
             self._wake(1)
 
     def _offer(self, process: ChildProcess) -> None:
-        """Give a process to the first call that waits; else it is idle."""
+        """Give a process to the first waiting call. If no call waits, the process becomes idle."""
         now = time.monotonic()
         while self._waiters:
             waiter, _ = self._waiters.popleft()
@@ -209,7 +220,7 @@ class IsolatedFunction:
         self._watch_idle()
 
     def _wake(self, count: int) -> None:
-        """Let the first `count` waiting calls look again."""
+        """Let the first `count` waiting calls look for a process again."""
         while count and self._waiters:
             waiter, _ = self._waiters.popleft()
             if not waiter.done():
@@ -217,7 +228,7 @@ class IsolatedFunction:
                 count -= 1
 
     async def _add(self) -> None:
-        """Start a process, load the function, and offer the process to the calls that wait. Raises RewardError."""
+        """Start a process that loads the function, and offer it to the calls that wait. Raises RewardError."""
         self._starting += 1
         try:
             process = await self._start()
@@ -233,7 +244,7 @@ class IsolatedFunction:
             self._offer(process)
 
     async def _start(self) -> ChildProcess:
-        """Return a process that has loaded the function. Raises RewardError."""
+        """Start a process, load the function in it, and return the process. Raises RewardError."""
         if self._closed:
             raise _closed()
         try:
@@ -251,7 +262,7 @@ class IsolatedFunction:
         return process
 
     async def _loaded(self, process: ChildProcess) -> bool:
-        """Load the function. Returns whether it is a coroutine function. Raises RewardError."""
+        """Load the function in a process, and return whether it is a coroutine function. Raises RewardError."""
         try:
             reply = _decoded(await process.call(self._setup, seconds=LOAD_SECONDS))
         except TimeoutError as error:
@@ -313,10 +324,10 @@ class IsolatedFunction:
 
 
 def most_processes(cores: int, slow: int) -> int:
-    """Return the number of processes that calls which wait may have. slow: number of slow calls.
+    """Return the maximum number of worker processes of a function while calls wait. slow: number of slow calls.
 
-    Short calls need a core each. A slow call may only wait for something; then its process leaves its core to another
-    one. Two, so that the number doubles while all are slow.
+    The maximum is one process per core, plus two per slow call. A slow call may spend its time waiting and leave its
+    core free for other processes. With two per slow call, the number can double while all calls are slow.
     """
     return cores + 2 * slow
 
@@ -337,7 +348,10 @@ def _request(arguments: tuple[object, ...]) -> bytes:
 
 
 def _decoded(reply: bytes) -> Mapping[str, object]:
-    """Raises ValueError for anything but a JSON object, which only user code that writes to the socket can cause."""
+    """Decode a reply as a JSON object.
+
+    Raises ValueError for anything else, which only user code in the process can send.
+    """
     decoded = json.loads(reply)
     if not isinstance(decoded, dict):
         raise ValueError("the reply is not a JSON object")  # noqa: TRY004  # the text is wrong

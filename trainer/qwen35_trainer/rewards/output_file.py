@@ -1,4 +1,4 @@
-"""A file of limited size for what other processes print: its last part is kept.
+"""A file of limited size for what other processes print. When it is full, it replaces the previous one, and a new one begins.
 
     processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, in place of the one before
 
@@ -19,13 +19,16 @@ from typing import BinaryIO, Final
 logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 8 * 2**20
-"""Size of the file and of the one before it, each."""
+"""Maximum size of the file. The previous file, which ends in `.1`, has at most the same size."""
 CLOSE_SECONDS: Final = 0.5
 _READ_BYTES: Final = 2**16  # the capacity of a pipe
 
 
 class OutputFile:
-    """Writes what arrives in a pipe to the file `path`. What does not fit on the disk is lost, and one warning is logged."""
+    """Writes what arrives in a pipe to the file `path`.
+
+    Output that the disk does not accept is lost, with one warning.
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path, self._max_bytes = path, max_bytes
@@ -33,12 +36,12 @@ class OutputFile:
         self._size = 0
         self._warned = False
         self._reader, self.descriptor = os.pipe()
-        """descriptor: the end of the pipe for the output of processes."""
+        """descriptor: the end of the pipe to which other processes write their output."""
         self._thread = threading.Thread(target=self._run, name="output of rewards", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Wait until everything that ended processes have printed is written, at most CLOSE_SECONDS."""
+        """Close the pipe, and wait at most CLOSE_SECONDS until all output of ended processes is in the file."""
         os.close(self.descriptor)
         self._thread.join(CLOSE_SECONDS)
 
@@ -55,7 +58,7 @@ class OutputFile:
             self._file.close()
 
     def _write(self, data: bytes) -> None:
-        """Append to the file, of which there is none before the first output."""
+        """Append to the file. The first output creates the file; output that does not fit in it begins a new one."""
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)

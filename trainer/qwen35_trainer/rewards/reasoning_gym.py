@@ -36,9 +36,9 @@ class GymReward:
 
 
 def grader(gyms: Sequence[GymFields]) -> Callable[[str, bytes, str], object]:
-    """Return a function that scores (id of the prompt, its content, response) in the worker process.
+    """Return the function of the worker process that scores (id of the prompt, its pickled content, response).
 
-    gyms: the sources whose tasks are loaded immediately. Other tasks are loaded when they are first used.
+    gyms: the fields of the sources whose tasks are loaded immediately. Other tasks are loaded when they are first used.
     """
     from qwen35_trainer.data.gym_prompts import create_task
     from qwen35_trainer.manifest.data import GymSpec  # slow to import, only in the process of the function

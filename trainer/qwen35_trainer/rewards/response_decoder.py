@@ -1,7 +1,7 @@
 """Decodes responses without the transformers library, which takes seconds and 100 MB to import.
 
-A fast tokenizer is a Rust object of the tokenizers library, inside a Python object that adds nothing to decoding but
-a cleaning of spaces that no tokenizer of Qwen wants. Any other tokenizer is kept whole.
+A fast tokenizer of transformers wraps an object of the tokenizers library. For Qwen's tokenizers, that object decodes
+to the same text as the wrapper, so it is enough. A tokenizer whose wrapper changes the text is pickled as a whole.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ type Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class ResponseDecoder:
-    """A tokenizer that decodes only, as data that can be sent to another process.
+    """The part of a tokenizer that decodes, as data that can be sent to another process.
 
-    Equal to `response_text` of its tokenizer.
+    It decodes to the same text as `response_text` with the whole tokenizer.
     """
 
     backend: str | None
-    """JSON of the tokenizers library."""
+    """The decoder as JSON of the tokenizers library; None if the whole tokenizer is needed."""
     tokenizer: bytes | None = None
-    """The pickled tokenizer; None if it has a backend."""
+    """The whole tokenizer, pickled; None if `backend` is enough."""
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> ResponseDecoder:
@@ -59,9 +59,9 @@ def _only_backend_decodes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _cleans_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether decoding removes spaces.
+    """Return whether decoding with transformers removes spaces (`clean_up_tokenization_spaces`).
 
-    With byte-pair encoding, transformers ignores the setting unless another one insists.
+    For byte-pair encoding, transformers ignores this setting unless a second setting also requires it.
     """
     byte_pairs = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     insists = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # they import numpy and pydantic, which the processes of rewa
 
 @dataclass(frozen=True)
 class ResponseTokens:
-    """A response before it is decoded. ids: (tokens,). truncated: whether it reached the length limit."""
+    """A response before it is decoded. ids: token ids, (tokens,). truncated: whether it reached the length limit."""
 
     ids: NDArray[np.int32]
     truncated: bool
@@ -28,11 +28,12 @@ class ResponseTokens:
 
 @dataclass(frozen=True)
 class CombinedScore:
-    """The reward of a response.
+    """The reward of a response, and the scores from which it was computed.
 
-    value: the weighted sum, or None if the sample does not train. parts: the unweighted score of each reward; a reward
-    that failed has 0 with `onError: Zero`, and is absent with Skip. errors: the errors by reward, or under "generation" that of
-    a response that could not be generated. timeouts: the rewards in `errors` whose call timed out.
+    value: the weighted sum, or None if the sample does not train. parts: the unweighted score by name of the reward; a
+    failed reward has 0 with `onError: Zero`, and is absent with `onError: Skip`. errors: error messages by name of the
+    reward; a response that could not be generated has one error, under "generation". timeouts: the names of the rewards
+    whose call timed out, which are also in `errors`.
     """
 
     value: float | None
@@ -41,7 +42,7 @@ class CombinedScore:
     timeouts: frozenset[str] = frozenset()
 
     def first_error(self, prompt: str) -> str:
-        """Name the first reward that failed, the prompt, and the reason. There must be an error."""
+        """Return a text with the first reward that failed, the prompt, and the reason. `errors` must not be empty."""
         name, error = next(iter(self.errors.items()))
         return f"reward {name}, prompt {prompt}: {error}"
 
@@ -54,9 +55,8 @@ class GroupScorer(Protocol):
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether they count among the run's first responses, of which one must get a score from a reward.
-        Raises RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any
-        response of the trial.
+        in_trial: whether the responses count among the run's first ones, the trial. Raises RewardFailed when a reward
+        with `onError: Fail` cannot score, or when no reward could score any response of the trial.
         """
         ...
 
@@ -65,7 +65,7 @@ class GroupScorer(Protocol):
 class PromptFields:
     """The fields of a prompt that rewards use.
 
-    content: pickled (text, answer, metadata). Only the process of a reward that needs them unpickles them.
+    content: the pickled tuple (text, answer, metadata). Only the worker process of a reward unpickles it.
     """
 
     id: str
@@ -74,7 +74,7 @@ class PromptFields:
 
     @classmethod
     def of(cls, prompt: Prompt) -> PromptFields:
-        """Raises RewardError for metadata that cannot be pickled."""
+        """Return the fields of `prompt`. Raises RewardError for metadata that cannot be pickled."""
         text = prompt.text if isinstance(prompt.text, str) else [dict(message) for message in prompt.text]
         try:
             content = pickle.dumps((text, prompt.answer, dict(prompt.metadata)), protocol=5)
@@ -96,7 +96,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of one reward, before its weight. value: None after an error. error: `kind: message`."""
+    """The score of a response by one reward, not yet weighted. value: None after an error. error: `kind: message`."""
 
     value: float | None
     error: str | None = None
@@ -111,7 +111,7 @@ class Score:
 
     @property
     def kind(self) -> str:
-        """The kind of the error: what is before its first colon."""
+        """The kind of the error, which is the part of `error` before the first colon."""
         return (self.error or "").partition(":")[0]
 
 
@@ -123,9 +123,9 @@ class Reward(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Whether `score` waits for other processes.
+        """Whether `score` waits for other processes, so that it can be called for several responses at the same time.
 
-        If not, it computes on the event loop, and is called for one response at a time.
+        Otherwise `score` computes on the event loop, and is called for one response at a time.
         """
         ...
 
@@ -135,9 +135,10 @@ class Reward(Protocol):
 
 
 class RewardError(Exception):
-    """A reward could not score. kind: type of the original exception. details: its traceback, if there is one.
+    """A reward could not score a response, or could not be loaded.
 
-    Characters of a user's exception that logs and terminals cannot print are escaped.
+    kind: name of the type of the original exception. details: traceback of the original exception, or empty.
+    Characters that logs and terminals cannot print are escaped.
     """
 
     def __init__(self, message: str, *, kind: str = "RewardError", details: str = "") -> None:
@@ -154,7 +155,7 @@ class RewardTimeoutError(RewardError):
 
 
 class RewardFailed(Exception):  # an outcome that the manifest requests
-    """The run ends: a reward with `onError: Fail` failed, or all rewards failed for all of the first responses."""
+    """Ends the run: a reward with `onError: Fail` failed, or all rewards failed for all of the first responses."""
 
     failure = FailureReason.REWARD_FAILED
 
@@ -174,11 +175,14 @@ class RewardSetupError(ValueError):
 
 
 MAX_SCORE: Final = 1e15
-"""Maximum magnitude of a score. Advantages are computed from squares of rewards in float32, which hold up to 3e38."""
+"""Maximum magnitude of a score. Advantages are computed from squares of rewards in float32, whose maximum is 3e38."""
 
 
 def as_score(value: object) -> float:
-    """Return the number that a scorer returned. Raises RewardError for anything else, NaN and magnitudes above MAX_SCORE included."""
+    """Return `value`, which a scorer returned, as a float.
+
+    Raises RewardError if it is not a number, if it is NaN, or if its magnitude exceeds MAX_SCORE.
+    """
     if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
         value = bool(value)  # not a Real for Python, other than its own bool
     if not isinstance(value, Real):
@@ -197,13 +201,13 @@ def as_score(value: object) -> float:
 
 
 def required_answer(response: Response) -> str:
-    """Return the reference answer. Raises RewardError if the prompt has none."""
+    """Return the reference answer of a response's prompt. Raises RewardError if the prompt has none."""
     if response.prompt.answer is None:
         raise RewardError(f"prompt {response.prompt.id} has no answer to compare with", kind="NoAnswer")
     return response.prompt.answer
 
 
 def _plain(text: str) -> str:
-    """Return the text with escapes for control characters, except tabs and line ends, and for lone halves of surrogate pairs."""
+    """Return the text with control characters and unpaired surrogates escaped. Tabs and line ends stay."""
     shown = "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
     return shown.encode(errors="backslashreplace").decode()

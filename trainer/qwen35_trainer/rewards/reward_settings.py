@@ -40,7 +40,7 @@ _CGROUP_LIMIT: Final = Path("/sys/fs/cgroup/cpu.max")
 class RewardSettings:
     """The settings of one reward.
 
-    base: the manifest's folder, absolute, from which functions may be imported.
+    base: absolute path of the manifest's folder, from which functions may be imported.
     """
 
     name: str
@@ -73,7 +73,10 @@ class RewardsSetup:
 
     @classmethod
     def of(cls, rewards: Sequence[RewardSpec], sources: Iterable[SourceSpec], base: Path) -> RewardsSetup:
-        """Raises RewardSetupError when two rewards have one name."""
+        """Collect the rewards of a spec.
+
+        base: the manifest's folder. Raises RewardSetupError if two rewards have one name.
+        """
         names = _names(rewards)
         if repeated := sorted(name for name, count in Counter(names).items() if count > 1):
             raise RewardSetupError([f"two rewards are named {name}. Give one another name." for name in repeated])
@@ -91,14 +94,14 @@ def settings_of(name: str, reward: RewardSpec, base: Path) -> RewardSettings:
 
 
 def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
-    """Return whether any reward compares with a reference answer, so that every prompt must have one."""
+    """Return whether any reward compares responses with a reference answer. Then every prompt must have an answer."""
     return any(reward.type in _COMPARES_ANSWERS for reward in rewards)
 
 
 def _names(rewards: Sequence[RewardSpec]) -> list[str]:
-    """Return the names of the rewards in metrics: the given name, or else the type.
+    """Return the names of the rewards in metrics: the given name, or the type of a reward without one.
 
-    The type is numbered if several rewards of that type have no name.
+    If several rewards of a type have no name, their names are the type and a number.
     """
     unnamed = Counter(reward.type for reward in rewards if reward.name is None)
     seen: Counter[str] = Counter()
@@ -112,10 +115,10 @@ def _names(rewards: Sequence[RewardSpec]) -> list[str]:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """The numbers of processes of one machine.
+    """The number of processes that score on one machine.
 
-    scoring: number of scoring processes. functions: maximum number of processes of each plain function, in each scoring
-    process. cores: maximum number of those while no call is slow.
+    scoring: number of scoring processes. functions: maximum number of worker processes that each scoring process starts
+    for each plain function. cores: the same maximum while no call is slow.
     """
 
     scoring: int = 1
@@ -124,9 +127,9 @@ class ProcessLimits:
 
     @classmethod
     def of(cls, cores: int) -> ProcessLimits:
-        """Return the limits on a machine or in a pod with that many cores.
+        """Return the limits for a machine or pod with `cores` cores.
 
-        Half of them may compute rewards that are fast.
+        Rewards whose calls are fast use at most half of them.
         """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)
@@ -135,7 +138,7 @@ class ProcessLimits:
 
 
 def usable_cores(cgroup_limit: Path = _CGROUP_LIMIT) -> int:
-    """Return the number of cores that this process may use: the machine's, within its affinity and its pod's limit."""
+    """Return the number of cores that this process may use, given its affinity and the limit of its pod."""
     # Only Linux reports the affinity, and has the file: "quota period" in microseconds, or "max period".
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:

@@ -31,13 +31,13 @@ TURN_SECONDS: Final = 0.005
 
 
 class Turn:
-    """The time of one coroutine since it last let others run."""
+    """Measures how long a coroutine has computed since it last let other coroutines run."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
 
     async def let_others_run(self) -> None:
-        """Let the event loop read replies of other processes, if the coroutine has computed for TURN_SECONDS."""
+        """Yield to the event loop if the coroutine has computed for TURN_SECONDS; otherwise return immediately."""
         if time.perf_counter() - self._began >= TURN_SECONDS:
             await asyncio.sleep(0)
             self._began = time.perf_counter()
@@ -50,12 +50,15 @@ class Scorer:
     rewards: Sequence[Reward]
 
     async def score(self, responses: Sequence[Response]) -> list[list[Score]]:
-        """Return the scores of each response: one of each reward, in order. Rewards that wait run at the same time."""
+        """Return the scores of each response, one of each reward, in order.
+
+        Rewards that wait for other processes score all responses at the same time.
+        """
         by_reward = await asyncio.gather(*(_scores(reward, responses) for reward in self.rewards))
         return [[scores[index] for scores in by_reward] for index in range(len(responses))]
 
     async def close(self) -> None:
-        """End the processes of the rewards. Calls under way fail."""
+        """End the worker processes of the rewards. Calls that are running fail."""
         await asyncio.gather(*(reward.close() for reward in self.rewards))
 
 
@@ -77,9 +80,9 @@ async def _score(reward: Reward, response: Response) -> Score:
 
 
 def function_errors(rewards: Sequence[RewardSpec], base: Path) -> dict[int, RewardError]:
-    """Load each function in `spec.rewards` in a process of its own, and return the errors by index of the reward.
+    """Load each function in `spec.rewards` in a separate process, and return the errors by index of the reward.
 
-    base: the manifest's folder, from which functions may be imported. Must not be called from an event loop.
+    base: the manifest's folder, from which functions may be imported. Blocks: do not call it from an event loop.
     """
     functions = {at: reward for at, reward in enumerate(rewards) if reward.type == "Function"}
     return asyncio.run(_function_errors(functions, base)) if functions else {}
@@ -102,10 +105,10 @@ async def _function_errors(rewards: Mapping[int, RewardSpec], base: Path) -> dic
 
 
 async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: int | None = None) -> Scorer:
-    """Return the scorer, with a process of each function started and the function loaded in it.
+    """Build the scorer, after each function has been loaded in a worker process.
 
-    output: descriptor to which functions print; None: to the same places as this process. The process of a Gym reward loads the tasks of all sources before its first call. Raises RewardSetupError with
-    every problem.
+    output: descriptor to which functions print; None: they print where this process prints. The process of a Gym reward
+    loads the tasks of all sources before its first call. Raises RewardSetupError with every problem.
     """
     functions = [_isolated(reward, setup.gyms, limits, output) for reward in setup.rewards]
     # All functions load at the same time.
@@ -129,7 +132,10 @@ async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: in
 def _isolated(
     reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits, output: int | None
 ) -> IsolatedFunction | None:
-    """Return the function of a reward, in no process yet; None for a reward whose calls cannot hang."""
+    """Return the function of a reward, not loaded yet.
+
+    None for a reward whose calls cannot hang, which needs no process.
+    """
     package = __name__.rpartition(".")[0]
     arguments: tuple[object, ...]
     match reward.type:

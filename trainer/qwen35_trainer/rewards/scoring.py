@@ -53,23 +53,26 @@ logger = logging.getLogger(__name__)
 START_SECONDS: Final = LOAD_SECONDS + 60.0
 SILENT_SECONDS: Final = 60.0
 MAX_REPLY_BYTES: Final = 2**30
-"""A traceback or message has at most 16,000 characters, and a group may have many responses and rewards."""
+"""Maximum size of a reply with the scores of a group.
+
+Each score may carry a message and a traceback of 16,000 characters, and a group may have many responses and rewards.
+"""
 _TRIES: Final = 2
-"""Processes that may die while they score a group before its rewards have failed."""
+"""Number of scoring processes that try a group. If each of them dies, the rewards of the group have failed."""
 _REST_SECONDS: Final = 1.0
-"""Time in which a process that has ended also ends."""
+"""Time that a scoring process gets to exit, after the CLOSE_SECONDS in which it ends the processes of its rewards."""
 
 
 @dataclass(eq=False)
 class _Place:
-    """One of the scoring processes, and the next one after it has died."""
+    """A place for one scoring process. When the process has died, another one takes its place."""
 
     process: asyncio.Task[ChildProcess]
     number: int
     groups: int = 0
-    """Groups that it is scoring."""
+    """Number of groups that the process is scoring."""
     warned_of: asyncio.Task[ChildProcess] | None = None
-    """The last process of whose end a warning was logged: one for all groups that it was scoring."""
+    """The last process whose end was logged as a warning. One warning stands for all groups that it was scoring."""
 
     @property
     def over(self) -> bool:
@@ -77,7 +80,7 @@ class _Place:
         return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
 
     def warn(self, process: asyncio.Task[ChildProcess], text: str) -> None:
-        """Log a warning about the end of a process of this place, unless there was one for another of its groups."""
+        """Log a warning about the end of a process of this place, unless one was logged for the same process."""
         if self.warned_of is not process:
             self.warned_of = process
             logger.warning("%s", text)
@@ -86,15 +89,16 @@ class _Place:
 class Scoring:
     """Scores the groups of one run. It implements GroupScorer.
 
-    An asynchronous context manager: entering begins to start the processes, `open` waits until they can score, and
-    leaving ends them. Belongs to one event loop, whose thread must live until then.
+    This is an asynchronous context manager. Entering begins to start the scoring processes, `open` waits until they can
+    score, and leaving ends them. Only one event loop may use the object, and its thread must live until the end.
     """
 
     def __init__(self, setup: RewardsSetup, limits: ProcessLimits, *, trial: int = 0, logs: Path | None = None) -> None:
-        """trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them.
+        """Set up the scoring without starting a process.
 
-        logs: the folder for files with what functions print, one for each scoring process, of limited size. None: they
-        print to the same places as this process.
+        trial: number of first responses; scoring raises RewardFailed if every reward fails for all of them. logs: the
+        folder for the output of functions, in one file of limited size for each scoring process; None: functions print
+        where this process prints.
         """
         self._setup, self._limits, self._logs = setup, limits, logs
         self._combiner = Combiner(setup.terms, trial)
@@ -121,12 +125,15 @@ class Scoring:
         return tuple(task.result().process_id for task in started)
 
     async def open(self, decoder: ResponseDecoder) -> None:
-        """Wait until all processes can score. Raises RewardSetupError with every problem of the rewards."""
+        """Send the decoder to the scoring processes, and wait until all can score.
+
+        Raises RewardSetupError with every problem of the rewards.
+        """
         self._decoder.set_result(decoder)
         await asyncio.gather(*(asyncio.shield(place.process) for place in self._places))
 
     async def close(self) -> None:
-        """End the processes. Groups under way fail. May be called again."""
+        """End the scoring processes. Groups that they are scoring fail. May be called again."""
         places, self._places = self._places, []
         tasks = [place.process for place in places]
         if self._watch is not None:
@@ -143,8 +150,8 @@ class Scoring:
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether they count among the run's first responses (`trial`). Raises RewardFailed when a reward with
-        `onError: Fail` could not score, or when no reward could score any response of the trial.
+        in_trial: whether the responses count among the run's first ones, the trial. Raises RewardFailed when a reward
+        with `onError: Fail` could not score, or when no reward could score any response of the trial.
         """
         try:
             scores = await self._scores(group_request(prompt, responses))
@@ -154,7 +161,10 @@ class Scoring:
         return tuple(self._combiner.combined(prompt.id, each, in_trial=in_trial) for each in scores)
 
     async def _scores(self, request: tuple[RequestPart, ...]) -> list[list[Score]]:
-        """Return the scores of each response. Raises RewardError when processes died that scored the group."""
+        """Have a scoring process score a group, and return the scores of each response.
+
+        Raises RewardError when every process that tried the group died.
+        """
         how = ""
         for _ in range(_TRIES):
             place = self._next_place()
@@ -174,7 +184,7 @@ class Scoring:
         raise RewardError(f"the scoring process died ({how}), and the one after it", kind="WorkerDied")
 
     def _next_place(self) -> _Place:
-        """Return the place with the smallest number of groups. Its process is started if it has ended."""
+        """Return the place with the smallest number of groups. If its process has ended, another one is started."""
         if not self._places:
             raise RewardError("scoring is closed", kind="Closed")
         place = min(self._places, key=lambda place: place.groups)
@@ -183,7 +193,10 @@ class Scoring:
         return place
 
     async def _start(self, number: int) -> ChildProcess:
-        """Return a process that can score. Raises RewardSetupError, ChildEnded, TimeoutError or OSError."""
+        """Start a scoring process, and return it when it can score.
+
+        number: of its place, which names its log file. Raises RewardSetupError, ChildEnded, TimeoutError or OSError.
+        """
         output = None if self._logs is None else self._logs / f"rewards-{number}.log"
         process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)
         try:
@@ -206,7 +219,7 @@ class Scoring:
         await process.call(*decoder_request(decoder), seconds=START_SECONDS)
 
     async def _end_silent(self) -> None:
-        """End processes that have groups and have sent nothing for SILENT_SECONDS: they hang, or are stopped."""
+        """End each process that is scoring groups and has sent nothing for SILENT_SECONDS: it hangs or is stopped."""
         suspects: set[ChildProcess] = set()
         while True:
             await asyncio.sleep(ALIVE_SECONDS)

@@ -1,4 +1,4 @@
-"""A scoring process: decodes the responses of groups, and scores them with all rewards. And the messages of its calls.
+"""A scoring process, which decodes and scores the responses of groups, and the messages between it and the driver.
 
     driver (scoring.py)         this process                            processes of functions (isolated.py)
     ───────────────────         ────────────                            ────────────────────────────────────
@@ -17,8 +17,9 @@ next request    the driver, or its death (the socket closes)   none: the process
 decode          the group before it                            none: it computes. The driver kills a silent process
 score           the rewards                                    isolated.py
 
-The driver pickles the requests; replies are JSON. The process runs no code of users, and imports neither torch nor transformers, so that it starts in a fraction of a second. When
-the driver ends, even by SIGKILL, this process ends the functions' processes with everything that they have started.
+The driver pickles the requests; replies are JSON. The process runs no code of users. It imports neither torch nor
+transformers, so it starts in a fraction of a second. When the driver ends, even by SIGKILL, this process ends the
+functions' processes and everything that they have started.
 """
 
 from __future__ import annotations
@@ -50,25 +51,31 @@ if TYPE_CHECKING:
     from qwen35_trainer.data.prompt import Prompt
 
 SETUP: Final = b"S"
-"""First byte of the request to build the rewards. The reply is the list of problems."""
+"""First byte of the request to build the rewards. The reply is a JSON list of problems, empty if there are none."""
 DECODER: Final = b"D"
 """First byte of the request to load the decoder. The reply is empty."""
 GROUP: Final = b"G"
-"""First byte of the request to score a group. The reply is `scores_message`."""
+"""First byte of the request to score a group. `scores_message` encodes the reply."""
 
 ENTRY: Final = f"{__name__}:serve"
 ALIVE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 5.0
-"""Maximum time in which the processes of functions are ended."""
+"""Maximum time in which this process, at its end, ends the processes of functions."""
 MAX_UNDECODED_BYTES: Final = 64 * 2**20
-"""Tokens that wait for decoding. More stay in the driver, which holds them anyway."""
+"""Size of the requests that may wait for decoding.
+
+Above it, further requests stay in the driver, which holds them anyway.
+"""
 _MAX_DETAILED_KINDS: Final = 100
 _LENGTH: Final = struct.Struct("<I")
 _TOKEN_BYTES: Final = 4
 
 
 def setup_request(setup: RewardsSetup, limits: ProcessLimits, output: Path | None = None) -> tuple[RequestPart, ...]:
-    """output: the file for what functions print; None: they print to the same places as the driver."""
+    """Return the parts of a request to build the rewards.
+
+    output: the file for what functions print; None: functions print where the driver prints.
+    """
     return SETUP, pickle.dumps((setup, limits, output))
 
 
@@ -77,9 +84,9 @@ def decoder_request(decoder: ResponseDecoder) -> tuple[RequestPart, ...]:
 
 
 def group_request(prompt: Prompt, responses: Sequence[ResponseTokens]) -> tuple[RequestPart, ...]:
-    """Return the parts of a request.
+    """Return the parts of a request to score a group: a header, then the tokens of each response, which are not copied.
 
-    The tokens are not copied. Raises RewardError for metadata that cannot be pickled.
+    Raises RewardError for metadata that cannot be pickled.
     """
     fields = PromptFields.of(prompt)
     sizes = [(len(response.ids), response.truncated) for response in responses]
@@ -108,7 +115,7 @@ class GroupRequest:
         return len(self._sizes)
 
     def decode_next(self, decode: Decode) -> Response:
-        """Return the next response."""
+        """Decode the tokens of the next response, and return the response."""
         size, truncated = self._sizes[self._next]
         ids = self._tokens[self._read : self._read + size].tolist()
         self._next += 1
@@ -117,12 +124,12 @@ class GroupRequest:
 
 
 def scores_message(scores: Sequence[Sequence[Score]]) -> bytes:
-    """Encode the scores of each response: a number for a score, [error, timed out, details] for a failure."""
+    """Encode the scores of each response as JSON: a number for a score, [error, timed out, details] for a failure."""
     return json.dumps([[_plain(score) for score in of_response] for of_response in scores]).encode()
 
 
 def received_scores(reply: bytes) -> list[list[Score]]:
-    """Decode the scores of each response."""
+    """Decode a reply that `scores_message` encoded: the scores of each response."""
     return [[_score(plain) for plain in of_response] for of_response in json.loads(reply)]
 
 
@@ -138,7 +145,10 @@ def _score(plain: float | list[object]) -> Score:
 
 
 def serve(descriptor: int) -> None:
-    """Run the process. descriptor: of its end of the socket."""
+    """Answer the driver's requests until the driver closes the socket or ends.
+
+    descriptor: this process's end of the socket.
+    """
     os.set_inheritable(descriptor, False)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     asyncio.run(_serve(socket.socket(fileno=descriptor)))
@@ -166,7 +176,7 @@ async def _serve(connection: socket.socket) -> None:
 
 
 class ScoringProcess:
-    """Answers the requests of the driver."""
+    """Answers the driver's requests: to build the rewards, to load the decoder, and to score groups."""
 
     def __init__(self) -> None:
         self._scorer: Scorer | None = None
@@ -179,7 +189,7 @@ class ScoringProcess:
         self._detailed: set[tuple[int, str]] = set()
 
     def answer(self, request: bytes) -> Awaitable[bytes]:
-        """Return the reply to a request. The request itself is not kept."""
+        """Return the reply to a request. The first byte of the request is its kind: SETUP, DECODER or GROUP."""
         match request[:1]:
             case kind if kind == SETUP:
                 return self._build(*pickle.loads(request[1:]))  # noqa: S301  # from the driver
@@ -229,9 +239,9 @@ class ScoringProcess:
         return responses
 
     def _received(self, size: int) -> None:
-        """Receive no more requests while those that are not decoded yet are too large together.
+        """Count the bytes of a request as undecoded, or as decoded if `size` is negative.
 
-        size: bytes, negative after decoding.
+        While more than MAX_UNDECODED_BYTES are undecoded, no further request is received.
         """
         self._undecoded += size
         assert self.server is not None
@@ -241,7 +251,7 @@ class ScoringProcess:
             self.server.resume()
 
     def _with_new_details(self, scores: list[Score]) -> list[Score]:
-        """Keep the traceback of the first error of each kind of each reward. The driver logs no other."""
+        """Remove the tracebacks that the driver does not log. It logs the first of each kind of error of each reward."""
         return [self._with_details_if_new(reward, score) for reward, score in enumerate(scores)]
 
     def _with_details_if_new(self, reward: int, score: Score) -> Score:
@@ -255,9 +265,9 @@ class ScoringProcess:
 
 
 def _return_free_memory() -> None:
-    """Return free memory to the system: 0.3 GB after a tokenizer of 248 thousand tokens has been read.
+    """Return freed memory to the system, such as 0.3 GB after a tokenizer of 248 thousand tokens has been read.
 
-    Only glibc can.
+    Without glibc nothing happens, because other C libraries lack the function `malloc_trim`.
     """
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
         trim(0)

@@ -22,14 +22,14 @@ from qwen35_trainer.rollout.rollout_engine import ENVIRONMENT_VERSION, Completed
 
 
 class BoundBroken(AssertionError):
-    """A token with a lag above the bound was about to be trained. This is a bug in scheduling; load does not cause it."""
+    """A token with a lag above the maximum lag was about to be trained. This is always a bug in scheduling."""
 
     failure = FailureReason.BOUND_BROKEN
 
 
 @dataclass(frozen=True)
 class ScoredGroup:
-    """A finished group: its prompt, its sequences, and the score of each."""
+    """A finished group: its prompt, its sequences, and the score of each sequence."""
 
     group: int
     prompt: EncodedPrompt
@@ -38,26 +38,27 @@ class ScoredGroup:
 
     @property
     def rewards(self) -> tuple[float | None, ...]:
-        """The reward of each sequence; None for a sequence that could not be scored and does not train."""
+        """The reward of each sequence. None: the sequence could not be scored, so it does not train."""
         return tuple(score.value for score in self.scores)
 
 
 @dataclass(frozen=True)
 class TokenAge:
-    """The lag of a batch's tokens: by how many versions they are older than the weights that train on them."""
+    """The lags of the tokens of a batch: versions between the generation of a token and its training."""
 
     histogram: dict[int, int]
-    """Lag → tokens in the loss."""
+    """Lag in versions → number of tokens in the loss."""
     masked: int
-    """Number of tokens whose lag is above the bound, which do not train; those of samples without a reward count too."""
+    """Number of tokens that do not train because their lag is above the maximum, also in samples without a reward."""
 
 
 def assemble(
     groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
 ) -> tuple[TrainBatch, TokenAge]:
-    """Pack groups that train at `version`. Pure, so it may run in a thread.
+    """Pack groups into a batch that trains at `version`. The function is pure, so it may run in a thread.
 
-    Raises BoundBroken for a token with a lag above `max_lag` unless `mask_old`.
+    max_lag: maximum lag of a token, in versions. mask_old: whether older tokens are masked; otherwise such a token
+    raises BoundBroken. updates: number of updates of the batch.
     """
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
@@ -85,10 +86,11 @@ def assemble(
 def _trainable(
     sequences: Sequence[Completed], rewards: Sequence[float | None], *, version: int, max_lag: int, mask_old: bool
 ) -> tuple[NDArray[np.bool_], TokenAge]:
-    """Return which tokens of the sequences train, one sequence after another, and their age. Raises BoundBroken as `assemble`.
+    """Return which tokens train, for one sequence after another, and the lags of the tokens.
 
-    Tokens of the environment do not train and have no age.
-    It goes sequence by sequence, because arrays of all lags of a batch would take several times the memory of its tokens.
+    Tokens of the environment do not train and have no lag. Raises BoundBroken for a token with a lag above `max_lag`,
+    unless `mask_old`. The lags are computed one sequence at a time, because arrays for a whole batch would take several
+    times the memory of its tokens.
     """
     histogram: Counter[int] = Counter()
     masks, masked = [], 0
@@ -115,9 +117,9 @@ def _trainable(
 
 
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
-    """Pack supervised examples. The tokens before the first target are the prompt. Reads the examples' pictures.
+    """Pack supervised examples into a batch. The tokens before the first target of an example are its prompt.
 
-    Raises DataError for pictures that cannot be read.
+    The pictures of the examples are read here. Raises DataError for pictures that cannot be read.
     """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]
     pairs = list(zip(examples, splits, strict=True))

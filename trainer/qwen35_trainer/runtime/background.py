@@ -1,4 +1,4 @@
-"""Runs work in a thread, and waits for work that a request to stop cancels."""
+"""Runs work in a thread, and waits for work until it is done or the run is asked to stop."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 
 def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, and return a future of its result.
+    """Run `work` in a daemon thread, and return a future of its result. name: of the thread.
 
-    A daemon thread does not delay the exit of Python. The threads of an executor would.
+    A daemon thread does not delay the exit of Python. A thread of an executor would.
     """
     future: Future[T] = Future()
 
@@ -27,9 +27,10 @@ def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
 
 
 async def done_before(stop: asyncio.Event, work: asyncio.Future[Any]) -> bool:
-    """Wait for `work` or `stop`. If `stop` is set, cancel the work and return False, even if the work has just finished.
+    """Wait until `work` is done or `stop` is set. Returns whether the work is done.
 
-    Otherwise return True, or raise what the work raised.
+    If `stop` is set, the work is cancelled, and the result is False even if the work has just finished. Raises what the
+    work raises.
     """
     stopping = asyncio.ensure_future(stop.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Calls to actors. Each has a deadline, and each error names the actor and its task."""
+"""Calls to Ray actors. Each call can have a deadline, and each error names the actor and its task."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ray.exceptions import OutOfMemoryError as Killed
 from qwen35_trainer.failure_reasons import FailureReason
 
 _MAX_NAMED_PROCESSES = 3
-"""Number of processes that an out-of-memory error lists."""
+"""Maximum number of processes that an out-of-memory error lists."""
 MAX_LOSS_CHARACTERS = 400
-"""Maximum length of Ray's text about a lost process in messages."""
+"""Maximum length, in messages, of Ray's text about a lost process."""
 LOSS_DETECTION_SECONDS = 30.0
 """Maximum time from a broken connection to Ray's report that the process at its other end has ended.
 
@@ -25,13 +25,13 @@ If the pod of the process is gone too, Ray notices only by missed health checks.
 
 
 class ActorLost(RuntimeError):
-    """The process of an actor has ended, or the process that owned the arguments of a call to the actor has ended."""
+    """A call failed because the process of its actor has ended, or the process that owned the call's arguments."""
 
     failure = FailureReason.WORKER_LOST
 
 
 class ActorUnreachable(ActorLost):
-    """An actor cannot be reached at present. Its process may be running, and may have carried out the call."""
+    """An actor cannot be reached at present. Its process may still run, and may have carried out the call."""
 
 
 class ActorOutOfMemory(ActorLost):
@@ -47,9 +47,10 @@ class Stalled(RuntimeError):
 
 
 async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # an actor's result
-    """Await the result of one call of an actor. of, act: the actor and its task, for errors.
+    """Await the result of one call of an actor.
 
-    Raises ActorLost or its subclass ActorOutOfMemory when the process has ended, Stalled when there is no answer after
+    of: name of the actor. act: its task. Both are for errors. seconds: deadline; None: no deadline. Raises ActorLost or
+    one of its subclasses when the process has ended or cannot be reached, Stalled when there is no answer after
     `seconds`, and any error that the call itself raised.
     """
     return (await answers([call], of=of, act=act, seconds=seconds))[0]
@@ -58,7 +59,7 @@ async def answer(call: ray.ObjectRef[Any], *, of: str, act: str, seconds: float 
 async def answers(
     calls: Sequence[ray.ObjectRef[Any]], *, of: str, act: str, seconds: float | None, names: Sequence[str] = ()
 ) -> list[Any]:
-    """Await the results of calls that run at the same time. The first failure ends the wait for the others.
+    """Await the results of calls that run at the same time. The first failed call ends the wait for all others.
 
     When a process ends, its peers raise an error about a broken connection before Ray reports the lost process. After
     an error, this function therefore waits up to LOSS_DETECTION_SECONDS for Ray's report. If Ray reports a loss, this
@@ -86,7 +87,7 @@ async def answers(
 
 
 async def _loss(running: Sequence[asyncio.Future[Any]]) -> RayActorError | Killed | None:
-    """Wait until Ray reports that one of these calls has lost its process, and return Ray's error.
+    """Wait until Ray reports that one of the calls `running` has lost its process, and return Ray's error.
 
     Returns None when all calls have ended without such an error, or after LOSS_DETECTION_SECONDS.
     """
@@ -112,7 +113,7 @@ def _lost(of: str, act: str, loss: RayError) -> ActorLost:
 
 
 def _cause(error: RayTaskError) -> Exception:
-    """Return the exception that the call raised.
+    """Return the exception that a call raised in the actor, from Ray's error about it.
 
     A BaseException that is not an Exception, such as torch's CheckpointException, becomes a RuntimeError with the last
     line of its text.

@@ -4,8 +4,9 @@
     .update-000020.<attempt>.partial/     written first: state/, random-*.pt, progress.json, manifest.yaml, then contents.json (sizes)
     update-000020/                        the same folder, renamed once everything is on disk
 
-A crash or a full disk leaves at most a `.partial` folder, which is never read, and which the next save deletes. Its name contains the
-attempt: two attempts that run at the same time, because a node was cut off, do not write into one folder.
+A crash or a full disk leaves at most a `.partial` folder, which is never read, and which the next save deletes. Its
+name contains the attempt. Two attempts may run at the same time if a node was cut off, and do not write into the same
+folder.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from qwen35_trainer.runtime.owner import Owner, hold
 
 META_FILE, CONTENTS_FILE, MANIFEST_FILE = "progress.json", "contents.json", "manifest.yaml"
 MIN_FREE_BYTES = 4096
-"""A disk with less free space counts as full."""
+"""Free space of a disk, in bytes, below which the disk counts as full."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be used. The message contains the path and what to do."""
+    """A checkpoint cannot be read or written. The message contains the path and what to do."""
 
     failure = FailureReason.CHECKPOINT_UNUSABLE
 
@@ -42,7 +43,7 @@ class StorageFailed(CheckpointError):
 
 
 class FolderTakenOver(CheckpointError):
-    """Another run, or a later attempt of this one, saves its checkpoints here now."""
+    """Another run, or a later attempt of this run, has taken over the folder of the checkpoints."""
 
     failure = FailureReason.FOLDER_REFUSED
 
@@ -54,15 +55,15 @@ class CheckpointMeta:
     update: int
     batch: int
     position: int
-    """The first prompt position that was never dispatched."""
+    """Position, in the order of all epochs, of the first prompt that was never dispatched."""
     pending: tuple[int, ...]
-    """Positions that were dispatched and have not trained: they are dispatched first after a resume."""
+    """Positions of prompts that were dispatched and have not trained. After a resume they are dispatched first."""
     elapsed: float
     """Duration of all attempts so far, in seconds."""
     group: int = 0
-    """The number of the next group."""
+    """Number that the next dispatched group gets."""
     journal: str = ""
-    """The attempt whose journal records what happened after this."""
+    """Name of the attempt whose journal records what happened after this checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -75,11 +76,18 @@ class CheckpointStore:
     """The checkpoints of one run. Keeps the newest `keep` checkpoints; `keep` may change between saves."""
 
     def __init__(self, folder: Path, keep: int, manifest: str = "", owner: Owner | None = None) -> None:
-        """manifest: the run's, stored in each checkpoint. owner: the attempt that saves; None where no other attempt can."""
+        """Open the checkpoints in `folder`.
+
+        keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains.
+        owner: the attempt that saves; None: no other attempt can save here, so the owner is not checked.
+        """
         self.folder, self.keep, self._manifest, self._owner = folder, keep, manifest, owner
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
-        """Save the files that `write` writes to a folder. Returns the checkpoint. Raises CheckpointError; earlier checkpoints stay complete."""
+        """Save a checkpoint, and return its path. If that fails, earlier checkpoints stay complete.
+
+        progress: the state of the run. write: writes all other files into a given folder. Raises CheckpointError.
+        """
         final = self.folder / f"update-{progress.update:06d}"
         name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
         partial = self.folder / f".{name}.partial"
@@ -103,13 +111,13 @@ class CheckpointStore:
         return final
 
     def latest(self) -> SavedCheckpoint | None:
-        """Return the newest complete checkpoint after verifying that its files have their sizes; None when there is none."""
+        """Return the newest complete checkpoint, after verifying the sizes of its files. None if there is none."""
         newest = self.newest
         return None if newest is None else load(newest)
 
     @property
     def newest(self) -> Path | None:
-        """The folder of the newest complete checkpoint, without verifying it."""
+        """The folder of the newest complete checkpoint, whose files are not verified. None if there is none."""
         complete = self.complete
         return complete[-1] if complete else None
 
@@ -119,7 +127,10 @@ class CheckpointStore:
             hold(self.folder, self._owner)
 
     def _begin(self, partial: Path) -> None:
-        """Create an empty folder for the files. Raises FolderRefused."""
+        """Create the empty folder `partial` for the files of a checkpoint.
+
+        Raises FolderRefused if that is impossible.
+        """
         self._hold()
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -135,11 +146,11 @@ class CheckpointStore:
         sync(self.folder)
 
     def _delete_old(self, newest: Path) -> None:
-        """Delete old checkpoints: of those up to `newest`, keep the last `keep`.
+        """Delete old checkpoints. Of the checkpoints up to `newest`, the last `keep` are kept.
 
-        Delete also all checkpoints of later updates than `newest`, because this run will make those updates again.
+        Checkpoints of later updates than `newest` are deleted too, because this run will make those updates again.
 
-        Raises FolderRefused, and deletes nothing, when another attempt has taken the folder over, because the later
+        If another attempt has taken over the folder, nothing is deleted and FolderRefused is raised, because the later
         checkpoints may belong to the other attempt.
         """
         self._hold()
@@ -153,15 +164,16 @@ class CheckpointStore:
 
     @property
     def complete(self) -> list[Path]:
-        """The folders of the complete checkpoints, in order of their updates, without verifying them."""
+        """The folders of the complete checkpoints, in order of their updates. Their files are not verified."""
         folders = [path for path in self.folder.glob("update-*") if path.is_dir() and _number(path) is not None]
         return sorted(folders, key=lambda path: _number(path) or 0)
 
 
 def load(path: Path) -> SavedCheckpoint:
-    """Return the checkpoint at `path`. Raises CheckpointError when it is not complete, StorageFailed when it cannot be read now.
+    """Return the checkpoint at `path` after verifying that it is complete.
 
-    Complete: every file exists and has the size that was recorded when it was written. Tensors are not read here.
+    It is complete if every file exists and has the size that was recorded when it was written. Tensors are not read
+    here. Raises CheckpointError if it is not complete, and StorageFailed if it cannot be read at present.
     """
     if not path.is_dir() or (_number(path) is None and not (path / CONTENTS_FILE).is_file()):
         what = "is not a checkpoint" if path.is_dir() else "does not exist"
@@ -186,7 +198,10 @@ def load(path: Path) -> SavedCheckpoint:
 
 
 def attempt_of(path: Path) -> str | None:
-    """Return the attempt that saved a checkpoint; empty if it is not recorded, None if the storage cannot be read now."""
+    """Return the name of the attempt that saved a checkpoint.
+
+    The result is empty if no attempt is recorded, and None if the storage cannot be read at present.
+    """
     try:
         return str(json.loads((path / META_FILE).read_text())["journal"])
     except FileNotFoundError:
@@ -198,7 +213,7 @@ def attempt_of(path: Path) -> str | None:
 
 
 def update_of(path: Path) -> int:
-    """Return the update in the name of a checkpoint's folder, -1 for any other name."""
+    """Return the number of the update in the name of a checkpoint's folder; -1 for any other name."""
     number = _number(path)
     return -1 if number is None else number
 
@@ -213,13 +228,13 @@ def _remove(path: Path) -> None:
 
 
 def _number(path: Path) -> int | None:
-    """Return the update in the name of a checkpoint's folder; None for any other name."""
+    """Return the number of the update in the name of a checkpoint's folder; None for any other name."""
     digits = path.name.removeprefix("update-")
     return int(digits) if digits.isdecimal() else None
 
 
 def _seal(folder: Path) -> None:
-    """Flush every file to disk, and write the list of files with their sizes."""
+    """Flush every file in `folder` to disk, and write contents.json, the list of the files with their sizes."""
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     for file in files:
         sync(file)
@@ -234,7 +249,7 @@ def _size(path: Path) -> int | None:
 
 
 def _advice(*, earlier: bool) -> str:
-    """Return what to do after a checkpoint was not saved. earlier: whether there may be earlier ones."""
+    """Return advice for the case that a checkpoint was not saved. earlier: whether there may be earlier checkpoints."""
     if not earlier:
         return (
             "it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "
@@ -247,9 +262,9 @@ def _advice(*, earlier: bool) -> str:
 
 
 def _full(folder: Path, error: Exception) -> str:
-    """Return a note that the disk is full; "" if the disk has space, or if the error already says that it is full.
+    """Return a note that the disk is full; "" if the disk has space, or if the text of `error` already mentions it.
 
-    Errors of PyTorch's writer may not say so.
+    The note is needed because errors of PyTorch's writer may not mention that the disk is full.
     """
     full = folder.is_dir() and shutil.disk_usage(folder).free < MIN_FREE_BYTES
     return f" ({os.strerror(errno.ENOSPC)})" if full and os.strerror(errno.ENOSPC) not in _reason(error) else ""

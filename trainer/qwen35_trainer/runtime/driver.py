@@ -4,7 +4,7 @@
        ▲ follow      │  └───► train workers
        └─────────────┘ records, phase, result
 
-It never imports torch: the train pool computes the updates.
+The driver never imports torch, because the train pool computes the updates.
 """
 
 from __future__ import annotations
@@ -56,10 +56,13 @@ from qwen35_trainer.weights.transports import choose
 logger = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""`follow` collects records for this long: a follower that woke up for every record would take a core from the training."""
+"""Time for which `follow` collects records.
+
+A follower that woke up for every record would take a core from the training.
+"""
 
 START_SECONDS = 600.0
-"""Deadline of starting a pool: processes, imports, model load."""
+"""Maximum time to start a pool: its processes, their imports, and the loading of the model."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class DriverState:
     phase: str
     over: bool
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Rollout replica → the host where it runs; empty until the replicas have loaded."""
+    """Name of a rollout replica → host where it runs. Empty until the replicas have loaded the model."""
 
 
 class Broadcast:
@@ -86,9 +89,9 @@ class Broadcast:
         self.changed.set()
 
     def after(self, seen: int) -> tuple[RunRecord, ...]:
-        """Return the records after the first `seen`, and drop the first `seen`, which the follower has.
+        """Return all records after the first `seen`, and drop the first `seen`, which the follower already has.
 
-        Raises ValueError when a second follower needs records that were dropped.
+        Raises ValueError if a second follower needs records that were dropped.
         """
         if seen < self._dropped:
             raise ValueError(f"record {seen} was dropped: one process follows a run")
@@ -101,7 +104,10 @@ class Broadcast:
 
 
 class Driver(Process):
-    """Ray actor that trains. Call `run` once; `follow`, `obey` and `stop` may be called while it runs."""
+    """The Ray actor that coordinates a run.
+
+    Call `run` once; `follow`, `obey` and `stop` may be called while it runs.
+    """
 
     def __init__(self, job: Job, data: Sequence[ray.ObjectRef[RunData]]) -> None:
         super().__init__("driver", job.folder.logs)
@@ -117,7 +123,10 @@ class Driver(Process):
         self._over = False
 
     async def run(self) -> FinishRecord:
-        """Run the training. A training that fails does not raise: the record contains the reason, and the log the traceback."""
+        """Run the training until it ends, and return how it ended. A failed training does not raise.
+
+        After a failure the record contains the reason, and the log contains the traceback.
+        """
         job = self._job
         clock = TrainingClock(job.started, job.resume.progress.elapsed if job.resume else 0.0)
         finish: FinishRecord | None = None
@@ -155,7 +164,10 @@ class Driver(Process):
         )
 
     async def follow(self, seen: int, wait_seconds: float) -> DriverState:
-        """Return the records after the first `seen`; wait for one, at most `wait_seconds`. There is one follower."""
+        """Return the state of the driver, with the records after the first `seen`. Only one process may call this.
+
+        If there is no such record yet, wait for one, at most `wait_seconds`.
+        """
         if not self._broadcast.after(seen) and not self._over:
             self._broadcast.changed.clear()
             with contextlib.suppress(TimeoutError):  # no record yet, but the phase may have changed
@@ -168,10 +180,10 @@ class Driver(Process):
         )
 
     def obey(self, control: Control) -> None:
-        """Take over the live settings, the size of the pool and the leaving pods that the operator has set.
+        """Apply the operator's orders: live settings, the size of the rollout pool, and the pods that will leave.
 
-        An order to stop is not handled here: the caller calls `stop` for it. Live settings take effect at the next
-        update; the pool's size and leaving pods do so immediately.
+        Live settings take effect at the next update, the other orders immediately. For an order to stop, the caller
+        must call `stop` instead.
         """
         spec = self._job.spec
         self._live.now = control.live or LiveFields.of(spec).now
@@ -183,7 +195,7 @@ class Driver(Process):
             self._pool.leave(self._leaving)
 
     def stop(self) -> None:
-        """Finish the current update, save, and end."""
+        """Ask the run to finish the current batch, save a checkpoint, and end. Returns without waiting for that."""
         self._phase = "stopping after this update"
         self._stop.set()
 
@@ -234,7 +246,7 @@ class Driver(Process):
         return await loop.run(await train.publication(loop.coordinator.version), replicas)
 
     def _scoring(self) -> Scoring:
-        """Return the object that scores responses; in SFT it has no rewards and no process."""
+        """Return the object that scores responses. In SFT it has no rewards and starts no process."""
         spec = self._job.spec
         # One batch. After a resume the rewards have worked before, so a failure may only be a service that is not ready yet.
         trial = 0 if self._job.resume else spec.groups_per_batch * spec.algorithm.groupSize
@@ -243,14 +255,14 @@ class Driver(Process):
         return Scoring(setup, limits, trial=trial, logs=self._job.folder.logs)
 
     async def _open(self, scoring: Scoring) -> RunData:
-        """Fetch the data, in a thread because that takes a while and the workers load at the same time, and open the scoring."""
+        """Fetch the data of the run, and open the scoring. The data are fetched in a thread while the workers load."""
         with starting():
             data: RunData = await asyncio.to_thread(ray.get, self._data)
         await scoring.open(data.decoder)
         return data
 
     async def _waited(self, work: asyncio.Future[Any]) -> bool:
-        """Wait for `work` before the training begins. Returns whether it is done; False if the run was asked to stop.
+        """Wait for `work` before the training begins. Returns False if the run was asked to stop before it was done.
 
         Stopping loses nothing, because nothing has trained. A run that must save a checkpoint does not stop here.
         """
@@ -261,9 +273,9 @@ class Driver(Process):
 
     @property
     def _must_save(self) -> bool:
-        """Whether the run saves a checkpoint even if nothing trains.
+        """Whether the run must save a checkpoint even if nothing trains.
 
-        This is so if the run continues from a checkpoint of another folder, because its own folder needs one.
+        It must if it continues from a checkpoint in another folder, because its folder then contains no checkpoint.
         """
         resume, checkpoints = self._job.resume, self._job.checkpoints
         return resume is not None and checkpoints is not None and resume.path.parent != checkpoints.folder
@@ -293,7 +305,10 @@ class Driver(Process):
         return {"vocabulary": job.vocabulary, "base": job.base, "threads": threads, "logs": job.folder.logs}
 
     def _spawn(self, number: int, name: str, lane: bool) -> RolloutReplica:
-        """Start a rollout replica. A replica that replaces a lost one has the same name and another number."""
+        """Start a rollout replica. lane: whether it belongs to the straggler lane.
+
+        A replica that replaces a lost one has the same name and another number.
+        """
         job, rollout = self._job, self._job.spec.rollout
         assert rollout is not None
         attempt = int(job.attempt, 16) if job.resume else 0  # a run that starts from scratch can be repeated
@@ -401,7 +416,7 @@ def _failed(error: BaseException, clock: TrainingClock) -> FinishRecord:
 
 
 def _only(error: BaseException) -> BaseException:
-    """Return the only exception of nested groups; the group when it has several."""
+    """Return the only exception in (nested) exception groups, or the group itself if it contains several."""
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error

@@ -1,4 +1,4 @@
-"""`qwen35 export`: the model of a checkpoint as a Hugging Face folder, or its adapters as a PEFT one.
+"""`qwen35 export`: writes the model of a checkpoint as a Hugging Face folder, or its adapters as a folder for PEFT.
 
     run.yaml ─► which model, which adapters ─────┐
     checkpoint ─► the ranks' shards, joined ─────┼─► .OUTPUT.partial: weights, configuration, tokenizer, checksums ─► OUTPUT
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class ExportRefused(ValueError):
-    """There is nothing to export, or the output cannot be written. The message contains the reason and what to do."""
+    """An export is impossible: there is nothing to export, or the output cannot be written. The message has advice."""
 
 
 @dataclass(frozen=True)
@@ -47,18 +47,18 @@ class Exported:
     update: int
     folder: Path
     size: int
-    """Bytes."""
+    """Size of the exported folder, in bytes."""
 
 
 def export(what: Path, output: Path, *, source: Path | None = None, adapter: bool = False) -> Exported:
-    """Write the model of `what`, a checkpoint or the newest one of a run's folder, to the folder `output`.
+    """Write the model of a checkpoint to the folder `output`.
 
-    The newest one is that from which the run would continue, as in `resuming.py`: not one of an abandoned attempt.
-
-    source: the folder of the model that the run started from, if it is not at the path in the manifest. It is required if that path
-    is relative, and refused for a run that started from random weights.
-    adapter: write only LoRA's A and B, in the format of PEFT, instead of adding them to the weights.
-    Raises ExportRefused, CheckpointError, ManifestError, FolderRefused for a damaged owner.json, and OSError when writing fails.
+    what: the folder of a checkpoint, or the folder of a run. For a run, its newest checkpoint is exported: the one from
+    which the run would continue, so not a checkpoint of an abandoned attempt (`resuming.py`). source: the folder of the
+    model from which the run started, if it is not at the path in the manifest. It is required if that path is relative,
+    and refused for a run that started from random weights. adapter: whether to write only LoRA's A and B, in the format
+    of PEFT, instead of adding them to the weights. Raises ExportRefused, CheckpointError, ManifestError, FolderRefused
+    for a damaged owner.json, and OSError if writing fails.
     """
     manifest, checkpoint = _find(what)
     output = output.resolve()
@@ -96,7 +96,7 @@ def _check_options(what: Path, output: Path, manifest: Manifest, source: Path | 
 
 
 def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
-    """Return the manifest of the run and the checkpoint to export."""
+    """Return the manifest of the run, and the checkpoint to export. what: the folder of a checkpoint or of a run."""
     if not what.is_dir():
         raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
     if (run := RunFolder(what)).manifest.is_file():
@@ -131,7 +131,7 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
 
 
 def _write(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, *, adapter: bool) -> int:
-    """Write the whole output, or nothing. Returns its bytes."""
+    """Write the whole output folder, or nothing. Returns the size of the output in bytes."""
     output.parent.mkdir(parents=True, exist_ok=True)
     partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     try:
@@ -206,7 +206,7 @@ def _adapter_misfits(
 
 
 def _write_random(spec: TrainingSpec, folder: Path) -> None:
-    """Write the model from which a run with random weights started. Such models are small."""
+    """Write the model with random weights from which a run started. Such models are small enough to build in memory."""
     from safetensors import SafetensorError
 
     from qwen35_trainer.data.tokenizer import load_tokenizer
@@ -281,7 +281,7 @@ def _write_adapter(saved: SavedWeights, lora: LoRASpec, manifest: Manifest, outp
 
 
 def _finish(partial_output: Path, output: Path) -> int:
-    """Write the checksums, and give the folder its name. Returns its size in bytes."""
+    """Write the checksums, and rename the folder to `output`. Returns the size of the folder in bytes."""
     from qwen35_trainer.models.qwen3_5.hub_folder import seal
 
     seal(partial_output)

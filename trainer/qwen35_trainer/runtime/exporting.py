@@ -1,10 +1,10 @@
-"""Exports of checkpoints while a run continues, each by `qwen35 export` in a process of its own.
+"""Exports checkpoints while a run continues, each by `qwen35 export` in a separate process.
 
     a checkpoint is complete ─► wanted? ─► qwen35 export CHECKPOINT --output exports/update-000020 ─► a record
                                                            └── stop request or deadline: killed, and its files are deleted
 
-Training continues during an export. The next save waits until the export has ended, because a save deletes old checkpoints, which
-may include the one that is being exported.
+Training continues during an export. The next save waits until the export has ended, because a save deletes old
+checkpoints, which may include the one that is being exported.
 
 Each export is a process, because the driver does not import torch, and because the memory of an export is freed with its process.
 An export that fails does not end the run: the checkpoint contains the trained weights, and the record contains the problem.
@@ -25,25 +25,25 @@ from qwen35_trainer.runtime.background import done_before
 EXPORT_COMMAND = (sys.executable, "-m", "qwen35_trainer.cli", "export")
 STOPPED_PROBLEM = "the run received a request to stop"
 EXPORTS_FOLDER = "exports"
-"""Folder of the exports, inside the folder of the checkpoints."""
+"""Name of the folder of the exports, which is inside the folder of the checkpoints."""
 _TEMPORARY_FOLDER = ".temporary"
 _MAX_PROBLEM_CHARACTERS = 2000
-"""Length of the end of a failed export's output that the record contains."""
+"""Maximum number of characters of a failed export's output, from its end, that the record contains."""
 
 
 @dataclass(frozen=True)
 class Exports:
-    """The exports of a run. Keeps as many exports as checkpoints."""
+    """Exports checkpoints of a run, and deletes old exports."""
 
     stop: asyncio.Event
-    """Set when the run has to stop, which ends a running export."""
+    """The event that is set when the run has to stop. It ends a running export."""
     seconds: float
-    """Deadline of an export."""
+    """Maximum duration of an export, in seconds."""
 
     async def export(self, checkpoint: Path, keep: int) -> tuple[Path, str]:
-        """Export the model of `checkpoint`, and delete all exports but the newest `keep`.
+        """Export the model of `checkpoint`, and delete all exports except the newest `keep`.
 
-        Returns the folder of the export, and the problem if there was one, else "".
+        Returns the folder of the export, and the reason for which the export failed, or "".
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
@@ -91,15 +91,15 @@ class Exports:
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete the files of exports that were killed or failed. The run makes one export at a time, so none is running."""
+    """Delete the files of exports that were killed or failed. No export is running now: a run makes one at a time."""
     for leftover in (folder / _TEMPORARY_FOLDER, *folder.glob(".update-*.partial")):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _delete_old(newest: Path, keep: int) -> None:
-    """Delete old exports: of those up to `newest`, keep the last `keep`.
+    """Delete old exports. Of the exports up to `newest`, the last `keep` are kept.
 
-    Delete also all exports of later updates than `newest`, because this run will make those updates again.
+    Exports of later updates than `newest` are deleted too, because this run will make those updates again.
     """
     complete = sorted(newest.parent.glob("update-*"), key=_number)
     kept = [path for path in complete if _number(path) <= _number(newest)][-keep:]
@@ -109,6 +109,9 @@ def _delete_old(newest: Path, keep: int) -> None:
 
 
 def _number(path: Path) -> int:
-    """Return the update in the name of an export's folder; 0 for any other name, so that it is deleted first."""
+    """Return the number of the update in the name of an export's folder.
+
+    Any other name gives 0, and is deleted first.
+    """
     digits = path.name.removeprefix("update-")
     return int(digits) if digits.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""The output folder of a run: its files, and the run that it belongs to.
+"""The output folder of a run: its files, and the run to which the folder belongs.
 
 run.yaml          the resolved manifest: identifies the run
 run.id            the run's name at metric services, the same for all its attempts
@@ -47,7 +47,7 @@ class FolderRefused(ValueError):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The paths of a run."""
+    """The output folder of a run: the paths of its files, and checks that only one run uses it."""
 
     root: Path
 
@@ -94,17 +94,17 @@ class RunFolder:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the folder contains an update or a checkpoint of a run, which must not be lost."""
+        """Whether the folder contains an update or a checkpoint. A new run must not overwrite such a folder."""
         saved = self.checkpoints.is_dir() and any("update-" in path.name for path in self.checkpoints.iterdir())
         return saved or (self.metrics.exists() and has_update(self.metrics))
 
     def check(
         self, manifest: Manifest, *, resume: bool, how_to_resume: str = "--resume auto", in_cluster: bool = False
     ) -> None:
-        """Check that this run may use the folder. Changes nothing. Raises FolderRefused.
+        """Check that a run may use the folder. Changes nothing. Raises FolderRefused if it may not.
 
-        resume: whether --resume is given; without it the folder of a run that has trained nothing can be used again.
-        how_to_resume: the command that continues the run in this folder, for the message.
+        manifest: of the run. resume: whether --resume is given; otherwise only the folder of a run that has trained
+        nothing can be used again. how_to_resume: the command that continues the run in this folder, for the message.
         """
         if (problem := unwritable(self.root)) is not None:
             raise FolderRefused(f"--output {problem}")
@@ -116,10 +116,11 @@ class RunFolder:
             )
 
     def claim(self, manifest: Manifest, *, resume: bool = False) -> None:
-        """Write this run's manifest and identity to the folder. Raises FolderRefused when it cannot be written.
+        """Write the manifest and the identity of a run to the folder. Raises FolderRefused if that is impossible.
 
-        The manifest is written first: a process that is killed before that leaves an empty folder, and one that is killed after it
-        a run that can be resumed. Without `resume`, the records of an earlier run, which trained nothing, are deleted; its logs stay.
+        The manifest is written first. A process that is killed earlier leaves an empty folder, and a process that is
+        killed later leaves a run that can be resumed. Without `resume`, the records of an earlier run, which has
+        trained nothing, are deleted; its logs stay.
         """
         new = not self.manifest.exists()
         if not new and not resume and self.has_trained:
@@ -144,9 +145,9 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
-        """Context manager: claim the folder for this run. Raises FolderRefused.
+        """Context manager: claim the folder for a run. Raises FolderRefused.
 
-        locked: also keep other runs out of it until the end.
+        locked: whether to keep other runs out of the folder until the end.
         """
         with self.held() if locked else contextlib.nullcontext():
             self.claim(manifest, resume=resume)
@@ -154,10 +155,10 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Context manager: keep other runs out of this folder until the end.
+        """Context manager: keep other runs out of this folder until the end, by a lock on run.lock.
 
-        The kernel releases the lock when the process ends, however it ends. Raises FolderRefused when another run uses
-        the folder, or it cannot be written.
+        The kernel releases the lock when the process ends in any way. Raises FolderRefused if another run uses the
+        folder, or the folder cannot be written.
         """
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -196,7 +197,10 @@ class RunFolder:
 
 
 def spec_in(file: Path) -> Mapping[str, Any]:
-    """Return the spec in a manifest that any release wrote. Raises OSError, and ValueError when the file has no spec."""
+    """Return the spec in the manifest `file`, which any release may have written.
+
+    Raises OSError, and ValueError if the file has no spec.
+    """
     document, problems = parse_document(file.read_text())
     match document:
         case {"spec": dict() as spec}:
@@ -205,12 +209,15 @@ def spec_in(file: Path) -> Mapping[str, Any]:
 
 
 def listed(differences: Sequence[Difference]) -> str:
-    """Format differences between two specs, one line each."""
+    """Format the differences between two specs as text, with one line for each."""
     return "\n".join(f"  {difference}" for difference in differences)
 
 
 def unwritable(folder: Path) -> str | None:
-    """Return why a folder cannot be written, and what to do; None when it can. The folder need not exist, and nothing stays in it."""
+    """Return why a folder cannot be written, and what to do. None: the folder can be written.
+
+    The folder does not have to exist. No file remains in it.
+    """
     # Path.exists raises PermissionError in a folder that may not be searched, and is False for a broken link.
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     within = "" if nearest == folder else f": {nearest}"
@@ -229,7 +236,10 @@ def _unwritable(root: Path, error: OSError) -> str:
 
 
 def _locked(file: int) -> bool:
-    """Lock an open file until it is closed. Returns False when another process has locked it, True where locks do not exist."""
+    """Lock an open file until it is closed. Returns False if another process has locked it.
+
+    On a system without such locks, nothing is locked and the result is True.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

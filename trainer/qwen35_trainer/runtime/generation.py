@@ -1,15 +1,17 @@
-"""The part of the loop that generates: passes the coordinator's commands to replicas, and their reports back.
+"""The part of the loop that generates: passes the coordinator's commands to replicas, and the replicas' reports back.
 
     StartSequences ─► SubmitSequences ─► replica ─► report: started, tokens, finished ─► events ─► coordinator
     MoveSequences ──► TakeSequences ───► source ──► report: taken ─► SubmitSequences ─► target
                                                           all samples of a group finished ─► score ─► GroupScored, GroupFailed
 
-A `TokenBuffer` for each sequence keeps the reported tokens, so that they are not lost with a replica; without
-async.partialRollout the coordinator starts such sequences over. Reports about a sequence count only when they come from the
-replica that holds it. A moving sequence is held by its source until the source reports that it was taken.
+A `TokenBuffer` for each sequence keeps the reported tokens, so that they are not lost with a replica. Without
+async.partialRollout, the coordinator starts the sequences of a lost replica over. A report about a sequence counts only
+if it comes from the replica that holds the sequence. A moving sequence is held by its source until the source reports
+it as taken.
 
-A sequence that a replica could not generate completes its group like any other. It gets no reward, so it does not train. A group
-fails if none of its samples has a reward, or if one has no tokens at all, because a batch cannot contain an empty response.
+A sequence that a replica could not generate completes its group like any other sequence. It gets no reward, so it does
+not train. A group fails if none of its samples has a reward, or if a sample has no tokens, because a batch cannot
+contain an empty response.
 """
 
 from __future__ import annotations
@@ -42,14 +44,14 @@ logger = logging.getLogger(__name__)
 GENERATION = "generation"
 """The name under which failed sequences are counted, next to the names of failed rewards."""
 MAX_LOGGED_FAILURES = 100
-"""Failed sequences of a run that are logged. The records count all."""
+"""Maximum number of failed sequences of a run that are logged. The records count all of them."""
 FIRST_EVALUATION_GROUP = 1 << 40
-"""Groups of evaluations are numbered from here, so that they never enter the window."""
+"""Number of the first group of an evaluation. Numbers this high distinguish these groups from groups that train."""
 
 
 @dataclass(frozen=True)
 class GenerationParts:
-    """The parts of a run that generation uses."""
+    """The parts of a run that the class `Generation` uses."""
 
     spec: TrainingSpec
     prompts: Sequence[EncodedPrompt]
@@ -64,7 +66,10 @@ class GenerationParts:
 
 @dataclass(eq=False)
 class _PendingGroup:
-    """A group that no batch or evaluation has taken yet. Its sequences finish in any order."""
+    """A group that was dispatched, or belongs to an evaluation, and has not been taken.
+
+    Its sequences finish in any order.
+    """
 
     prompt: EncodedPrompt
     samples: int
@@ -74,7 +79,7 @@ class _PendingGroup:
 
     @property
     def sequences(self) -> tuple[Completed, ...]:
-        """All sequences in order. The group must be complete."""
+        """All sequences of the group, in order of their index. The group must be complete."""
         return tuple(self.completed[index] for index in range(self.samples))
 
 
@@ -87,7 +92,7 @@ class Generation:
         self._parts = parts
         self.meter = PoolMeter(replicas)
         self.failures = Failures()
-        """Failures of rewards in groups for training, since they were last read."""
+        """Failed reward calls in groups for training, since the previous record of an update."""
         self._groups: dict[int, _PendingGroup] = {}
         self._losses = LossCounts(lambda group: self._groups[group].prompt.prompt.id)
         self._buffers: dict[SequenceId, TokenBuffer] = {}  # of sequences that have started and not finished
@@ -99,7 +104,7 @@ class Generation:
         self._failed_sequences = 0
 
     def run(self, tasks: asyncio.TaskGroup) -> None:
-        """Set the task group in which this object starts its tasks from now on. Call it before all actions."""
+        """Set the task group in which this object starts its tasks. Must be called before any action is carried out."""
         self._tasks = tasks
 
     # Commands and notices of the coordinator.
@@ -112,9 +117,10 @@ class Generation:
         self._groups[notice.group] = _PendingGroup(prompt, algorithm.groupSize, sampling)
 
     def start(self, command: commands.StartSequences) -> None:
-        """Submit sequences with the tokens that they keep, as far as there are that many.
+        """Submit sequences to a replica, with the number of tokens that the coordinator wants them to keep.
 
-        The coordinator may have counted more: those of a report that arrived after it decided to start a sequence over.
+        If fewer tokens are available, all of them are kept. This happens if a report with tokens arrived after the
+        coordinator had decided to start the sequence over.
         """
         for name, keep in command.sequences:
             buffer = self._buffers.setdefault(name, TokenBuffer())
@@ -131,7 +137,10 @@ class Generation:
             self._hand_over([name for name in names if self._given_back(name, command.source)])
 
     def cancel(self, command: commands.CancelSequences) -> None:
-        """Drop the sequences of a command. One that has not reached the replica yet runs on the replica that it moves away from."""
+        """Drop the sequences of a command from the replicas that generate them.
+
+        A sequence that is still moving to `command.replica` is dropped from the replica that it moves away from.
+        """
         held: dict[int, list[SequenceId]] = {command.replica: []}
         for name in command.sequences:
             held.setdefault(self._holders.get(name, command.replica), []).append(name)
@@ -141,7 +150,7 @@ class Generation:
                 self.pool.send(replica, DropSequences(tuple(names)))
 
     def forget(self, group: int) -> None:
-        """Drop a group that left the pipeline."""
+        """Remove a group that has left the pipeline, with its tokens."""
         dropped = self._groups.pop(group)
         self._losses.forget(group)
         for index in range(dropped.samples):
@@ -204,9 +213,10 @@ class Generation:
         self._hand_over([name for name in (*report.taken, *report.finished) if self._given_back(name, here)])
 
     def lost(self, replica: RolloutReplica) -> None:
-        """Report a lost replica with the tokens that remain of its sequences, and of those that were moving to it.
+        """Report a lost replica to the coordinator, with the number of tokens that remain of each of its sequences.
 
-        Sequences that were moving away from it continue at their target with the tokens that they had reported.
+        Sequences that were moving to the lost replica count as its sequences. Sequences that were moving away from it
+        continue at their target, with the tokens that the replica had reported.
         """
         gone = replica.number
         held = [name for name, holder in self._holders.items() if self._targets.get(name, holder) == gone]
@@ -226,13 +236,16 @@ class Generation:
             self._parts.recorder.append(SpanRecord(lane=replica.name, kind="generate", start=at(start), end=at(end)))
 
     def _given_back(self, name: SequenceId, source: int) -> bool:
-        """Note that `source` generates a sequence no more. Returns whether nothing else does, either."""
+        """Record that replica `source` no longer generates a sequence.
+
+        Returns whether no other replica does so either.
+        """
         was_taking = (name, source) in self._taking
         self._taking.discard((name, source))
         return self._holders.get(name, source if was_taking else None) == source
 
     def _hand_over(self, names: Sequence[SequenceId]) -> None:
-        """Submit moving sequences, which no replica generates any more, to their targets."""
+        """Submit moving sequences, which no replica generates now, to the replicas to which they move."""
         by_target: dict[int, list[SequenceId]] = {}
         for name in names:
             if (target := self._targets.get(name)) is not None:
@@ -241,10 +254,10 @@ class Generation:
             self._submit(target, moved)
 
     def _submit(self, replica: int, names: Sequence[SequenceId]) -> None:
-        """Send sequences to a replica, which holds them from now on, with the tokens that they have.
+        """Send sequences, with their tokens, to a replica, which holds them from now on.
 
-        If the replica was asked to give a sequence back, and has not answered yet, the sequence waits for the answer: the
-        tokens in it are of the earlier course of the sequence, and must not be added to those that are sent now.
+        If the replica was asked earlier to give a sequence back, and has not answered yet, the sequence first waits for
+        the answer. The tokens in that answer precede the tokens that are sent now, and must not be appended to them.
         """
         for name in names:
             self._release(name)
@@ -257,7 +270,7 @@ class Generation:
             self.pool.send(replica, SubmitSequences(requests))
 
     def _release(self, name: SequenceId) -> None:
-        """Record that no replica has the sequence."""
+        """Record that no replica holds the sequence."""
         self._holders.pop(name, None)
         self._targets.pop(name, None)
 
@@ -294,7 +307,10 @@ class Generation:
             self.tell(on.GroupFailed(number, next(errors, "")))
 
     async def _scores(self, group: _PendingGroup, *, in_trial: bool = True) -> tuple[CombinedScore, ...]:
-        """Return the score of each sequence. Those that could not be generated are not given to the rewards."""
+        """Return the score of each sequence. Sequences that could not be generated get an error instead of a score.
+
+        in_trial: whether the responses count among the run's first ones, of which one must get a score from a reward.
+        """
         generated = [sequence for sequence in group.sequences if sequence.reason is not EndReason.ERROR]
         responses = [ResponseTokens(sequence.tokens.ids, sequence.truncated) for sequence in generated]
         scores: tuple[CombinedScore, ...] = ()

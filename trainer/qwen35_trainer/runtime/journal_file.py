@@ -1,10 +1,10 @@
-"""The journal on disk. It consists of complete lines, and only flushed lines count.
+"""The file of the journal. It consists of complete lines, of which only flushed ones count.
 
     add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
     compact ─► .journal.partial: written, fsync ─► renamed over the journal, fsync of the folder
 
-Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous one.
-After a write that failed it is unknown how much of it is on disk, so nothing may be written after it.
+Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
+flush. After a failed write it is unknown how much of it is on disk, so nothing is written after it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from qwen35_trainer.pipeline.journal import JournalBase, JournalRecord, compact,
 
 
 class JournalNotWritten(RuntimeError):
-    """The journal could not be written. The message contains the file and what to do."""
+    """The journal could not be written to disk. The message contains the path of the file and what to do."""
 
     failure = FailureReason.STORAGE_FAILED
 
@@ -31,8 +31,8 @@ class JournalNotWritten(RuntimeError):
 class JournalFile:
     """The journal of a run, at `path`. It is open from `begin` to `close`.
 
-    `begin` replaces the file, so read the journal of an earlier attempt first, with `path.read_bytes()`. Cancelling a caller
-    does not interrupt a write.
+    `begin` replaces the file, so the journal of an earlier attempt must be read first, with `path.read_bytes()`. If a
+    task that waits for a write is cancelled, the write still completes.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,10 @@ class JournalFile:
         self._turn = asyncio.Lock()
 
     async def begin(self, start: SchedulingSnapshot, attempt: str = "") -> None:
-        """Replace the file by a journal that begins at `start`. Raises JournalNotWritten, and then leaves the old file complete."""
+        """Replace the file by a journal that begins at the state `start`. attempt: name of the attempt that writes it.
+
+        Raises JournalNotWritten; the old file is then still complete.
+        """
         await self._do(lambda: self._replace(encode(JournalBase(start, attempt=attempt))))
 
     def add(self, record: JournalRecord) -> None:
@@ -52,14 +55,14 @@ class JournalFile:
         self._added.append(encode(record))
 
     async def flush(self) -> None:
-        """Write all added records to disk. Raises JournalNotWritten; every later call raises it too."""
+        """Write all added records to disk. Raises JournalNotWritten, as does every later call after a failed one."""
         await self._do(self._append)
 
     async def compact(self, batch: int) -> None:
-        """Flush, and drop the records before batch `batch`, which a complete checkpoint makes unnecessary.
+        """Flush, and remove the records before batch `batch`, which a complete checkpoint has made unnecessary.
 
-        Raises JournalNotWritten when there is no space for the shortened file, and JournalDamaged when the journal is
-        damaged. The journal can still be used after either error.
+        Raises JournalNotWritten if there is no space for the shortened file, and JournalDamaged if the journal is
+        damaged. After either error the journal can still be used.
         """
 
         def act() -> None:

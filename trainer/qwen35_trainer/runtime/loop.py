@@ -47,13 +47,13 @@ from qwen35_trainer.weights.published import PublishedWeights
 logger = logging.getLogger(__name__)
 
 _PROGRESS = (on.SequenceFinished, on.GroupScored, on.GroupFailed)
-"""Events that show that the run is not stalled."""
+"""Events that show that generation makes progress, so that the run is not stalled."""
 
 type Order = do.TrainGroups | do.CopyWeights | do.SaveCheckpoint
 
 
 class _Over(Exception):
-    """Cancels the remaining tasks when the run has ended."""
+    """Raised when the run has ended, to cancel the remaining tasks of the loop."""
 
 
 def _end() -> None:
@@ -75,7 +75,7 @@ class TrainingLoop:
     stop: asyncio.Event
     sampler: Sampler
     evaluates: bool
-    """Whether there are held-out prompts."""
+    """Whether there are held-out prompts, so that the run evaluates."""
     _orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
     _copies: dict[int, PublishedWeights] = field(default_factory=dict)  # copied, not sent yet
     _published: dict[int, float] = field(default_factory=dict)  # version → start of its publication
@@ -84,15 +84,18 @@ class TrainingLoop:
     _reported: Counter[str] = field(default_factory=Counter)
     _idle_since: float = 0.0
     _looked_at: float = 0.0
-    """When `_stalls_after` looked at the pool, and whether it had too few replicas then."""
+    """Time, on the event loop's clock, at which `_stalls_after` last looked at the rollout pool."""
     _had_too_few: bool = False
-    """Second of the event loop's clock since which nothing has shown that the run is not stalled."""
+    """Whether the rollout pool had too few replicas at time `_looked_at`."""
     _busy: int = 0
-    """Number of orders that are not finished."""
+    """Number of orders to the train pool that are not finished."""
     _ended: bool = False
 
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
-        """Run the loop, beginning with these weights and replicas. Raises what makes it impossible to continue."""
+        """Run the loop until the run ends. Raises the error that makes it impossible to continue.
+
+        weights: the first version. replicas: replicas whose actors have started.
+        """
         training = self.training
         self._idle_since = asyncio.get_running_loop().time()
         await self.journal.begin(self.coordinator.snapshot, training.attempt)
@@ -129,7 +132,10 @@ class TrainingLoop:
                 self._carry_out(action, tasks)
 
     async def _inputs(self) -> list[on.Event | requests.Request]:
-        """Wait for inputs of the coordinator, and return all that have arrived. Raises Stalled."""
+        """Wait for events and requests, and return all that have arrived.
+
+        Raises Stalled if no group finishes for too long.
+        """
         limit = self.training.spec.async_.stallSeconds
         try:
             # With a time-out of 0, wait_for would not look into the inbox.
@@ -155,7 +161,11 @@ class TrainingLoop:
         return inputs
 
     def _stalls_after(self, limit: float) -> float:
-        """Return the seconds until the run is stalled. Time during an order, or with too few replicas, does not count."""
+        """Return the seconds after which the run counts as stalled, if no event arrives before.
+
+        limit: maximum seconds without progress. Time does not count while the train pool carries out an order, or while
+        the rollout pool has too few replicas.
+        """
         now = asyncio.get_running_loop().time()
         if self._had_too_few:
             self._idle_since += now - max(self._looked_at, self._idle_since)
@@ -301,7 +311,10 @@ class TrainingLoop:
             await asyncio.wait({stopping, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _stop_when_ordered(self) -> None:
-        """Wait for an order to stop, and pass it to the coordinator, after a checkpoint unless the weights are already saved."""
+        """Wait until the run is ordered to stop, and then request that from the coordinator.
+
+        If the present weights are not saved yet, a checkpoint is requested first.
+        """
         await self.stop.wait()
         if not self.training.saved:
             self.inbox.put_nowait(requests.TakeCheckpoint())

@@ -1,7 +1,8 @@
-"""The devices of this machine for a run without a cluster, and the device that a worker computes on.
+"""The devices of this machine for a run without a cluster, and the device on which a worker computes.
 
-Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns those that CUDA_VISIBLE_DEVICES or
-ASCEND_RT_VISIBLE_DEVICES allow, and makes only one visible to each worker. This module counts them in the same way, before Ray starts.
+Ray detects accelerators: NVIDIA's by NVML, Ascend's by AscendCL or /dev/davinci*. It assigns the devices that
+CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES allow, and makes only one visible to each worker. This module counts
+the devices in the same way, before Ray starts.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from qwen35_trainer.manifest.accelerator import ProfileName
 
 DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
-"""Accelerator profile → torch's name of the device."""
+"""Accelerator profile → torch's name for the type of device."""
 BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
-"""Accelerator profile → torch's process-group backend. gloo reduces parameters that are offloaded to the host."""
+"""Accelerator profile → backend of torch's process group. gloo is for parameters that are offloaded to host memory."""
 
 
 def devices_here(profile: str) -> int:
@@ -39,7 +40,10 @@ def manager_of(profile: str) -> type[AcceleratorManager]:
 
 
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
-    """Return what is wrong when this machine has `here` devices. Each train worker needs a device, and each replica `tensorParallel`. Pure."""
+    """Return the problems if `here` devices are too few for a spec on this machine.
+
+    Each train worker needs one device, and each replica needs `rollout.tensorParallel` devices.
+    """
     profile, train = spec.accelerator.profile, spec.world_size
     devices = spec.rollout.tensorParallel if spec.rollout else 1
     rollout = spec.rollout_replicas * devices + spec.lane_replicas

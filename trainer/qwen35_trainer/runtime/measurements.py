@@ -27,9 +27,9 @@ from qwen35_trainer.runtime.assembly import ScoredGroup, TokenAge
 
 @dataclass(frozen=True)
 class TrainingClock:
-    """Converts wall-clock time to training time, which counts from the first start and leaves out the time between attempts.
+    """Converts wall-clock time to training time: seconds since the run first started, without pauses between attempts.
 
-    started: wall-clock second at which this attempt began. earlier: duration of the previous attempts, in seconds.
+    started: time at which this attempt began, in Unix seconds. earlier: duration of the previous attempts, in seconds.
     """
 
     started: float
@@ -39,11 +39,11 @@ class TrainingClock:
         return self.at(time.time())
 
     def at(self, wall: float) -> float:
-        """Convert a wall-clock second to training time."""
+        """Convert wall-clock time, in Unix seconds, to training time."""
         return wall - self.started + self.earlier
 
     def wall(self, at: float) -> float:
-        """Convert a training time to a wall-clock second."""
+        """Convert training time to wall-clock time, in Unix seconds."""
         return at + self.started - self.earlier
 
 
@@ -51,8 +51,8 @@ class TrainingClock:
 class PoolMeter:
     """Measures the idle share and the tokens per second of a pool of `workers` workers.
 
-    Both measurements cover the time since the previous `read`. The caller adds the pool's tokens to `tokens`. Times are
-    wall-clock seconds.
+    Both measurements cover the time since the previous `read`. The caller adds the number of the pool's tokens to
+    `tokens`. Times are in Unix seconds.
     """
 
     workers: int
@@ -76,12 +76,12 @@ class PoolMeter:
 
 @dataclass
 class UpdateTimes:
-    """Seconds since the previous update, by what the train pool did or waited for.
+    """The time since the previous update in seconds, divided by what the train pool did or waited for.
 
         previous update ─► copying ─► saving ─► evaluating ─► waiting ─► assembling ─► training ─► this update
                               └─► publishing: overlaps the other parts
 
-    The driver's share of the time is what these parts, without `publishing`, leave: see `driver`.
+    The method `driver` returns the remaining time, which belongs to none of these parts. Publishing does not count.
     """
 
     waiting: float = 0.0
@@ -93,7 +93,7 @@ class UpdateTimes:
     publishing: float = 0.0
 
     def trained(self, waited: float, seconds: float) -> None:
-        """Add a wait for a batch, and its training."""
+        """Add the time that the train pool waited for a batch, and the time that it trained the batch."""
         self.waiting += waited
         self.training += seconds
 
@@ -118,7 +118,10 @@ class UpdateTimes:
         self.publishing += seconds
 
     def driver(self, seconds: float) -> float:
-        """Return the driver's own time: `seconds`, the time since the previous update, minus the parts measured above."""
+        """Return the time that belongs to no part, in which the driver worked.
+
+        seconds: time since the previous update.
+        """
         parts = self.waiting + self.assembling + self.training + self.copying + self.saving + self.evaluating
         return max(0.0, seconds - parts)
 
@@ -128,15 +131,15 @@ class PipelineMeasures:
     """Measurements of the rollout pool between two batches."""
 
     counted: int
-    """Groups that are in the window."""
+    """Number of groups that count against the window."""
     limit: int
     idle: float
-    """Share of the rollout pool's time without a sequence, 0 to 1."""
+    """Share, 0 to 1, of the rollout pool's time in which it had no sequence to generate."""
     tokens_per_second: float
     untrained: Mapping[str, int]
-    """Groups that left untrained, by reason."""
+    """Reason → number of groups that left untrained."""
     failures: Failures
-    """Failures of rewards in groups that were scored since the previous batch, whether they train or not."""
+    """Failed reward calls in all groups that were scored since the previous batch, including groups that do not train."""
 
 
 def update_record(
@@ -156,9 +159,9 @@ def update_record(
     pipeline: PipelineMeasures | None,
     train_idle: float,
 ) -> UpdateRecord:
-    """Return the record of update `update`, which is step `step` of its batch.
+    """Return the record of update `update`, which is number `step`, from 0, of the updates of its batch.
 
-    Lags and times are in the record of a batch's first step, so that sums over records count them once.
+    Lags and times are only in the record of a batch's first update, so that sums over records count them once.
     """
     first = step == 0
     samples = batch.samples // batch.updates
@@ -226,7 +229,7 @@ def update_record(
 
 
 def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: int, time: float) -> EvaluationRecord:
-    """Return the record of an evaluation. A response that got no reward (`onError: Skip`) counts as 0."""
+    """Return the record of an evaluation. A response without a reward (failed, with `onError: Skip`) counts as 0."""
     scores = [score for group in groups for score in group.scores]
     lengths = [len(sequence.tokens) for group in groups for sequence in group.sequences]
     failures = Failures()
@@ -250,7 +253,7 @@ def evaluation_record(groups: Sequence[ScoredGroup], *, update: int, version: in
 
 
 def _right(score: CombinedScore) -> bool:
-    """Return whether every reward scored at least 1."""
+    """Return whether every reward gave the response at least 1, so that it counts as accurate."""
     return not score.errors and all(part >= 1.0 for part in score.parts.values())
 
 

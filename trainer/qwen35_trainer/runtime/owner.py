@@ -1,12 +1,13 @@
-"""The owner of a folder of checkpoints.
+"""The owner of a folder of checkpoints: the attempt of a run that may save there.
 
     owner.json: run, attempt, host, output, start
 
     an attempt starts ─► a folder without an owner, or of this run? ─► Ray … ─► unchanged? ─► its attempt is recorded
     a save begins ────► does the record name this attempt? ─► written ─► does it still? ─► renamed, old ones deleted
 
-It is a record and not a lock, because network file systems have no locks, or keep those of a lost node. A run that crashed
-claims its folder again without further conditions. An earlier attempt that still runs somewhere cannot save after that.
+The owner is recorded in a file instead of a lock, because network file systems have no locks, or keep the locks of a
+lost node. A run that crashed may claim its folder again at any time. After that, an earlier attempt that still runs
+somewhere cannot save.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ class Owner:
     """The attempt of a run that saves checkpoints into a folder."""
 
     run: str
-    """Identifies the run, and is the same for all its attempts: see `run_of`."""
+    """Identity of the run, which all its attempts share (see `run_of`)."""
     attempt: str
-    """Identifies this start of the run."""
+    """Name of the attempt, which is new at each start of the run."""
     host: str
     output: str
-    """The run's folder on the host."""
+    """Path of the run's output folder on `host`."""
     start: str = ""
-    """The checkpoint that the attempt began from, which later checkpoints of others in the folder did not lead to. Its name if it
-    is in the folder, or else its path; empty if the attempt began from the model, or is one of a release without this field."""
+    """The checkpoint from which the attempt began: its name if it is in the folder, or else its path.
+
+    Later checkpoints that another attempt left in the folder are not part of this attempt's lineage. The field is empty
+    if the attempt began from the model, and in records of releases without this field.
+    """
 
     def __str__(self) -> str:
         return f"{self.run} ({self.host}:{self.output})"
@@ -47,8 +51,9 @@ class Owner:
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
     """Return the identity of a run, which all its attempts share; None for a new run.
 
-    In a cluster it is the namespace and name of the training, because its pods may lose the output folder. A training that is
-    deleted and created again with the same name therefore continues. Elsewhere it is run.id of the output folder.
+    In a cluster, the identity is the namespace and name of the training, because its pods may lose the output folder. A
+    training that is deleted and created again with the same name therefore continues. Elsewhere, it is run.id of the
+    output folder.
     """
     if in_cluster:
         return f"{manifest.metadata.namespace or 'default'}/{manifest.metadata.name}"
@@ -59,9 +64,9 @@ def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | 
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Return the owner of a folder; None for a new folder, and for one of a release that did not write owner records.
+    """Return the owner of a folder of checkpoints. None: the folder is new, or of an old release without owners.
 
-    Raises FolderRefused when the record is damaged, and OSError when it cannot be read, which may be temporary.
+    Raises FolderRefused if the record is damaged, and OSError if it cannot be read, which may be temporary.
     """
     path = folder / OWNER_FILE
     try:
@@ -94,7 +99,7 @@ def hold(folder: Path, owner: Owner) -> None:
 
 @dataclass(frozen=True)
 class Claim:
-    """The state of a folder of checkpoints that a run may claim."""
+    """The state of a folder of checkpoints, as read before a run claims the folder."""
 
     folder: Path
     owner: Owner | None
@@ -103,17 +108,18 @@ class Claim:
 
     @classmethod
     def on(cls, folder: Path) -> Claim:
-        """Return the present state of the folder. Raises FolderRefused for a damaged record, OSError for one that cannot be read."""
+        """Return the present state of a folder of checkpoints.
+
+        Raises FolderRefused for a damaged owner record, and OSError for one that cannot be read.
+        """
         return cls(folder, read_owner(folder), tuple(sorted(path.name for path in folder.glob("update-*"))))
 
     @contextmanager
     def held(self, owner: Owner) -> Iterator[None]:
         """Context manager: record `owner` as the folder's owner while the body runs.
 
-        The record stays in the folder if a checkpoint was saved meanwhile; otherwise it is deleted at the end.
-
-        Raises FolderRefused when the folder cannot be written, or when its owner or its checkpoints have changed since
-        this state was read.
+        At the end the record is deleted if the folder contains no checkpoint; otherwise it stays. Raises FolderRefused
+        if the folder cannot be written, or if its owner or its checkpoints have changed since this state was read.
         """
         try:
             current = Claim.on(self.folder)
@@ -138,7 +144,7 @@ class Claim:
 def _write(folder: Path, owner: Owner) -> None:
     """Write the owner record, and return when it is on disk.
 
-    A crash must not leave an incomplete record, because every later run in this folder would be refused.
+    A crash leaves no incomplete record. Otherwise every later run in this folder would be refused.
     """
     content = json.dumps(asdict(owner), indent=2) + "\n"
     write_atomically(folder / OWNER_FILE, content, suffix=f"{owner.attempt}.partial", durable=True)

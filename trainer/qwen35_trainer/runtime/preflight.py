@@ -1,9 +1,9 @@
-"""Checks that take a second or two, before Ray starts.
+"""Quick checks of a manifest before Ray starts, which take a second or two.
 
     unsupported   what `qwen35 run` cannot do on this machine, or anywhere in this release
     problems_of   functions, paths and names in the manifest
 
-prepare.py, which takes longer, checks the rows of the data and everything that needs a tokenizer.
+prepare.py checks the rows of the data and everything that needs a tokenizer, which takes longer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.runtime.user_code import problem_of
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-"""An owner and a model, as on the Hugging Face hub."""
+"""Pattern of a model's name on the Hugging Face hub: OWNER/MODEL."""
 HUB_HEADS = {"head_dim": "headDim", "linear_key_head_dim": "linearHeadDim", "linear_value_head_dim": "linearHeadDim"}
 """Field of config.json → the field of a random model with the same meaning."""
 MODEL_FILES = ("config.json", "tokenizer_config.json")
@@ -72,7 +72,10 @@ def unsupported(manifest: Manifest) -> list[Problem]:
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
-    """Return all problems of functions, paths and names in the spec. base: the manifest's folder, where relative paths start."""
+    """Return all problems of functions, paths and names in a spec.
+
+    base: the manifest's folder, to which paths are relative.
+    """
     return [
         *_rewards(spec, base),
         *_algorithm(spec, base),
@@ -156,7 +159,10 @@ def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _vllm_heads(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
-    """Yield the sizes of heads, in a folder, that vLLM's CPU kernels lack. `cannot_run` checks those of random models."""
+    """Yield a problem for each size of attention heads of a model that vLLM's CPU kernels do not support.
+
+    Only models in a folder are checked here. `cannot_run` checks random models.
+    """
     on_cpu = spec.accelerator.profile == "CPU"
     if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_cpu or spec.model.source.random is not None:
         return
@@ -170,7 +176,7 @@ def _vllm_heads(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
-    """Return the contents of the model's config.json, or the same for a random model; None when it cannot be read."""
+    """Return the contents of the model's config.json, or equal fields for a random model. None if it cannot be read."""
     source = spec.model.source
     if source.random is not None:
         return _random_configuration(source.random)

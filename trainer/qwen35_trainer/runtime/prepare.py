@@ -36,7 +36,7 @@ def prepare(
     started: float,
     in_cluster: bool = False,
 ) -> tuple[Job, RunData]:
-    """Read and encode the data. Raises DataError with the problems of all sources together."""
+    """Read and encode the data of a run, and describe the run. Raises DataError with the problems of all sources."""
     spec = manifest.spec
     template = spec.data.chatTemplate
     tokenizer = load_tokenizer(spec.model, base, template.file)
@@ -81,9 +81,9 @@ def prepare(
 
 
 def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
-    """Raise DataError if the tokenizer has tokens that the model of a folder has no embeddings for. tokens: of the tokenizer.
+    """Raise DataError if a model in a folder has fewer embeddings than the tokenizer has tokens.
 
-    Embeddings without a token are usual: published models round their number up.
+    tokens: number of tokens of the tokenizer. More embeddings than tokens are usual, because published models round up.
     """
     if (path := spec.model.source.path) is None:
         return
@@ -102,7 +102,10 @@ def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
 
 
 def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
-    """Apply `step` to the training data and to the validation data. Raises DataError with the problems of both."""
+    """Apply `step` to the training data and to the validation data.
+
+    If either fails, raises DataError with all problems.
+    """
     problems: list[str] = []
     results: list[T] = []
     for part in (train, validation):
@@ -116,7 +119,7 @@ def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
 
 
 def started_at() -> float:
-    """Return the wall-clock second at which this process started, so that measured times include imports."""
+    """Return the time at which this process started, in Unix seconds, so that measured times include imports."""
     try:
         import psutil
 
@@ -128,7 +131,7 @@ def started_at() -> float:
 def _updates(spec: TrainingSpec, examples: int) -> int:
     """Return the number of updates of the run. Updates that do not fill a complete batch are left out.
 
-    Raises DataError when the data do not fill one batch.
+    examples: number of prompts or examples. Raises DataError if the data do not fill one batch.
     """
     wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
     whole = wanted // spec.async_.updatesPerBatch * spec.async_.updatesPerBatch
@@ -151,9 +154,9 @@ def threads(spec: TrainingSpec) -> int:
 
 
 def workers_at_a_time(spec: TrainingSpec) -> int:
-    """Return the number of workers that compute at the same time. A replica of several devices counts once for each.
+    """Return the number of workers that compute at the same time. A replica counts as one worker per device.
 
-    In FullyAsync, both pools compute at the same time. In the other modes only one does, so the larger pool counts.
+    In FullyAsync, both pools compute at the same time. In the other modes one pool computes, so the larger pool counts.
     """
     rollout = spec.rollout_replicas * (spec.rollout.tensorParallel if spec.rollout else 1)
     return spec.world_size + rollout if spec.mode == "FullyAsync" else max(spec.world_size, rollout)

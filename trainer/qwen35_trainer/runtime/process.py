@@ -3,13 +3,12 @@
     `qwen35 run` ─► set_environment, share_cores ─► Ray ─► Process: threads, log file, freed memory
          └─► MemoryWatch: the peak of all processes
 
-Every process inherits the variables. They are set before the process has threads that read them: glibc's setenv may free the list
-of variables while getenv reads it in another thread, which crashes with a segmentation fault. The tokenizers library calls getenv
-for each text.
+Every process inherits the variables. They must be set before the process has threads that read them: glibc's setenv may
+free the list of variables while getenv reads it in another thread, which crashes with a segmentation fault. The
+tokenizers library calls getenv for each text.
 
-Ray and torch would set variables later. Ray sets some in `ray.init`, while another thread reads the data. Torch sets
-one when a worker first imports torch's compiler, and the worker has threads by then. This module therefore sets these
-variables too.
+Ray and torch would set further variables when threads exist: Ray in `ray.init`, while another thread reads the data,
+and torch when a worker first imports torch's compiler. This module therefore sets these variables too.
 """
 
 from __future__ import annotations
@@ -35,16 +34,17 @@ if TYPE_CHECKING:
     from qwen35_trainer.manifest import TrainingSpec
 
 MMAP_THRESHOLD_BYTES = 2**20
-"""Memory of at least this size returns to the system as soon as it is freed."""
+"""Size of an allocation from which its memory returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
-"""glibc's number of the setting, from malloc.h."""
+"""glibc's number for the setting of the threshold, from malloc.h."""
 
 
 def set_environment(*, in_cluster: bool) -> None:
-    """Set the variables that do not depend on the manifest. Call it before importing Ray, which reads RAY_AUTH_MODE then.
+    """Set the environment variables that do not depend on the manifest.
 
-    Workers inherit the variables. Ray could pass them in a runtime environment instead, but it starts a new process for each worker
-    that has one. In a cluster the workers' image sets them (images/).
+    Must be called before Ray is imported, because the import reads RAY_AUTH_MODE. Workers inherit the variables. Ray
+    could pass them in a runtime environment instead, but would then start a new process for each worker. In a cluster,
+    the image of the workers sets the variables (images/).
     """
     # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
@@ -65,7 +65,7 @@ def set_environment(*, in_cluster: bool) -> None:
 
 
 def share_cores(spec: TrainingSpec) -> None:
-    """Divide the cores of this machine among the workers of a run."""
+    """Divide the cores of this machine among the workers of a run, by environment variables that limit their threads."""
     from qwen35_trainer.runtime.prepare import threads, workers_at_a_time
 
     os.environ["OMP_NUM_THREADS"] = str(threads(spec))
@@ -76,8 +76,9 @@ def share_cores(spec: TrainingSpec) -> None:
 def return_freed_tensors() -> None:
     """Make the C library return the memory of a tensor to the system when the tensor is freed.
 
-    By default, glibc raises its threshold for that to 32 MiB when something of that size is freed. The gradients of a layer
-    then leave holes between the optimizer states that nothing else fills: 1.5 GB of 13 GB for a model of 0.8B.
+    By default, glibc returns only large allocations, and raises this threshold up to 32 MiB when one of that size is
+    freed. The freed gradients of a layer then leave unused holes between optimizer states: 1.5 GB of 13 GB for a model
+    of 0.8B parameters.
     """
     _glibc("mallopt", _M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
@@ -85,7 +86,7 @@ def return_freed_tensors() -> None:
 def trim() -> None:
     """Return the free memory between small objects to the system.
 
-    A tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and 0.1 GB afterwards.
+    For example, a tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and only 0.1 GB afterwards.
     """
     _glibc("malloc_trim", 0)
 
@@ -100,9 +101,9 @@ def _glibc(function: str, *arguments: int) -> None:
 def starting() -> Iterator[None]:
     """Context manager: import modules and build the model without garbage collection.
 
-    What is imported and built here lives as long as the process, and repeated collections would take a fifth of a worker's
-    start. At the end these objects are frozen, so that later collections, which pause the process, skip them; unused memory
-    returns to the system.
+    Objects that are imported and built in the body live as long as the process. Garbage collection would take a fifth
+    of a worker's start. At the end the objects are frozen, so that later collections, which pause the process, skip
+    them. Unused memory returns to the system.
     """
     outermost = gc.isenabled()
     gc.disable()
@@ -116,10 +117,11 @@ def starting() -> Iterator[None]:
 
 
 class Process:
-    """Base of the actors.
+    """Base class of the Ray actors.
 
-    name: the actor's name in logs, metrics and errors. threads: the number of torch's threads; 0 does not import torch.
-    final: whether the name stays. An actor whose name does not stay has a log file only if it writes to it, and calls `rename`.
+    name: the actor's name in logs, metrics and errors. threads: number of torch's threads; 0: torch is not imported.
+    final: whether the name stays. An actor with a temporary name calls `rename` later, and has a log file of that name
+    only if it writes to it.
     """
 
     @starting()
@@ -132,13 +134,13 @@ class Process:
             self.use_threads(threads)
 
     def use_threads(self, threads: int) -> None:
-        """Set the number of torch's threads. It imports torch, which takes seconds."""
+        """Set the number of torch's threads. This imports torch, which takes seconds."""
         import torch  # not in the driver
 
         torch.set_num_threads(threads)
 
     def rename(self, name: str, *, final: bool = True) -> None:
-        """Set the actor's name, and write to the log file of that name from now on."""
+        """Set the actor's name, and write to the log file of that name from now on. final: whether the name stays."""
         self.name = name
         handler = logging.FileHandler(self._logs / f"{name}.log", delay=not final)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -148,7 +150,8 @@ class Process:
 class MemoryWatch:
     """Samples the resident memory of this process and its descendants until `stop`. Shared pages count once per process.
 
-    Descendants are listed only in every `search_every`-th sample: that reads all of /proc, which slows a training on two cores.
+    Descendants are listed only at every `search_every`-th sample, because that reads all of /proc and slows a training
+    on two cores.
     """
 
     def __init__(self, every_seconds: float = 2.0, search_every: int = 5) -> None:

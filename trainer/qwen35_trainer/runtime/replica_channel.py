@@ -12,9 +12,9 @@ obey                   the worker has the commands                    ANSWER_SEC
 an unreachable worker  the network works again: calls repeat          UNREACHABLE_SECONDS
 
 Ray starts the calls of an asynchronous actor in any order, and a call may be carried out although its answer is lost.
-Commands and reports are therefore numbered from 1: a repeated call applies no command twice, and returns again what a lost
-answer contained. A call takes 0.2 to 0.5 ms of the driver's processor time, so commands and reports travel together where
-possible: those that answer a report go with the next `exchange`.
+Commands and reports are therefore numbered from 1. A repeated call applies no command twice, and returns again the
+reports that a lost answer contained. A call takes 0.2 to 0.5 ms of the driver's processor time, so commands and reports
+travel together where possible: commands that result from a report go with the next `exchange`.
 """
 
 from __future__ import annotations
@@ -32,47 +32,53 @@ from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights
 
 MAX_REPORT_SECONDS = 10.0
-"""A worker answers `exchange` at least this often; while sequences are short, every second."""
+"""Maximum time after which a worker answers `exchange`. While sequences are short, it answers every second."""
 ANSWER_SECONDS = 30.0
-"""How long a worker may take to answer, beyond what it was asked to wait. Its answers do not wait for its engine."""
+"""Maximum time in which a worker answers a call, in addition to the time that the call lets it wait.
+
+Answers do not wait for the engine.
+"""
 UNREACHABLE_SECONDS = 30.0
-"""How long calls to a worker that cannot be reached are repeated before the replica counts as lost."""
+"""Maximum time for which calls to an unreachable worker are repeated. After it the replica counts as lost."""
 _RETRY_SECONDS = 0.5
 _COMBINE_SECONDS = 0.002
-"""How long the next call waits, after a report, for the commands that answer it."""
+"""Time that the next call waits after a report, so that commands that result from the report go with the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitSequences:
-    """Generate these sequences."""
+    """A command to a replica: generate the given sequences."""
 
     requests: tuple[SequenceRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class DropSequences:
-    """Stop generating these sequences. Their tokens are not needed."""
+    """A command to a replica: stop generating the given sequences, and report no more of their tokens."""
 
     sequences: tuple[SequenceId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSequences:
-    """Stop generating these sequences, and report their last tokens. A sequence that has just finished stays finished."""
+    """A command to a replica: stop generating the given sequences, and report their last tokens.
+
+    A sequence that has just finished stays finished.
+    """
 
     sequences: tuple[SequenceId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """Fetch a version of the weights, verify it, and generate from it. Running sequences continue."""
+    """A command to a replica: fetch a version of the weights, verify it, and use it. Running sequences continue."""
 
     weights: PublishedWeights
 
 
 @dataclass(frozen=True, slots=True)
 class CommandBatch:
-    """Commands numbered `first`, `first + 1`, …"""
+    """Consecutive commands to a replica, numbered `first`, `first + 1`, …"""
 
     first: int
     commands: tuple[ReplicaCommand, ...]
@@ -83,40 +89,44 @@ type ReplicaCommand = SubmitSequences | DropSequences | TakeSequences | LoadWeig
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The work of a replica since its previous report."""
+    """A report of the work of a replica since its previous report."""
 
     number: int
-    """1 for the first report of a replica."""
+    """Number of the report. The first report of a replica has number 1."""
     started: Mapping[SequenceId, int] = field(default_factory=dict)
-    """Sequence → version of its first token, of sequences that started."""
+    """Sequence that has started → version of its first token."""
     tokens: TokenBlock = field(default_factory=TokenBlock)
-    """New tokens of sequences: of running ones at intervals, of finished and taken ones all that were not reported yet."""
+    """New tokens of sequences. For finished and taken sequences, these are all tokens that were not reported yet."""
     finished: Mapping[SequenceId, EndReason] = field(default_factory=dict)
-    """Finished sequence → why it ended."""
+    """Finished sequence → reason why it ended."""
     errors: Mapping[SequenceId, str] = field(default_factory=dict)
-    """Finished sequence that ended with ERROR → what went wrong."""
+    """Finished sequence that ended with ERROR → message of the error."""
     taken: tuple[SequenceId, ...] = ()
-    """Sequences that `TakeSequences` has taken."""
+    """Sequences that the replica has stopped generating because of the command `TakeSequences`."""
     loaded: int | None = None
-    """The newest version that was loaded."""
+    """The newest version that was loaded since the previous report. None: no version was loaded."""
     generated: int = 0
-    """Number of tokens that were generated, including those that no report contains yet."""
+    """Number of tokens that were generated since the previous report, including tokens that no report contains yet."""
     intervals: tuple[tuple[float, float], ...] = ()
-    """Intervals in which the engine had sequences, in wall-clock seconds."""
+    """(start, end) of each interval in which the engine had sequences, in Unix seconds."""
     steps: int = 0
     """Number of steps of the engine since it was built."""
     busy: bool = False
-    """Whether the engine has sequences, or commands that it has not carried out."""
+    """Whether the engine has sequences to generate, or commands that it has not carried out."""
 
 
 class ReplicaFailed(RuntimeError):
-    """A call to a replica failed. Its cause is the error of the call: whatever it is, the replica counts as lost."""
+    """A call to a replica failed, so the replica counts as lost.
+
+    The cause of the exception is the error of the call.
+    """
 
 
 class CommandOrder:
-    """The worker's end for commands: applies each command once, in the order of its number.
+    """The worker's end of the channel for commands: applies each command once, in the order of its number.
 
-    Commands that arrive before earlier ones wait for them. There are few: the driver has at most two calls under way.
+    A command that arrives before an earlier one waits for it. Few commands wait, because the driver has at most two
+    calls at a time.
     """
 
     def __init__(self, apply: Callable[[ReplicaCommand], object]) -> None:
@@ -125,7 +135,10 @@ class CommandOrder:
         self._early: dict[int, ReplicaCommand] = {}
 
     def receive(self, batch: CommandBatch) -> None:
-        """Apply the commands that were not applied before, as far as all earlier ones have arrived."""
+        """Apply the commands of a batch that were not applied before.
+
+        A command waits until all earlier ones have arrived.
+        """
         for number, command in enumerate(batch.commands, batch.first):
             if number >= self._next:
                 self._early[number] = command
@@ -136,7 +149,7 @@ class CommandOrder:
 
 
 class ReportLog:
-    """The worker's end for reports: keeps each report until the driver acknowledges it."""
+    """The worker's end of the channel for reports: keeps each report until the driver acknowledges it."""
 
     def __init__(self) -> None:
         self._kept: deque[EngineReport] = deque()
@@ -147,22 +160,28 @@ class ReportLog:
         return self._last + 1
 
     def add(self, report: EngineReport) -> None:
-        """Keep a report, whose number is `next_number`."""
+        """Keep a report until it is acknowledged. The number of the report must be `next_number`."""
         self._kept.append(report)
         self._last = report.number
 
     def after(self, acknowledged: int) -> tuple[EngineReport, ...]:
-        """Drop the reports up to number `acknowledged`, which the driver has, and return the others."""
+        """Drop the reports up to number `acknowledged`, which the driver has received, and return all later reports."""
         while self._kept and self._kept[0].number <= acknowledged:
             self._kept.popleft()
         return tuple(self._kept)
 
 
 class ReplicaChannel:
-    """The driver's end: sends commands to one replica, and receives its reports. One task calls `receive`, again and again."""
+    """The driver's end of the channel: sends commands to one replica, and receives its reports.
+
+    One task calls `receive` again and again.
+    """
 
     def __init__(self, actor: Any, name: str) -> None:  # noqa: ANN401  # Ray's handles are untyped
-        """actor: the handle of a RolloutWorker. name: the replica's name, for errors."""
+        """Open the channel to a replica.
+
+        actor: Ray's handle of the RolloutWorker. name: the replica's name, for errors.
+        """
         self._actor, self._name = actor, name
         self._queue: list[ReplicaCommand] = []
         self._queued = asyncio.Event()
@@ -172,14 +191,15 @@ class ReplicaChannel:
         self._failure: ReplicaFailed | None = None  # raised by the next call: the last reports came before it
 
     def send(self, command: ReplicaCommand) -> None:
-        """Queue a command for the call of `receive` under way, or for the next one."""
+        """Queue a command. The present call of `receive` sends it, or else the next one."""
         self._queue.append(command)
         self._queued.set()
 
     async def receive(self) -> tuple[EngineReport, ...]:
         """Send queued commands, and return the next reports, at the latest after MAX_REPORT_SECONDS. Raises ReplicaFailed.
 
-        Reports that have arrived before a call fails are returned, and the next call raises: their sequences are finished.
+        If reports have arrived before a call to the worker fails, they are returned, because their sequences are
+        finished. The next call of `receive` then raises.
         """
         if self._failure is not None:
             raise self._failure
@@ -206,7 +226,10 @@ class ReplicaChannel:
         return new
 
     async def _obey(self, exchange: asyncio.Future[tuple[EngineReport, ...]]) -> None:
-        """Send queued commands. Raises ReplicaFailed, at the next `receive` if `exchange` has answered meanwhile."""
+        """Send queued commands while `exchange` waits for reports. Raises ReplicaFailed if the worker cannot be called.
+
+        If `exchange` has been answered meanwhile, the next `receive` raises instead.
+        """
         try:
             await self._call("obey", self._take_queue(), act="receiving commands", seconds=ANSWER_SECONDS)
         except ReplicaFailed as error:
@@ -232,7 +255,10 @@ class ReplicaChannel:
         return batch
 
     async def _call(self, method: str, *arguments: object, act: str, seconds: float) -> Any:  # noqa: ANN401  # an actor's result
-        """Call the worker, again and again while it cannot be reached. Raises ReplicaFailed."""
+        """Call a method of the worker, and repeat the call while the worker cannot be reached. Raises ReplicaFailed.
+
+        act: the worker's task, for errors. seconds: deadline of each call.
+        """
         loop = asyncio.get_running_loop()
         give_up: float | None = None
         while True:

@@ -54,12 +54,18 @@ type SequencePick = tuple[ScoredGroup, int]
 CLOSE_SECONDS = 30.0
 _MAX_QUEUED_MOMENTS = 64
 HELD_OUT_PROMPTS: Final = 4
-"""Number of held-out prompts with a sample: the same prompts at every evaluation, so that they can be compared."""
+"""Number of held-out prompts with a sample.
+
+Every evaluation has the same prompts, so that responses can be compared.
+"""
 _MAX_ERROR_CHARACTERS: Final = 300
 
 
 class Sampler:
-    """Writes sampled responses of one run to the file `path`, for reports. Errors do not end the run."""
+    """Writes sampled responses of one run to the file `path`, for reports.
+
+    An error is logged and does not end the run.
+    """
 
     def __init__(self, path: Path, decoder: ResponseDecoder) -> None:
         self._path, self._decoder = path, decoder
@@ -71,7 +77,7 @@ class Sampler:
         self._thread.start()
 
     def trained(self, groups: Sequence[ScoredGroup], *, update: int, version: int) -> None:
-        """Add samples of a batch that trained at `version`. update: its last update."""
+        """Add samples of a batch that trained at `version`. update: number of the batch's last update."""
         self._put("trained", update, version, trained(groups))
 
     def evaluated(self, groups: Sequence[ScoredGroup], *, update: int, version: int) -> None:
@@ -79,7 +85,7 @@ class Sampler:
         self._put("held out", update, version, held_out(groups))
 
     def close(self) -> None:
-        """Wait until all samples are written, at most CLOSE_SECONDS."""
+        """Wait at most CLOSE_SECONDS until all samples are written."""
         if not self._thread.is_alive():
             return
         try:
@@ -121,7 +127,10 @@ class Sampler:
 
 
 def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
-    """Return the best and the worst response of the first group whose rewards differ; else one response of the first group."""
+    """Choose the best and the worst response of the first group whose rewards differ.
+
+    If there is no such group, choose one response of the first group.
+    """
     for group in groups:
         scored = [(reward, index) for index, reward in enumerate(group.rewards) if reward is not None]
         if scored and min(scored)[0] < max(scored)[0]:
@@ -130,13 +139,16 @@ def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
-    """Return the first response to a few prompts, at equal distances, because the prompts are ordered by source."""
+    """Choose the first response of HELD_OUT_PROMPTS groups.
+
+    The groups are at equal distances, because prompts are ordered by source and all sources should be represented.
+    """
     places = sorted({place * len(groups) // HELD_OUT_PROMPTS for place in range(HELD_OUT_PROMPTS)}) if groups else []
     return [(groups[place], 0) for place in places]
 
 
 def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
-    """Return a response as a sample. version: of the weights that train on it or are evaluated."""
+    """Return a response as a sample for people. version: version of the weights that train on it or are evaluated."""
     group, index = pick
     sequence, scored, prompt = group.sequences[index], group.scores[index], group.prompt.prompt
     return Sample(
@@ -153,9 +165,10 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 
 
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
-    """Split the text of a response into pieces whose tokens have the same lag.
+    """Split the text of a response into pieces, so that all tokens of a piece have the same lag.
 
-    A character that consists of several tokens belongs to the last of them. Tokens of the environment have no lag; they count as 0.
+    A character that consists of several tokens belongs to the last of these tokens. Tokens of the environment, which
+    have no lag, count as lag 0.
     """
     ids = tokens.ids.tolist()
     whole = decode(ids)
@@ -175,7 +188,10 @@ def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return the prompt as text. A conversation has the role before each message, and the names of pictures in their place."""
+    """Return a prompt as text for people.
+
+    In a conversation, each message follows its role, and pictures are replaced by their names.
+    """
     if isinstance(prompt.text, str):
         return prompt.text
     images, videos = iter(prompt.images), iter(prompt.videos)

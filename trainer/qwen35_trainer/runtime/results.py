@@ -1,4 +1,4 @@
-"""The results of a run, for people.
+"""Shows the results of a run to people.
 
 qwen35 run      print_end: the last lines that the command prints
 qwen35 report   redraw: the report of the run's folder again, after the run or while it continues
@@ -30,7 +30,10 @@ NOTHING_SAVED = "ended by a signal before the first update; there was nothing to
 
 
 def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> None:
-    """Print the main results and the paths of the outputs. how_to_resume: the command that continues the run."""
+    """Print the main results of a run and the paths of its outputs.
+
+    how_to_resume: the command that continues the run.
+    """
     summary, folder = finished.summary, finished.folder
     rows = summary_rows(summary)
     width = max((len(name) for name, _ in rows), default=0)
@@ -49,7 +52,10 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 
 
 def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
-    """Return the message of a failed run, with its logs, and the command that continues it if that can succeed."""
+    """Return the message of a failed run, with the paths of its logs.
+
+    If another start can succeed, the message also contains the command that continues the run.
+    """
     finish, lines = finished.finish, [finished.finish.message]
     may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)
     if may_succeed and finished.summary["checkpoint"] and "--resume" not in finish.message:
@@ -58,7 +64,7 @@ def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """Return the results of a run that exist, each as name and formatted value."""
+    """Return the results of a run as (name, formatted value). Results that the run does not have are left out."""
     rows = [
         (f"held-out {each.name}", f"{each.values} {each.unit}".rstrip()) for each in held_out.summary_measures(summary)
     ]
@@ -86,7 +92,7 @@ class NotDrawn(Exception):
 
 @dataclass(frozen=True)
 class Drawn:
-    """A report, and the numbers in it."""
+    """A report that was written, and the numbers in it."""
 
     path: Path
     summary: Summary
@@ -97,7 +103,10 @@ def is_run(folder: Path) -> bool:
 
 
 def redraw(root: Path, output: Path | None) -> Drawn:
-    """Write the report of the run in `root` to `output`, by default into `root`. Raises NotDrawn and ManifestError."""
+    """Write the report of a run. Raises NotDrawn and ManifestError.
+
+    root: output folder of the run. output: path of the report; None: report.html in `root`.
+    """
     folder = RunFolder(root)
     if not is_run(root):
         missing = "has no run.yaml" if root.is_dir() else "does not exist"
@@ -115,7 +124,10 @@ def redraw(root: Path, output: Path | None) -> Drawn:
 
 
 def _peak_rss_mib(folder: RunFolder) -> float | None:
-    """Return the peak memory that the run measured, which its records do not contain; None when it is unknown."""
+    """Return the peak memory of a run in MiB, from its summary.json, because the records do not contain it.
+
+    None: unknown.
+    """
     try:
         measured = json.loads(folder.summary.read_text())["peakRssMiB"]
     except (OSError, ValueError, KeyError):

@@ -8,8 +8,9 @@
     of a release without owner.json      refused          continues from the newest      continues from DIR, if DIR is in it
     of another run                       refused          refused                        takes the folder over, if DIR is the newest
 
-The newest one is that of the lineage: after --resume DIR, checkpoints of later updates are of an abandoned attempt until the run has
-saved once. `owner.json` names the checkpoint that the last attempt began from (owner.py).
+The newest checkpoint is the newest of the lineage. After --resume DIR, checkpoints of later updates in the folder
+belong to an abandoned attempt, until the run saves for the first time. `owner.json` names the checkpoint from which the
+last attempt began (owner.py).
 
 A run resumes only from checkpoints of a run with the same fixed fields (manifest/fixed.py). This module writes nothing.
 """
@@ -44,21 +45,23 @@ from qwen35_trainer.runtime.owner import OWNER_FILE, Claim, Owner, run_of
 
 @dataclass(frozen=True)
 class RunStart:
-    """The checkpoint that a run begins from, and the folder in which it saves its own."""
+    """The checkpoint from which a run begins, and the folder in which the run saves checkpoints."""
 
     checkpoint: SavedCheckpoint | None
-    """None: begin from the model of the manifest."""
+    """The checkpoint from which the run begins. None: it begins from the model of the manifest."""
     claim: Claim | None
-    """None when nothing is saved: in a cluster without storage."""
+    """The state of the folder in which the run saves. None in a cluster without storage, where nothing is saved."""
 
 
 def find_start(
     resume: str | None, folder: RunFolder, manifest: Manifest, base: Path, *, in_cluster: bool = False
 ) -> RunStart:
-    """Return the start for --resume. resume: `auto`, the newest checkpoint of the run if there is one, or the folder of a checkpoint.
+    """Return the checkpoint from which a run begins, and the folder in which it saves.
 
-    Raises CheckpointError for a checkpoint that is not complete, and FolderRefused when it is of a run with other fixed fields, or
-    when the folder that this run would save into cannot be written or belongs to another run.
+    resume: the value of --resume: the folder of a checkpoint; or `auto`, the newest checkpoint of the run if there is
+    one; or None without the option. Raises CheckpointError for a checkpoint that is not complete. Raises FolderRefused
+    if the checkpoint is of a run with other fixed fields, or if the folder in which this run would save cannot be
+    written or belongs to another run.
     """
     spec = manifest.spec
     if in_cluster and spec.checkpoint.storage is None:
@@ -97,15 +100,15 @@ def find_start(
 
 
 def newest_of_lineage(folder: Path, owner: Owner | None) -> Path | None:
-    """Return the checkpoint in a folder that `--resume auto` continues from; None if there is none.
+    """Return the checkpoint in a folder from which `--resume auto` continues. None if there is none.
 
-    owner: the folder's owner record. Raises CheckpointError when only checkpoints of abandoned attempts are left.
+    owner: the folder's owner record. Raises CheckpointError if only checkpoints of abandoned attempts are left.
     """
     return _CheckpointFolder(folder, owner, tuple(CheckpointStore(folder, 1).complete)).newest_of_lineage
 
 
 def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
-    """Return how the owner record of `folder` names the checkpoint that an attempt begins from. See `Owner.start`."""
+    """Return the name of the checkpoint from which an attempt begins, for the owner record of `folder` (`Owner.start`)."""
     if checkpoint is None:
         return ""
     within = checkpoint.path.parent.resolve() == folder.resolve()
@@ -113,7 +116,7 @@ def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
 
 
 def _last_saved(folder: RunFolder) -> str | None:
-    """Return the newest checkpoint in the run's records; None when there is none, or the records are lost."""
+    """Return the path of the newest checkpoint in the run's records. None if there is none, or the records are lost."""
     if not folder.metrics.is_file():
         return None
     saved = None
@@ -124,12 +127,12 @@ def _last_saved(folder: RunFolder) -> str | None:
 
 @dataclass(frozen=True)
 class _CheckpointFolder:
-    """The state of a folder of checkpoints before the run."""
+    """The state of a folder of checkpoints before the run begins."""
 
     folder: Path
     owner: Owner | None
     complete: tuple[Path, ...]
-    """The checkpoints, in order of their updates."""
+    """The folders of the complete checkpoints, in order of their updates."""
 
     @property
     def newest(self) -> Path | None:
@@ -137,10 +140,11 @@ class _CheckpointFolder:
 
     @property
     def newest_of_lineage(self) -> Path | None:
-        """The newest checkpoint that the last attempt saved, or else the one that it began from; None if there is none.
+        """The newest checkpoint that the last attempt saved. None if the folder has no checkpoint.
 
-        Checkpoints of later updates may remain of an attempt that was abandoned, until the last attempt has saved. If the one
-        that it began from is gone, the newest one before it counts. Raises CheckpointError if there is none either.
+        If the last attempt saved none, it is the checkpoint from which that attempt began, or else the newest one
+        before it. Checkpoints of later updates may remain from an abandoned attempt, and do not count. Raises
+        CheckpointError if the folder has only such checkpoints.
         """
         owner = self.owner
         if owner is None or not owner.start:
@@ -159,7 +163,7 @@ class _CheckpointFolder:
         return None
 
     def is_foreign(self, run: str | None, output: RunFolder) -> bool:
-        """Return whether the folder belongs to a run other than `run`, which writes to `output`."""
+        """Return whether the folder belongs to another run. run, output: identity and output folder of this run."""
         if self.owner is None or self.owner.run == run:
             return False
         # A run that is killed before its first save, and again between writing run.id and its claim, finds its earlier name here.
@@ -170,13 +174,16 @@ class _CheckpointFolder:
         return checkpoint is not None and checkpoint.parent.resolve() == self.folder.resolve()
 
     def continued_by(self, checkpoint: Path | None) -> bool:
-        """Return whether `checkpoint` is the newest one: the next save would delete later ones."""
+        """Return whether `checkpoint` is the newest in the folder.
+
+        If it is not, the next save would delete later ones.
+        """
         return self.newest is not None and checkpoint is not None and checkpoint.resolve() == self.newest.resolve()
 
 
 @dataclass(frozen=True)
 class _Advice:
-    """Advice for messages. option: the option or field that names the folder of the checkpoints."""
+    """Composes the advice in error messages. option: the option or field that names the folder of the checkpoints."""
 
     option: str
     in_cluster: bool
@@ -196,7 +203,7 @@ class _Advice:
 
 
 def _foreign_folder(present: _CheckpointFolder, spec: TrainingSpec, base: Path, advice: _Advice) -> str:
-    """Return the message about a folder of another run."""
+    """Return the message for the case that the folder of the checkpoints belongs to another run."""
     if advice.in_cluster:
         return f"{present.folder} is the folder of another run, {present.owner}. Name another folder in spec.checkpoint.storage"
     if present.newest is None:
@@ -214,7 +221,10 @@ def _foreign_folder(present: _CheckpointFolder, spec: TrainingSpec, base: Path, 
 
 
 def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
-    """Return a line for each fixed field that differs from the manifest in the checkpoint; "" if its release stored no manifest."""
+    """Compare the fixed fields of a spec with the manifest in a checkpoint. Returns one line for each difference.
+
+    The result is "" if an old release saved the checkpoint without a manifest.
+    """
     file = checkpoint / MANIFEST_FILE
     if not file.is_file():
         return ""
@@ -228,9 +238,10 @@ def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
 
 
 def _with_comparable_path(spec: TrainingSpec, earlier: Mapping[str, Any], base: Path) -> TrainingSpec:
-    """Return the spec with the absolute path of the model's folder, as a checkpoint stores it.
+    """Return the spec with the absolute path of the model's folder, to compare it with the spec of a checkpoint.
 
-    A relative path equals every absolute path that ends with it, because the manifest may be in another folder on another machine.
+    A relative path counts as equal to every absolute path that ends with it, because the manifest may be in another
+    folder on another machine.
     """
     match spec.model.source.path, earlier:
         case str(written), {"model": {"source": {"path": str(there)}}}:

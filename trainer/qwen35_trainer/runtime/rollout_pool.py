@@ -14,10 +14,10 @@ loading: weights         the worker's report                         PoolLimits.
 working: a step          the engine's next step                      MAX_STEP_SECONDS, or STEPS_PER_HANG usual steps
 too few replicas         `minimum` replicas work                     PoolLimits.too_few; at the start also `open`
 
-Whatever fails in a call to one replica is the loss of that replica: its process ended or ran out of memory, its node is gone, its
-engine failed or hangs, weights arrived damaged. Its process is killed, and another replica gets its name. The more often that
-happened within LOSS_WINDOW_SECONDS, the longer the next one waits. The loss is reported once; commands to a lost replica
-have no effect, because the coordinator moves its sequences.
+A replica is lost when any call to it fails: its process ended or ran out of memory, its node is gone, its engine failed
+or hangs, or weights arrived damaged. Its process is then killed, and another replica gets its name. The start of the
+other replica is delayed, the more so the more losses the name has had within LOSS_WINDOW_SECONDS. The loss is reported
+to the coordinator once. Commands to a lost replica have no effect, because the coordinator moves its sequences.
 """
 
 from __future__ import annotations
@@ -47,30 +47,36 @@ from qwen35_trainer.weights.published import PublishedWeights
 logger = logging.getLogger(__name__)
 
 LOSS_WINDOW_SECONDS = 600.0
-"""How long a loss counts. Losses within this time delay the next replacement of the same name."""
+"""Time for which the loss of a replica counts. Losses within this time delay the next replica of the same name."""
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 MAX_FAILED_STARTS = 3
-"""If every replica is lost this often within the window and none has ever made a step, the run ends: its configuration cannot work."""
+"""Number of losses of each replica, within LOSS_WINDOW_SECONDS, after which a run ends that has never made a step.
+
+The configuration of such a run cannot work.
+"""
 MAX_STEP_SECONDS = 120.0
-"""A replica that has sequences and makes no step for this long hangs, unless its usual steps are long."""
+"""Time without a step after which a replica that has sequences counts as hanging, unless its usual steps are long."""
 STEPS_PER_HANG = 100.0
-"""A replica whose steps are long hangs after this many times their mean duration."""
+"""Number of mean step durations without a step after which a replica with long steps counts as hanging."""
 _REPEAT_SECONDS = 0.5
 
 LANE_PREFIX, POOL_PREFIX = "lane-", "rollout-"
 
 
 def replica_names(count: int, *, lane: bool = False) -> list[str]:
-    """Return the names of the first `count` replicas of the rollout pool, or with `lane` of the straggler lane."""
+    """Return the names of the first `count` replicas of the rollout pool, or of the straggler lane if `lane`."""
     return [f"{LANE_PREFIX if lane else POOL_PREFIX}{index}" for index in range(count)]
 
 
 class TooFewReplicas(ActorLost):
-    """Fewer replicas worked, for too long, than the run may continue with. The message names the cause of each missing one."""
+    """Fewer replicas than the run needs have worked for too long.
+
+    The message names the cause for each missing replica.
+    """
 
 
 class PoolListener(Protocol):
-    """The interface through which the rollout pool reports joined and lost replicas, and what replicas report."""
+    """The interface to which the rollout pool passes joined and lost replicas, and the reports of replicas."""
 
     def tell(self, event: on.Event) -> None: ...
 
@@ -81,7 +87,10 @@ class PoolListener(Protocol):
 
 @dataclass(eq=False)
 class RolloutReplica:
-    """One actor of a replica, under the number that the coordinator uses. Its replacement has the same name, another number."""
+    """One replica of the rollout pool, and its actor. number: identifies the replica for the coordinator.
+
+    If the replica is lost, its replacement has the same name and another number.
+    """
 
     number: int
     name: str
@@ -89,17 +98,17 @@ class RolloutReplica:
     lane: bool = False
     host: str = ""
     token_room: int | None = None
-    """Tokens that its memory holds; None: its slots limit it more."""
+    """Number of tokens that the replica's memory holds. None: its number of slots is the stricter limit."""
     version: int = -1
     sent: frozenset[int] = frozenset()
-    """Versions that it has, or was sent and may still fetch."""
+    """Versions of the weights that the replica has, or that were sent to it and that it may still fetch."""
     state: str = "is pending"
-    """What it does, for messages."""
+    """What the replica is doing, as text for messages."""
     channel: ReplicaChannel = field(init=False)
     address: Any = field(init=False)
     """The call that is answered when the actor's process has started."""
     opened: Any = field(init=False)
-    """The call that is answered when its engine is built."""
+    """The call that is answered when the replica's engine is built."""
 
     def __post_init__(self) -> None:
         self.channel = ReplicaChannel(self.actor, self.name)
@@ -107,7 +116,7 @@ class RolloutReplica:
         self.address, self.opened = self.actor.address.remote(), self.actor.open.remote()
 
     def send_weights(self, weights: PublishedWeights) -> None:
-        """Let it fetch a version, and generate from it."""
+        """Send a version of the weights, which the replica then fetches and uses."""
         new = weights.manifest.version
         self.sent = frozenset({*(version for version in self.sent if version >= self.version), new})
         self.channel.send(LoadWeights(weights))
@@ -115,7 +124,7 @@ class RolloutReplica:
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """The number of sequences per replica, and deadlines in seconds."""
+    """The limits of the rollout pool: `slots`, the number of sequences per replica, and deadlines in seconds."""
 
     slots: int
     open: float
@@ -124,16 +133,19 @@ class PoolLimits:
 
 
 class StepWatch:
-    """Notices that a replica's engine hangs: it has work, and its number of steps does not grow."""
+    """Detects that a replica's engine hangs: the engine has sequences, but its number of steps does not grow."""
 
     def __init__(self, now: float, first_step: float) -> None:
-        """now: seconds. first_step: deadline of the first step, which may compile the model."""
+        """Begin to watch at time `now`, in seconds.
+
+        first_step: maximum seconds until the first step is done, which may take long because it may compile the model.
+        """
         self._first_step = first_step
         self._since, self._steps = now, 0
         self._mean = 0.0
 
     def observe(self, report: EngineReport, now: float) -> None:
-        """Note a report. Raises ReplicaFailed when the engine hangs."""
+        """Record a report of the replica. Raises ReplicaFailed if the engine hangs."""
         if report.steps > self._steps or not report.busy:
             if report.steps > self._steps:
                 duration = (now - self._since) / (report.steps - self._steps)
@@ -145,14 +157,15 @@ class StepWatch:
             raise ReplicaFailed(f"its engine has sequences and made no step for {now - self._since:.0f} s")
 
     def pause(self, report: EngineReport, now: float) -> None:
-        """Note a report of an engine that need not make steps now."""
+        """Record a report of an engine that does not have to make steps now, so that it does not count as hanging."""
         self._since, self._steps = now, report.steps
 
 
 class RolloutPool:
-    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane. `spawn(number, name, lane)` starts one.
+    """Keeps `target` replicas running, and `lanes` replicas in the straggler lane.
 
-    minimum: the number of replicas, without the lane, that the run may continue with.
+    spawn: starts a replica with (number, name, lane). minimum: number of replicas, without those of the lane, that the
+    run needs to continue.
     """
 
     def __init__(
@@ -184,24 +197,24 @@ class RolloutPool:
 
     @property
     def hosts(self) -> dict[str, str]:
-        """The host of each replica by the replica's name. In a cluster, the host is the pod."""
+        """Name of a replica → host where it runs. In a cluster, the host is the pod."""
         return {replica.name: replica.host for replica in self._replicas.values()}
 
     @property
     def names(self) -> dict[int, str]:
-        """The names of all replicas by number."""
+        """Number of a replica → its name, for all replicas."""
         return {number: replica.name for number, replica in self._replicas.items()}
 
     @property
     def versions_in_use(self) -> frozenset[int]:
-        """The versions that replicas have or may still fetch. A lost replica has none."""
+        """The versions of the weights that replicas have or may still fetch. Lost replicas do not count."""
         replicas = (*self._replicas.values(), *self._starting.values())
         newest = set[int]() if self._newest is None else {self._newest.manifest.version}
         return frozenset(newest | {each for replica in replicas for each in replica.sent if each >= replica.version})
 
     @property
     def has_too_few(self) -> bool:
-        """Whether fewer replicas work than the run may continue with. After PoolLimits.too_few seconds that ends the run."""
+        """Whether fewer replicas work than the run needs. The run ends if that lasts for PoolLimits.too_few seconds."""
         return self._working < min(self._minimum, self._target)
 
     @property
@@ -209,7 +222,10 @@ class RolloutPool:
         return sum(not replica.lane for replica in self._replicas.values())
 
     def run(self, tasks: asyncio.TaskGroup, weights: PublishedWeights, first: Iterable[RolloutReplica]) -> None:
-        """Begin with the replicas in `first`, whose actors have started, and with these weights. Start all tasks in `tasks`."""
+        """Begin to run the pool, with all its tasks in `tasks`.
+
+        weights: the first version. first: replicas whose actors have started.
+        """
         self._tasks, self._newest = tasks, weights
         for replica in first:
             self._next = max(self._next, replica.number + 1)
@@ -221,14 +237,18 @@ class RolloutPool:
         tasks.create_task(self._end_with_too_few())
 
     def resize(self, target: int) -> None:
-        """Set the number of replicas to keep running. Replicas above it stay until their hosts are removed; pending ones end."""
+        """Set the number of replicas to keep running.
+
+        Excess replicas that are pending end. Excess replicas that run stay until their hosts are removed.
+        """
         self._target = target
         self._recount()
 
     def leave(self, hosts: frozenset[str]) -> None:
-        """Send no new sequences to replicas on `hosts`, unless there are replicas nowhere else.
+        """Send no new sequences to replicas on `hosts`, as long as there is a replica on another host.
 
-        Each call replaces the previous set of hosts: replicas on other hosts take sequences again.
+        Each call replaces the previous set of hosts. Replicas on hosts that are no longer in the set take sequences
+        again.
         """
         self._leaving = hosts
         staying = [replica for replica in self._replicas.values() if not replica.lane and replica.host not in hosts]
@@ -236,7 +256,10 @@ class RolloutPool:
             self._listener.tell(on.ReplicaLeaving(replica.number, bool(staying) and replica.host in hosts))
 
     def send(self, number: int, command: ReplicaCommand) -> bool:
-        """Send a command to a replica. Returns False for a lost one: the coordinator learns of the loss, and moves its sequences."""
+        """Send a command to a replica. If the replica is lost, do nothing and return False.
+
+        The coordinator receives the loss as an event, and then moves the replica's sequences.
+        """
         replica = self._replicas.get(number)
         if replica is None:
             return False
@@ -244,13 +267,16 @@ class RolloutPool:
         return True
 
     def publish(self, weights: PublishedWeights) -> None:
-        """Send new weights to all replicas at the same time, without draining them. An event reports each replica that has loaded them."""
+        """Send new weights to all replicas at the same time, while the replicas continue to generate.
+
+        An event reports each replica that has loaded the weights.
+        """
         self._newest = weights
         for replica in self._replicas.values():
             replica.send_weights(weights)
 
     async def _refill(self) -> None:
-        """Start missing replicas after each change of the target, until cancelled."""
+        """After each change of the pool, start missing replicas and end excess pending ones. Runs until cancelled."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -258,7 +284,7 @@ class RolloutPool:
             self._fill()
 
     def _fill(self) -> None:
-        """Start the replicas that are missing from the targets."""
+        """Start the replicas that are missing from the pool and from the straggler lane."""
         assert self._tasks is not None
         for lane in (False, True):
             for name in self._missing(lane=lane):
@@ -266,7 +292,7 @@ class RolloutPool:
                 self._tasks.create_task(self._start(name, lane))
 
     def _missing(self, *, lane: bool) -> list[str]:
-        """Return the names to start replicas under, as many as are missing from the target."""
+        """Return the names of the replicas to start: as many as are missing from the target of the pool, or of the lane."""
         present = {replica.name for replica in self._replicas.values()} | self._starting.keys() | self._awaited
         target = self._lanes if lane else self._target
         missing = target - sum(name.startswith(LANE_PREFIX) == lane for name in present)
@@ -274,7 +300,7 @@ class RolloutPool:
         return names[: max(0, missing)]
 
     def _end_excess(self) -> None:
-        """End pending replicas above the target: their nodes will not come."""
+        """End pending replicas if there are more replicas than the target, because no nodes will be added for them."""
         pending = [r for r in self._starting.values() if not r.lane and r.state == "is pending"]
         present = [r for r in (*self._replicas.values(), *self._starting.values()) if not r.lane]
         for replica in sorted(pending, key=lambda r: r.number, reverse=True)[: max(0, len(present) - self._target)]:
@@ -282,7 +308,7 @@ class RolloutPool:
             ray.kill(replica.actor)
 
     async def _start(self, name: str, lane: bool) -> None:
-        """Start the replica of a name, after a delay that grows with its losses."""
+        """Start the replica with a name, after a delay that grows with the recent losses of that name."""
         now = asyncio.get_running_loop().time()
         losses = self._losses[name]
         while losses and losses[0][0] < now - LOSS_WINDOW_SECONDS:
@@ -298,7 +324,10 @@ class RolloutPool:
         await self._live(self._starting[name])
 
     async def _live(self, replica: RolloutReplica) -> None:
-        """Let a replica join, then pass on its reports until it is lost. A replica that `_end_excess` has ended is not replaced."""
+        """Let a replica join, and pass on its reports until it is lost. A lost replica is replaced.
+
+        A replica that `_end_excess` has ended is not replaced.
+        """
         try:
             await self._open(replica)
             await self._load_newest(replica)
@@ -309,7 +338,7 @@ class RolloutPool:
                 self._lose(replica, error)
 
     async def _open(self, replica: RolloutReplica) -> None:
-        """Wait for the replica's process, however long it is pending, and for its engine."""
+        """Wait until the replica's process has started, for any time, and then until its engine is built."""
         address = await self._answered(replica, "address", replica.address, "starting its process", None)
         replica.host, replica.state = address.host, f"loads the model on {address.host}"
         replica.token_room = await self._answered(
@@ -317,10 +346,12 @@ class RolloutPool:
         )
 
     async def _answered(self, replica: RolloutReplica, method: str, call: Any, act: str, seconds: float | None) -> Any:  # noqa: ANN401  # Ray's, untyped
-        """Await `call`, a call of `method` of a replica that is starting. While the replica cannot be reached, repeat the call.
+        """Await the result of `call`, a call of `method` of a replica that is starting.
 
-        Raises ReplicaFailed for any failure, and when the replica cannot be reached PoolLimits.open seconds after the first
-        call of this method, or, as a process may be pending for long, after the first time that it could not be reached.
+        The call is repeated while the replica cannot be reached. Raises ReplicaFailed for any other failure, and if
+        the replica is still unreachable after PoolLimits.open seconds.
+        With a deadline (`seconds`), this time counts from the first call. Without one, the process may be pending for
+        long, so the time counts from the first failure to reach it.
         """
         loop = asyncio.get_running_loop()
         give_up = None if seconds is None else loop.time() + self._limits.open
@@ -337,7 +368,7 @@ class RolloutPool:
                 raise ReplicaFailed(str(error) or type(error).__name__) from error
 
     async def _load_newest(self, replica: RolloutReplica) -> None:
-        """Load the newest weights, and again while newer ones are published meanwhile."""
+        """Load the newest weights. If newer weights have been published meanwhile, load those too, and so on."""
         assert self._newest is not None
         replica.state = f"loads weights on {replica.host}"
         while replica.version < (newest := self._newest).manifest.version:
@@ -345,7 +376,10 @@ class RolloutPool:
             await self._loaded(replica, newest.manifest.version)
 
     async def _loaded(self, replica: RolloutReplica, version: int) -> None:
-        """Wait until the replica has loaded `version`. Raises ReplicaFailed after PoolLimits.publish seconds."""
+        """Wait until a replica has loaded `version`.
+
+        Raises ReplicaFailed if it has not after PoolLimits.publish seconds.
+        """
         try:
             async with asyncio.timeout(self._limits.publish):
                 while replica.version < version:
@@ -365,7 +399,7 @@ class RolloutPool:
             self.leave(self._leaving)
 
     async def _work(self, replica: RolloutReplica) -> None:
-        """Pass on the reports of a replica. Raises ReplicaFailed when it is lost or hangs."""
+        """Pass on the reports of a replica until it is lost. Raises ReplicaFailed when the replica is lost or hangs."""
         now = asyncio.get_running_loop().time
         watch = StepWatch(now(), self._limits.open)
         behind_since: float | None = None
@@ -388,7 +422,10 @@ class RolloutPool:
                     watch.observe(report, now())
 
     def _lose(self, replica: RolloutReplica, error: ReplicaFailed) -> None:
-        """Fence a lost replica, report the loss, and start another. Raises TooFewReplicas when no replica can ever work."""
+        """Kill the process of a lost replica, report the loss, and start another replica.
+
+        Raises TooFewReplicas if no replica has ever worked and each was lost MAX_FAILED_STARTS times.
+        """
         ray.kill(replica.actor)  # it may run, and hold the device that its replacement needs
         self._losses[replica.name].append((asyncio.get_running_loop().time(), str(error)))
         self._last_reason = reason_of(error.__cause__ or error)
@@ -411,7 +448,10 @@ class RolloutPool:
             raise self._too_few("no replica has ever worked")
 
     async def _end_with_too_few(self) -> None:
-        """Raise TooFewReplicas once there have been too few replicas for PoolLimits.too_few seconds; at the start, also for `open`."""
+        """Wait until there have been too few replicas for PoolLimits.too_few seconds, and then raise TooFewReplicas.
+
+        At the start, the time is PoolLimits.open seconds longer.
+        """
         seconds = self._limits.open + self._limits.too_few
         while True:
             try:
@@ -427,7 +467,7 @@ class RolloutPool:
             seconds = self._limits.too_few
 
     def _recount(self) -> None:
-        """Note that the target or the number of working replicas has changed."""
+        """Update the events that depend on the target and on the number of working replicas, after one has changed."""
         self._changed.set()
         is_enough = not self.has_too_few
         for event, is_so in ((self._enough, is_enough), (self._lacking, not is_enough)):
@@ -439,7 +479,7 @@ class RolloutPool:
         return error
 
     def _causes(self) -> str:
-        """Describe each replica of the pool that does not work, and its last loss."""
+        """Describe each replica of the pool that does not work, and its last loss, as text for a message."""
         working = {replica.name for replica in self._replicas.values()}
         lines = []
         for name in replica_names(self._target):

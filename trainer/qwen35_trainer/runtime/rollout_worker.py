@@ -9,11 +9,12 @@ exchange                  a finished or taken sequence, weights  report_seconds
 loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   the same
 
-The thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified and received
-by the engine while generation continues, and replaced between two tokens without dropping a sequence. Unfinished sequences report their tokens every
-PROGRESS_SECONDS, so that these are not lost with this process. A sequence that cannot be generated is reported as finished, with
-its error. Whatever else fails here ends the replica, such as a log-prob that is not a number: the next `exchange` raises
-EngineFailed, and the driver replaces the replica.
+The engine thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified
+and received by the engine while generation continues, and replaced between two tokens without dropping a sequence. The
+tokens of unfinished sequences are reported at intervals (PROGRESS_SECONDS), so that they are not lost with this
+process. A sequence that cannot be generated is reported as finished, with its error. Any other failure here, such as a
+log-prob that is not a number, ends the replica: the next `exchange` raises EngineFailed, and the driver replaces the
+replica.
 """
 
 from __future__ import annotations
@@ -57,22 +58,30 @@ from qwen35_trainer.weights.published import PublishedWeights
 from qwen35_trainer.weights.transports import WeightReceiver, receiver
 
 IDLE_WAIT_SECONDS = 0.5
-"""How long the thread sleeps on an empty inbox before it checks whether it has to end."""
+"""Maximum time that the engine thread waits on an empty inbox before it checks whether it has to end."""
 MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 5.0
 GATHER_SHARE = 0.05
-"""Sequences that finish within this share of the mean duration of a sequence are reported together: each call costs the driver
-time, and this delays a sequence by at most that share."""
+"""Time for which a report waits for more sequences to finish, as a share of the mean duration of a sequence.
+
+Each report costs the driver time, so sequences are reported together. A sequence is delayed by at most this share.
+"""
 PROGRESS_SECONDS = 1.0
-"""Interval at which unfinished sequences are asked for new tokens. Tokens that are not reported are lost with the process."""
+"""Minimum interval at which new tokens of unfinished sequences are read.
+
+Unreported tokens are lost with the process.
+"""
 PROGRESS_SHARE = 1 / 8
-"""A long sequence reports new tokens when they are this share of it, and a replica reports without a finished sequence after this
-share of the mean duration of a sequence: the number of reports grows slowly with the length of responses."""
+"""Share of a sequence that its new tokens must make up before they are reported, if the sequence is long.
+
+A report without a finished sequence is also made only after this share of the mean duration of a sequence. The number
+of reports therefore grows slowly with the length of responses.
+"""
 MAX_GAP_SECONDS = 0.002
-"""Steps of the engine with a shorter pause between them count as one interval of work."""
+"""Maximum pause between two steps of the engine that are recorded as one interval of work."""
 
 
 class EngineFailed(RuntimeError):
-    """The engine of a replica raised an exception, and generates no more."""
+    """The engine of a replica raised an exception, and no longer generates."""
 
     failure = FailureReason.WORKER_LOST
 
@@ -85,7 +94,7 @@ class NotFiniteLogProbs(RuntimeError):
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """The process of a worker. In a cluster, the host is the pod."""
+    """The address of a worker's process. In a cluster, the host is the pod."""
 
     host: str
     process_id: int
@@ -93,7 +102,7 @@ class WorkerAddress:
 
 @dataclass
 class _Outbox:
-    """What the engine did since the last report."""
+    """The work of the engine since the last report."""
 
     tokens: dict[SequenceId, list[GeneratedTokens]] = field(default_factory=dict)
     started: dict[SequenceId, int] = field(default_factory=dict)
@@ -106,9 +115,9 @@ class _Outbox:
 
 
 class EngineThread:
-    """The thread on which a replica's engine runs until `close`. Other threads only let the engine receive weights.
+    """The thread on which a replica's engine runs, until `close`. Only `receive` uses the engine on another thread.
 
-    on_report: called, on this thread, when there is something that the driver waits for.
+    on_report: called, on this thread, when there is a result for which the driver waits.
     """
 
     def __init__(self, engine: RolloutEngine, on_report: Callable[[], object]) -> None:
@@ -131,35 +140,41 @@ class EngineThread:
     # These methods are called by other threads. What they order is done between two steps.
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        """Generate these sequences."""
+        """Queue sequences to generate."""
         self._inbox.put(lambda: self._submit(requests))
 
     def drop(self, sequences: Sequence[SequenceId]) -> None:
-        """Stop generating sequences, and report nothing more of them."""
+        """Queue the command to stop generating sequences, of which nothing more is reported."""
         self._inbox.put(lambda: self._drop(sequences))
 
     def take(self, sequences: Sequence[SequenceId]) -> None:
-        """Stop generating sequences, and report their last tokens."""
+        """Queue the command to stop generating sequences and to report their last tokens."""
         self._inbox.put(lambda: self._take(sequences))
 
     def receive(self, weights: Any, version: int) -> None:  # noqa: ANN401  # tensors, of which this module knows nothing
-        """Let the engine check and prepare new weights, on the caller's thread, while it generates. Raises what the engine raises."""
+        """Let the engine check and prepare new weights, on the caller's thread, while it generates.
+
+        Any error of the engine is raised here.
+        """
         self._engine.receive(weights, version)
 
     def commit(self, version: int) -> Future[None]:
-        """Generate from received weights. The result is there once they are in service; it never comes if the engine fails."""
+        """Queue the command to use received weights. The future is done once the engine uses them.
+
+        If the engine fails before, the future is never done.
+        """
         committed: Future[None] = Future()
         self._inbox.put(lambda: self._commit(version, committed))
         return committed
 
     def fail(self, error: BaseException) -> None:
-        """End the engine because of an error outside of it."""
+        """Record the first error, such as damaged weights, and end the engine. The next report to the driver fails."""
         self.failure = self.failure or error
         self._closing.set()
         self._on_report()
 
     def report(self, number: int) -> EngineReport:
-        """Return what happened since the previous report."""
+        """Return the report of everything since the previous report. number: of the report."""
         with self._lock:
             outbox, self._outbox = self._outbox, _Outbox()
         return EngineReport(
@@ -178,18 +193,18 @@ class EngineThread:
 
     @property
     def gather_seconds(self) -> float:
-        """The seconds that a report waits for more sequences to finish after the first one."""
+        """The seconds that a report waits, after a sequence has finished, for more sequences to finish."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
     def has_urgent_report(self) -> bool:
-        """Whether something must be reported immediately: new weights, or taken sequences, or a failure."""
+        """Whether a report must not wait: weights were loaded, sequences were taken, or the engine failed."""
         with self._lock:
             return self._outbox.loaded is not None or bool(self._outbox.taken) or self.failure is not None
 
     @property
     def report_seconds(self) -> float:
-        """The seconds that a report may wait for a sequence to finish."""
+        """The maximum seconds that a report waits until a sequence finishes."""
         return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration), MAX_REPORT_SECONDS)
 
     def close(self) -> None:
@@ -274,7 +289,10 @@ class EngineThread:
             self._on_report()
 
     def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add new tokens of a running sequence to the outbox, once they are enough. Raises NotFiniteLogProbs."""
+        """Add new tokens of a running sequence to the outbox if they are enough for a report.
+
+        Raises NotFiniteLogProbs.
+        """
         _check_finite(name, tokens)
         unsent = self._unsent.setdefault(name, [])
         unsent.append(tokens)
@@ -295,7 +313,7 @@ class EngineThread:
         self._outbox.finished[name] = completed.reason
 
     def _add_rest(self, name: SequenceId, tokens: GeneratedTokens) -> None:
-        """Add those tokens of a sequence that were not reported yet to the outbox. Raises NotFiniteLogProbs."""
+        """Add all tokens of a sequence that were not reported yet to the outbox. Raises NotFiniteLogProbs."""
         self._unsent.pop(name, None)
         del self._submitted[name]
         rest = tokens[self._reported.pop(name) :]
@@ -304,10 +322,10 @@ class EngineThread:
 
 
 class RolloutWorker(Process):
-    """Ray actor of one replica. Call `open` first; it builds the engine.
+    """The Ray actor of one replica. Call `open` first, which builds the engine.
 
-    life: the numbers of the attempt and of the replica, which seed its samples: no two actors of a run draw the same.
-    end_token: the token that ends a response. vocabulary: number of the tokenizer's tokens.
+    life: numbers of the attempt and of the replica. They are part of the random seed, so that no two actors of a run
+    draw the same samples. end_token: the token that ends a response. vocabulary: number of tokens of the tokenizer.
     """
 
     def __init__(
@@ -339,13 +357,16 @@ class RolloutWorker(Process):
     async def open(self) -> int | None:
         """Build the engine. Returns its token room, or None if its slots limit it more than its memory.
 
-        A repeated call, whose predecessor's answer was lost, waits for the same engine.
+        The driver repeats the call if the answer is lost. A repeated call waits for the same engine.
         """
         self._opening = self._opening or asyncio.create_task(self._open())
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> int | None:
-        """Build the engine in a thread: otherwise this actor would not answer `address` before the engine is built."""
+        """Build the engine in a thread, so that this actor can answer `address` meanwhile.
+
+        Returns the token room or None.
+        """
         loop = asyncio.get_running_loop()
         engine = await asyncio.to_thread(self._start)
         self._engine = EngineThread(engine, lambda: loop.call_soon_threadsafe(self._changed.set))
@@ -364,7 +385,10 @@ class RolloutWorker(Process):
             return self._build()
 
     def _build(self) -> RolloutEngine:
-        """Build the engine that the manifest names. Only this process imports torch; the driver imports this module for the class."""
+        """Build the engine that the manifest names.
+
+        The modules of engines, which import torch, are imported here, because the driver also imports this module.
+        """
         spec = self._spec
         assert spec.rollout is not None
         return self._vllm(spec, spec.rollout) if spec.rollout.engine == "VLLM" else self._torch(spec, spec.rollout)
@@ -392,7 +416,7 @@ class RolloutWorker(Process):
         )
 
     def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
-        """Build the engine with weights without meaning: every replica loads a published version before it joins."""
+        """Build vLLM's engine with arbitrary weights, because every replica loads a published version before it joins."""
         from qwen35_trainer.models.qwen3_5.build_model import configuration
         from qwen35_trainer.rollout.vllm import VLLMEngine
         from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
@@ -425,14 +449,15 @@ class RolloutWorker(Process):
         return int(np.random.SeedSequence((self._spec.seed, *self._life)).generate_state(1)[0])
 
     async def obey(self, batch: CommandBatch) -> None:
-        """Carry out commands in the order of their numbers. Those that arrived before are ignored."""
+        """Carry out commands in the order of their numbers. Commands that were carried out before are ignored."""
         self._order.receive(batch)
 
     async def exchange(self, after: int, batch: CommandBatch) -> tuple[EngineReport, ...]:
-        """Carry out commands, then return the reports after number `after`, which acknowledges those up to it.
+        """Carry out commands, and then return all reports after number `after`. Raises EngineFailed.
 
-        If there are none, wait for a finished or taken sequence or loaded weights, at most as long as tokens may stay
-        unreported, then report everything. Raises EngineFailed.
+        after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
+        is no later report, wait for a finished or taken sequence or for loaded weights, at most as long as tokens may
+        stay unreported. Then report everything so far.
         """
         engine = self._running
         self._order.receive(batch)
@@ -477,7 +502,7 @@ class RolloutWorker(Process):
                 return
 
     async def _load(self, published: PublishedWeights, arriving: WeightReceiver) -> None:
-        """Fetch, verify and receive a version during the engine's steps, then commit it between two of them."""
+        """Fetch, verify and receive a version while the engine makes steps, then put it in service between two steps."""
         version, engine = published.manifest.version, self._running
         weights = await arriving.fetch(published)
         await asyncio.to_thread(engine.receive, weights, version)
@@ -495,7 +520,10 @@ def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:
 
 
 def _engine_failed(name: str, failure: BaseException) -> EngineFailed:
-    """Return the error for the driver. It has the reason of its cause, if that has one, such as too little memory."""
+    """Return the error that the driver receives when an engine fails.
+
+    It has the failure reason of its cause, such as too little memory, if the cause has one.
+    """
     error = EngineFailed(f"{name}: {type(failure).__name__}: {failure}")
     if (reason := reason_of(failure)) is not FailureReason.UNEXPECTED_ERROR:
         error.failure = reason

@@ -2,9 +2,9 @@
 
     manifest ─► checks ─► Ray, data ─► folder ─► driver ─► view … ─► summary.json, report.html
 
-After the first Ctrl-C or SIGTERM the run finishes the current update and saves; a second one ends it within seconds,
-without saving. Before the folder is claimed, the first one ends the command, because nothing is written yet (signals.py).
-With --link, an order to stop has the effect of the first signal.
+After the first signal (Ctrl-C or SIGTERM), the run finishes the current update and saves. A second signal ends the run
+within seconds, without saving. Before the folder is claimed, the first signal ends the command, because nothing is
+written yet (signals.py). With --link, an order to stop has the effect of the first signal.
 """
 
 from __future__ import annotations
@@ -54,10 +54,13 @@ if TYPE_CHECKING:  # Ray takes a second to import, so it is imported after the c
     from qwen35_trainer.runtime.driver import DriverState
 
 FOLLOW_WAIT_SECONDS = 1.0
-"""Maximum wait of one `Driver.follow`, and so the interval at which signals are passed to the driver."""
+"""Maximum wait of one call of `Driver.follow`, and therefore the interval at which signals are passed to the driver."""
 
 DRIVER_ANSWER_SECONDS = 600.0
-"""Deadline of an answer of the driver. It answers within FOLLOW_WAIT_SECONDS unless its process hangs or is still starting."""
+"""Maximum time for an answer of the driver.
+
+It usually answers within FOLLOW_WAIT_SECONDS, but later while it starts.
+"""
 
 SIGNAL_POLL_SECONDS = 0.5
 """Interval at which a wait for the driver looks for signals. It is far below `signals.END_SECONDS`."""
@@ -81,7 +84,7 @@ class FinishedRun:
 
     @property
     def saved_nothing(self) -> bool:
-        """Whether the run was stopped before there was anything to save."""
+        """Whether the run was stopped before there was anything to save, so that it left no checkpoint."""
         return self.finish.outcome == "Stopped" and not self.summary["checkpoint"]
 
 
@@ -98,11 +101,14 @@ def run(
     in_cluster: bool = False,
     how_to_resume: str = "--resume auto",
 ) -> FinishedRun:
-    """Train, and report to `reporter`. in_cluster: use the Ray cluster of the operator's pods, in whose head this runs.
-    how_to_resume: the command that continues this run, for messages.
+    """Run a training from its manifest to its end, and report to `reporter`. Returns the results.
 
-    Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written; Interrupted when there is no time
-    to save; and ReportFailed.
+    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume. started: time
+    at which the command began, in Unix seconds. in_cluster: whether this process runs in the head pod of a training,
+    and uses the Ray cluster of its pods. how_to_resume: the command that continues this run, for messages.
+
+    Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written, Interrupted if there
+    is no time to save, and ReportFailed.
     """
     problems = unsupported(manifest) + uninstalled(manifest.spec)
     if manifest.spec.accelerator.profile != "CPU" and not in_cluster:
@@ -135,16 +141,22 @@ def run(
 
 
 class _Prepared:
-    """Job and data that another thread prepares. The caller of `take` gets the only reference to them."""
+    """The job and the data of a run, which another thread prepares.
+
+    The caller of `take` gets the only reference to both.
+    """
 
     def __init__(self, preparing: Future[tuple[Job, RunData]]) -> None:
         self._preparing: list[Future[tuple[Job, RunData]]] = [preparing]
         self.done: Future[None] = Future()
-        """Completes when the preparation does, with its error."""
+        """A future that is done when the preparation is. It has the error if the preparation failed."""
         preparing.add_done_callback(self._end)
 
     def take(self) -> tuple[Job, RunData]:
-        """Wait for the preparation, and return its result. Call it once. Raises the error of the preparation."""
+        """Wait for the preparation, and return job and data.
+
+        May be called once. Raises the error of the preparation.
+        """
         return self._preparing.pop().result()
 
     def _end(self, preparing: Future[tuple[Job, RunData]]) -> None:
@@ -160,7 +172,7 @@ def _train(
     follower: _Follower,
     in_cluster: bool,
 ) -> FinishRecord:
-    """Run everything that needs Ray."""
+    """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end."""
     import ray
 
     from qwen35_trainer.runtime.site import connected
@@ -179,7 +191,10 @@ def _train(
 
 @contextmanager
 def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
-    """Claim the output folder and the folder of the checkpoints until the end, and yield the job. Raises FolderRefused."""
+    """Context manager: claim the output folder and the folder of the checkpoints. Raises FolderRefused.
+
+    Yields the job with the owner record of the folder of the checkpoints.
+    """
     manifest, folder = job.manifest, job.folder
     # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
     with folder.claimed(manifest, resume=resume, locked=not job.in_cluster):
@@ -203,7 +218,7 @@ def _check(manifest: Manifest, file: Path) -> None:
 def _report(
     manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float | None
 ) -> Summary:
-    """Write summary.json and report.html. Raises ReportFailed."""
+    """Write summary.json and report.html, and return the summary. bound: the maximum lag. Raises ReportFailed."""
     try:
         run = RunFold.of(read_records(folder.metrics))
         summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
@@ -216,9 +231,9 @@ def _report(
 
 
 def _release_prepared() -> None:
-    """Return the memory of the prepared data to the system: a tokenizer takes hundreds of megabytes, and the driver has its own copy.
+    """Return the memory of the prepared data to the system, because only the driver needs the data from now on.
 
-    This takes a third of a second, while the driver's process starts.
+    A tokenizer alone takes hundreds of megabytes. This takes a third of a second, while the driver's process starts.
     """
     gc.unfreeze()  # `starting` froze these objects
     gc.collect()
@@ -226,9 +241,10 @@ def _release_prepared() -> None:
 
 
 def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> FinishRecord:
-    """Run the driver, and pass its records on. If its process ends or hangs, write the final record here.
+    """Run the driver, and pass its records on, until the run ends. Returns the final record.
 
-    Raises Interrupted at a signal that leaves no time to save, even if the driver hangs.
+    If the driver's process ends or hangs, this process writes the final record. Raises Interrupted at a signal that
+    leaves no time to save, even if the driver hangs.
     """
     import ray
     from ray.exceptions import RayActorError
@@ -271,7 +287,7 @@ class _Follower:
 
     @property
     def signals_end_run(self) -> bool:
-        """Whether there were signals that leave no time to save."""
+        """Whether there were enough signals that the run must end within seconds, without saving."""
         return limit(self.signals.count, begun=True) is not None
 
     def follow(self, driver: Any) -> FinishRecord:  # noqa: ANN401  # Ray's handles are untyped
@@ -313,7 +329,10 @@ class _Follower:
             self._answer(driver.stop.remote())
 
     def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
-        """Wait for an answer of the driver. Raises Stalled, and Interrupted at a signal that leaves no time to save."""
+        """Wait for the answer of a call to the driver.
+
+        Raises Stalled at the deadline, and Interrupted at a signal that leaves no time to save.
+        """
         import ray
 
         from qwen35_trainer.runtime.calls import Stalled

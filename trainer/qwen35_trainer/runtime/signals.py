@@ -12,15 +12,16 @@ begun      BEGUN, sent before the      first    it finishes the update and saves
            first file is written       second   it ends within END_SECONDS or is killed        130, as of the last checkpoint
                                        third    it is killed                                   130, as of the last checkpoint
 
-A signal that follows one of its own kind within REPEAT_SECONDS counts as the same one: `timeout` sends its SIGTERM to the
-process, and then to the group.
+If two signals of one kind arrive within REPEAT_SECONDS, they count as one, because `timeout` sends SIGTERM first to the
+process and then to its group.
 
-The child leads a process group of its own. Ctrl-C and `timeout` signal the parent's group; Ray's processes, which do not
-survive SIGTERM, are needed until the run has saved. The child ignores signals that it receives directly: a sender that
-signals every process, as Ray does when it stops a job, has signalled the parent too.
+The child has a separate process group. Ctrl-C and `timeout` signal the parent's group, but Ray's processes, which do
+not survive SIGTERM, are needed until the run has saved. The child ignores signals that it receives directly. A sender
+that signals every process, as Ray does when it stops a job, also signals the parent.
 
-If Ray is started in the main thread of a process, it handles SIGTERM and raises SystemExit there at any point. The child therefore
-starts it in another thread, which lives until Ray has ended, because Linux ends Ray's processes with the thread that started them.
+If Ray is started in the main thread of a process, it handles SIGTERM, and raises SystemExit there at any point. The
+child therefore starts Ray in another thread. This thread lives until Ray has ended, because Linux ends Ray's processes
+with the thread that started them.
 
 Before Python reaches `main`, signals have Python's default effect: SIGTERM ends the process, SIGINT prints a traceback.
 """
@@ -44,11 +45,17 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 END_SECONDS = 7.0
-"""How long an ending run may take to report to the operator before it is killed. Leaves a margin within 10 s."""
+"""Maximum time that an ending run takes to report to the operator. After it the run is killed.
+
+It leaves a margin within the 10 s that senders of signals usually wait.
+"""
 REAP_SECONDS = 2.0
-"""Maximum wait for killed processes to end. A process that waits for a hanging disk cannot be killed."""
+"""Maximum wait for killed processes to end.
+
+The wait is limited because a process that waits for a disk may never end.
+"""
 REPEAT_SECONDS = 0.25
-"""Two signals of one kind within this time count as one. Two presses of Ctrl-C are further apart."""
+"""Time within which two signals of one kind count as one. Two presses of Ctrl-C are further apart."""
 
 TOO_EARLY = "ended by a signal before the training began; nothing was written"
 SECOND_SIGNAL = "ended by a second signal; nothing since the last checkpoint was kept"
@@ -60,7 +67,10 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 def limit(signals: int, *, begun: bool) -> float | None:
-    """Return the seconds that a run may still take after `signals` signals; None: no limit."""
+    """Return the seconds that a run may still take after `signals` signals; None: no limit.
+
+    begun: whether the run has begun to write files.
+    """
     fatal = signals - begun
     return None if fatal < 1 else END_SECONDS if fatal == 1 else 0.0
 
@@ -81,7 +91,7 @@ class Signals:
             return self._taken + self._waiting()
 
     def begin(self) -> None:
-        """Record that the run writes files from now on. Raises Interrupted when there was a signal before."""
+        """Record that the run writes files from now on. Raises Interrupted if there was a signal before."""
         if self._parent is None:
             return
         with self._lock:
@@ -93,9 +103,9 @@ class Signals:
     def attend[T](self, work: Callable[[], T], needs: Future[Any] | None = None) -> T:
         """Run `work` in a thread, and return its result. Raises the error of `work`.
 
-        Raises Interrupted at a signal that leaves no time to save: the first one before `begin`, the second one after it.
-        needs: a future that `work` waits for; its error is raised immediately. After Interrupted, or an error of `needs`,
-        the thread still runs: the caller ends the process without waiting for it.
+        needs: a future for which `work` waits; an error of the future is raised immediately. Raises Interrupted at a
+        signal that leaves no time to save: before `begin` the first signal, after it the second one. After Interrupted,
+        or an error of `needs`, the thread still runs. The caller then ends the process without waiting for the thread.
         """
         if self._parent is None:
             return work()
@@ -122,7 +132,10 @@ class Signals:
                     needs.result()
 
     def _waiting(self) -> int:
-        """Return the number of bytes that the main thread has not read. They stay in the socket, to wake up the main thread."""
+        """Return the number of signals (bytes in the socket) that the main thread has not read.
+
+        The bytes stay in the socket, so that they wake up the main thread.
+        """
         return 0 if self._parent is None else len(_received(self._parent, socket.MSG_PEEK) or b"")
 
     def _take(self) -> None:
@@ -134,14 +147,14 @@ class Signals:
             self._lose_parent()
 
     def _lose_parent(self) -> None:
-        """End this process, because the parent was killed. Ray ends with it."""
+        """End this process, because the parent process was killed. Ray's processes end with this one."""
         os._exit(FAILED)
 
 
 def attended(work: Callable[[Signals], object]) -> int:
     """Call `work` in a child process, while this process receives the signals for it.
 
-    Returns its exit code after all its processes have ended.
+    Returns the exit code of the child after all processes of the child have ended.
     """
     caught = _catch()
     _adopt_orphans()
@@ -164,7 +177,7 @@ class _Parent:
         self._sources: list[socket.socket | int] = [run, caught]
         self._signals = 0
         self._counted: dict[int, float] = {}
-        """When a signal of each kind was last counted."""
+        """Signal → time at which a signal of this kind was last counted, in seconds of `time.monotonic`."""
         self._begun = False
         self._killed = False
         self._deadline: float | None = None
@@ -205,7 +218,7 @@ class _Parent:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def _counts(self, number: int) -> bool:
-        """Return whether the signal is a new one, not a repetition within REPEAT_SECONDS."""
+        """Return whether a signal counts, because it does not repeat a signal of its kind within REPEAT_SECONDS."""
         now = time.monotonic()
         repeated = now - self._counted.get(number, -REPEAT_SECONDS) < REPEAT_SECONDS
         if not repeated:
@@ -227,7 +240,7 @@ class _Parent:
 
 
 def _catch() -> tuple[int, int]:
-    """Make signals write their numbers to a pipe, and do nothing else. Returns the two ends of the pipe."""
+    """Make signals to this process only write their numbers to a pipe. Returns the two ends of the pipe."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -240,11 +253,11 @@ def _catch() -> tuple[int, int]:
 
 
 def _ignore(*_: object) -> None:
-    """Do nothing. SIG_IGN instead would be inherited by the child's processes."""
+    """Do nothing, as the handler of a signal. With SIG_IGN instead, the child's processes would inherit the setting."""
 
 
 def _caught(pipe: int) -> list[int]:
-    """Return the signals in the pipe, without SIGCHLD."""
+    """Read the pipe, and return the numbers of the signals in it, without SIGCHLD."""
     try:
         return [number for number in os.read(pipe, 4096) if number in SIGNALS]
     except BlockingIOError:
@@ -271,7 +284,7 @@ def _be_child(
 
 
 def _worked(work: Callable[[Signals], object], signals: Signals) -> int:
-    """Call `work`, and return the exit code with which Python would end."""
+    """Call `work`, and return the exit code with which Python would end after it."""
     try:
         work(signals)
     except SystemExit as end:
@@ -283,12 +296,12 @@ def _worked(work: Callable[[Signals], object], signals: Signals) -> int:
 
 
 def _adopt_orphans() -> None:
-    """Make Linux give the orphans among this process's descendants to this process."""
+    """Make this process the parent of its descendants whose parents have ended. Works on Linux only."""
     _prctl(_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_with(parent: int) -> None:
-    """Make Linux kill this process when its parent is killed. `attend` would notice that only while it waits."""
+    """Make Linux kill this process when its parent is killed. `attend` alone would detect that only while it waits."""
     _prctl(_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent was killed before
         os._exit(FAILED)
@@ -302,7 +315,10 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_orphans() -> None:
-    """Kill the remaining processes of the run: Ray's, when the run had no time to end them. Returns when all have ended."""
+    """Kill the remaining processes of the run, and return when all have ended.
+
+    They are Ray's processes, if the run had no time to end them.
+    """
     deadline = time.monotonic() + REAP_SECONDS
     while time.monotonic() < deadline:
         for child in _children():
@@ -316,7 +332,10 @@ def _end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    """Return the child processes, zombies included. The kernel does not reuse their numbers before this process waits for them."""
+    """Return the ids of the child processes, including zombies.
+
+    The kernel does not reuse such an id before this process has waited for the child.
+    """
     try:
         with open(f"/proc/self/task/{os.getpid()}/children") as children:  # noqa: PTH123  # pathlib takes long to import
             return [int(child) for child in children.read().split()]
@@ -325,7 +344,7 @@ def _children() -> list[int]:
 
 
 def _received(connection: socket.socket, flags: int = 0) -> bytes | None:
-    """Return the bytes that have arrived; None if there are none, and b"" when the other end is closed."""
+    """Return the bytes that have arrived in a socket. None if there are none, and b"" if the other end is closed."""
     try:
         return connection.recv(4096, flags | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,6 +1,6 @@
 """The placement of a run's processes: the Ray that starts them, their resources, and the ranks of train workers.
 
-on this machine   a local Ray, which ends with the run; the workers share the cores, and each has its own accelerator
+on this machine   a local Ray, which ends with the run; the workers share the cores, and each has a separate accelerator
 in a cluster      the Ray of the pods: the driver runs in the head pod, like `qwen35 run`, and the workers in the pods of their pool
 
     worker 0: node B, device 1                rank 0: node A, device 0
@@ -8,8 +8,9 @@ in a cluster      the Ray of the pods: the driver runs in the head pod, like `qw
     worker 2: node B, device 0                rank 2: node B, device 0
     worker 3: node A, device 1                rank 3: node B, device 1
 
-Ray places the workers on any free device. The groups of ranks that exchange data in every layer are neighbouring ranks, so
-ranks are numbered by node and device: otherwise these exchanges would leave the node, and take many times longer.
+Ray places the workers on any free device. The ranks that exchange data in every layer are neighbouring ranks, so ranks
+are numbered by node and device. With another numbering these exchanges would leave the node, and take many times
+longer.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from qwen35_trainer.runtime.job import Job
 type ActorPoolName = Literal["rollout", "train"]
 
 DEVICE_RESOURCES = {"NVIDIA": "GPU", "Ascend": "NPU"}
-"""spec.accelerator.profile → the Ray resource that a worker takes."""
+"""Accelerator profile (`spec.accelerator.profile`) → Ray resource that a worker needs."""
 
 
 MAX_RAY_STARTS = 3
 """Maximum number of times that Ray is started on this machine."""
 RAY_TIMEOUT_TEXT = "timed out during startup"
-"""Part of the message of Ray's exception when its node did not start in time."""
+"""Part of the message of Ray's exception for a node that did not start in time."""
 KILL_WAIT_SECONDS = 10.0
 """Maximum wait for killed processes to end."""
 
@@ -50,9 +51,10 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def connected(*, in_cluster: bool) -> Iterator[None]:
-    """Context manager: connect to the cluster's Ray if `in_cluster`, else start one; disconnect at the end.
+    """Context manager: connect to the cluster's Ray if `in_cluster`, otherwise start Ray. Disconnect at the end.
 
-    Enter it in a thread that lives until Ray has ended: Linux ends Ray's processes with the thread that started them.
+    Enter it in a thread that lives until Ray has ended, because Linux ends Ray's processes with the thread that started
+    them.
     """
     if in_cluster:
         ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
@@ -65,10 +67,11 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 
 
 def _start() -> None:
-    """Start Ray. If its node times out, end what was started and try again, at most MAX_RAY_STARTS times.
+    """Start Ray. If its node times out, end its processes and try again, with at most MAX_RAY_STARTS starts in all.
 
-    Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and its agents less. The agents import many modules, which
-    takes longer on a busy machine or right after Ray was installed. A second start finds the modules compiled and cached.
+    Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and the node's agents less. The agents import
+    many modules, which takes longer on a busy machine or right after Ray was installed. At a second start the modules
+    are compiled and cached.
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
@@ -83,7 +86,7 @@ def _start() -> None:
 
 
 def _end_what_started() -> None:
-    """Kill the processes of a Ray that did not start. Ray would leave them until this process ends."""
+    """Kill the processes of a failed start of Ray. Ray would leave them until this process ends."""
     ray_folder = str(Path(ray.__file__).parent)
     children = psutil.Process().children()
     # A raylet that has ended is still among the children, as a zombie. Its agents are not children of this process any more.
@@ -99,15 +102,19 @@ def _end_what_started() -> None:
 
 
 def driver_options() -> dict[str, Any]:
-    """Return Ray's options of the driver, which runs on the node of this process because it writes to the run's folder."""
+    """Return Ray's options for the driver.
+
+    It must run on the node of this process, because it writes to the run's folder.
+    """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return {"num_cpus": 0, "scheduling_strategy": here}
 
 
 def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
-    """Return Ray's options of each worker of a pool. Ray must not restart a lost worker, because its state is lost.
+    """Return Ray's options for each worker of a pool. Ray must not restart a lost worker, because its state is lost.
 
-    Workers need no placement group: a label assigns them to the pods of their pool, which exist before the run starts.
+    Workers need no placement group, because a label assigns them to the pods of their pool, which exist before the run
+    starts.
     """
     device = DEVICE_RESOURCES.get(job.spec.accelerator.profile)
     devices = job.spec.rollout.tensorParallel if pool == "rollout" and job.spec.rollout is not None else 1
@@ -119,7 +126,10 @@ def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
 
 
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:
-    """Return the CPUs of each worker of a pool in a cluster. The pods of a pool are alike, and have a worker per device."""
+    """Return the number of CPUs of each worker of a pool in a cluster.
+
+    All pods of a pool are equal, and have one worker per device.
+    """
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     pods = [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(POOL_LABEL) == pool]
     cpus = min((resources.get("CPU", 0.0) for resources in pods), default=1.0)
@@ -134,14 +144,15 @@ class WorkerLocation:
     node: str
     """Ray's name of the node."""
     device: str
-    """Index or UUID of the worker's accelerator; empty without one."""
+    """Index or UUID of the worker's accelerator. Empty if it has no accelerator."""
 
 
 def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...]:
-    """Return the sizes of the groups of neighbouring ranks that should share a node, ascending; each is a multiple of the previous.
+    """Return the sizes of the groups of neighbouring ranks that should share a node, in ascending order.
 
-    They are the ranks that share a sequence (tensor × context), those that share the experts of a layer, and those over which
-    one of several copies of the model is sharded. A size that does not divide by the previous one is left out.
+    The groups are the ranks that share a sequence (tensor × context), the ranks that share the experts of a layer, and
+    the ranks over which one of several copies of the model is sharded. Each size is a multiple of the previous one; any
+    other size is left out.
     """
     wanted = (
         parallelism.tensor * parallelism.context,
@@ -158,10 +169,10 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
 def rank_order(locations: Sequence[WorkerLocation], groups: Sequence[int]) -> tuple[int, ...]:
     """Return the workers in the order of their ranks, as indices of `locations`.
 
-    groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. Nodes are in the order of their hosts'
-    names, and the workers of a node in the order of their devices. A node whose number of workers does not divide by a group's size
-    holds as many complete groups as it can, and its remaining workers come after the complete groups of all nodes. So the number
-    of groups within a node is the maximum for each size.
+    groups: sizes of groups of neighbouring ranks, as `neighbour_groups` returns them. Nodes are in the order of their
+    hosts' names, and the workers of a node in the order of their devices. If the number of workers of a node is not a
+    multiple of a group's size, the node holds as many complete groups as possible, and its remaining workers come after
+    the complete groups of all nodes. For each size, the number of groups within a node is therefore the maximum.
     """
     on_node: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
     for worker in sorted(range(len(locations)), key=lambda worker: _natural(locations[worker].device)):

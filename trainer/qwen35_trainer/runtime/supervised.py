@@ -33,9 +33,9 @@ class Supervised:
     held_out: Sequence[SupervisedExample]
     order: PromptOrder
     size: int
-    """Examples in a batch."""
+    """Number of examples in a batch."""
     updates: int
-    """Optimizer steps in a batch."""
+    """Number of updates (optimizer steps) in a batch."""
 
     def batch(self, number: int) -> TrainBatch:
         positions = range(number * self.size, (number + 1) * self.size)
@@ -53,7 +53,7 @@ class SupervisedLoop:
     training: TrainSession
     stop: asyncio.Event
     must_save: bool
-    """Save even if nothing has trained."""
+    """Whether to save a checkpoint even if nothing has trained."""
     _saving: asyncio.Task[None] | None = None
 
     @property
@@ -61,7 +61,7 @@ class SupervisedLoop:
         return self.training.update // self.supervised.updates
 
     async def run(self) -> RunOutcome:
-        """Run the loop. Raises what makes it impossible to continue."""
+        """Run the loop until the run ends. Raises the error that makes it impossible to continue."""
         async with asyncio.TaskGroup() as tasks:  # left when the last checkpoint is complete
             return await self._train(tasks)
 

@@ -1,10 +1,10 @@
-"""Names the prompts that may end the replicas on which they run.
+"""Names the prompts that may be the reason for losses of replicas.
 
     a replica is lost ─► each unfinished group with a sequence on it: one loss more ─► those with most losses: a warning
 
-A prompt that ends every replica never finishes, so its number of losses grows with each one. Other groups that run next to it
-gather losses too, and finish when they run elsewhere. No group is dropped for its losses, because long responses gather some
-by chance.
+A prompt that ends every replica on which it runs never finishes, so its group gets one more loss each time. Other
+groups on the same replicas get losses too, but finish when they run elsewhere. No group is dropped because of its
+losses, because long responses get some by chance.
 """
 
 from __future__ import annotations
@@ -19,20 +19,23 @@ from qwen35_trainer.pipeline.events import SequenceId
 logger = logging.getLogger(__name__)
 
 MIN_LOSSES: Final = 3
-"""Losses of replicas with a group after which it is suspected."""
+"""Minimum number of lost replicas that generated a group for the group to be suspected."""
 _MAX_NAMED_PROMPTS: Final = 3
 
 
 class LossCounts:
-    """The number of replicas that were lost while they generated a group, for each group that has not left."""
+    """Counts, for each group that has not left, the replicas that were lost while they generated the group."""
 
     def __init__(self, prompt_of: Callable[[int], str]) -> None:
-        """prompt_of: returns the id of a group's prompt."""
+        """Begin without losses. prompt_of: returns the id of a group's prompt, for messages."""
         self._prompt_of = prompt_of
         self._losses: Counter[int] = Counter()
 
     def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
-        """Count the loss of a replica that generated these sequences. Logs a warning that names the suspected prompts."""
+        """Count the loss of a replica that generated `sequences`.
+
+        If prompts are suspected, log a warning with their ids.
+        """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)
         most = max((self._losses[group] for group in groups), default=0)
@@ -49,5 +52,5 @@ class LossCounts:
         )
 
     def forget(self, group: int) -> None:
-        """Drop a group that left the pipeline."""
+        """Remove a group that has left the pipeline."""
         self._losses.pop(group, None)

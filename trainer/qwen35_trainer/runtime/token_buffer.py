@@ -1,4 +1,4 @@
-"""The tokens that replicas have reported: packed on their way to the driver, and in a buffer for each sequence there."""
+"""The tokens that replicas report: packed on their way to the driver, and in one buffer per sequence in the driver."""
 
 from __future__ import annotations
 
@@ -17,29 +17,32 @@ _EMPTY = np.empty((3, 0), np.int32)
 
 @dataclass(frozen=True, slots=True)
 class PackedTokens:
-    """T tokens of a sequence, in the form in which they are copied to its buffer."""
+    """T tokens of a sequence, packed in the form in which the sequence's buffer stores them."""
 
     table: NDArray[np.int32]
-    """(3, T): ids, the bits of the log-probs, versions."""
+    """(3, T) rows: token ids, the bits of the float32 log-probs, and versions of the weights."""
     candidates: Candidates | None
 
     def __len__(self) -> int:
         return int(self.table.shape[1])
 
     def first(self, count: int) -> PackedTokens:
-        """Return the first `count` tokens, as views."""
+        """Return the first `count` tokens. The result shares the memory of this object."""
         return PackedTokens(self.table[:, :count], None if self.candidates is None else self.candidates[:count])
 
     def copy(self) -> PackedTokens:
-        """Return a copy that keeps no other array alive."""
+        """Return a copy that owns its arrays, so that it keeps no larger array in memory."""
         return PackedTokens(self.table.copy(), None if self.candidates is None else self.candidates.copy())
 
 
 class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
-    """New tokens of any number of sequences in one array, because each array in a pickle costs as much as a hundred more tokens."""
+    """New tokens of any number of sequences in one array.
+
+    One array is cheaper than many, because each array in a pickle costs as much as a hundred tokens.
+    """
 
     def __init__(self, parts: Mapping[SequenceId, Sequence[GeneratedTokens]] = {}) -> None:
-        """parts: the tokens of each sequence, in pieces."""
+        """Join tokens to one block. parts: the new tokens of each sequence, in one or several pieces."""
         self._names = tuple(parts)
         self._ends = np.cumsum([sum(map(len, pieces)) for pieces in parts.values()], dtype=np.int64)
         all_tokens = GeneratedTokens.join(piece for pieces in parts.values() for piece in pieces)
@@ -59,7 +62,7 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
         return _unpacked(self._part(int(self._ends[index - 1]) if index else 0, int(self._ends[index])))
 
     def packed(self) -> Iterator[tuple[SequenceId, PackedTokens]]:
-        """Yield each sequence with its tokens as `TokenBuffer.append` takes them."""
+        """Yield each sequence with its packed tokens, which `TokenBuffer.append` accepts."""
         start = 0
         for name, end in zip(self._names, self._ends.tolist(), strict=True):
             yield name, self._part(start, end)
@@ -73,10 +76,11 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
 
 
 class TokenBuffer:
-    """The tokens of one sequence: 12 bytes per token with its candidates, and some 300 bytes for each part that was appended.
+    """The tokens of one sequence, to which parts can be appended.
 
-    Parts are joined only when the tokens are read: growing one array would copy each token several times. There are few parts,
-    because a long sequence reports tokens when they are a share of it (`rollout_worker.PROGRESS_SHARE`).
+    It takes 12 bytes per token, plus its candidates, and about 300 bytes per part. Parts are joined only when the
+    tokens are read, because growing one array would copy each token several times. There are few parts, because a long
+    sequence reports new tokens only when they are a certain share of it (`rollout_worker.PROGRESS_SHARE`).
     """
 
     __slots__ = ("_length", "_parts")
@@ -91,12 +95,12 @@ class TokenBuffer:
         return self._length
 
     def append(self, tokens: PackedTokens) -> None:
-        """Copy tokens to the end. Their arrays, which may be parts of large ones, are not kept."""
+        """Append a copy of tokens. The arrays of `tokens`, which may be parts of larger arrays, are not kept."""
         self._parts.append(tokens.copy())
         self._length += tokens.table.shape[1]
 
     def cut(self, length: int) -> None:
-        """Keep only the first `length` tokens. Raises ValueError when there are fewer."""
+        """Keep only the first `length` tokens. Raises ValueError if the buffer has fewer tokens."""
         if length > self._length:
             raise ValueError(f"{length} tokens are to be kept, and there are {self._length}")
         if length < self._length:
@@ -104,7 +108,7 @@ class TokenBuffer:
             self._length = length
 
     def tokens(self) -> GeneratedTokens:
-        """Return the tokens, which no later call changes."""
+        """Return all tokens. Later calls do not change the result."""
         return _unpacked(self._joined())
 
     def _joined(self) -> PackedTokens:

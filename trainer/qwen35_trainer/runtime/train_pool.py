@@ -1,4 +1,4 @@
-"""The train pool as one object for the loop: each call goes to all ranks."""
+"""The train pool as one object: each call of the loop goes to all ranks."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ from qwen35_trainer.weights.published import PublishedWeights, joined
 
 
 class TrainPool:
-    """All train workers. Every call goes to all of them in the same order, with the same arguments but their shares of a batch.
+    """All train workers. Every call goes to all of them, in the same order and with the same arguments.
 
-    division: how batches are divided. groups: sizes of the groups of neighbouring ranks that should share a node (`site.rank_order`).
+    Only the share of a batch differs between the workers. division: how a batch is divided into shares. groups: sizes
+    of the groups of neighbouring ranks that should share a node (`site.rank_order`).
     """
 
     def __init__(
@@ -38,7 +39,7 @@ class TrainPool:
     async def start(self, seconds: float) -> tuple[float, float]:
         """Give each worker its rank, form the process group and build the engines. Raises Stalled and ActorLost.
 
-        Returns the wall-clock seconds at which the ranks began to join, and at which the last engine was built.
+        Returns the times, in Unix seconds, at which the ranks began to join, and at which the last engine was built.
         """
         ranks = len(self._workers)
         self._workers = await self._in_order_of_ranks(seconds)
@@ -59,7 +60,7 @@ class TrainPool:
         return [self._workers[number] for number in rank_order(locations, self._groups)]
 
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Train a batch. Each rank gets the tokens of its own share. Returns one entry per update."""
+        """Train a batch, of which each rank gets only its share. Returns the metrics of each update."""
         metrics: list[UpdateMetrics] = await self._on_shares("train", "training a batch", batch, tuple(learning_rates))
         return metrics
 
@@ -68,7 +69,7 @@ class TrainPool:
         return loss
 
     async def _on_shares(self, method: str, act: str, batch: TrainBatch, *arguments: object) -> Any:  # noqa: ANN401  # an actor's result
-        """Call a method of each rank with its share of `batch`. Returns what rank 0 answers."""
+        """Call a method of each rank with its share of `batch`. Returns the answer of rank 0."""
         try:
             # In a thread: the tokens of the whole batch are copied twice, into shares and into the object store.
             shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
@@ -86,15 +87,19 @@ class TrainPool:
         return [ray.put(share) for share in self._division.shares_of(batch)]
 
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
-        """Copy the weights as `version`. needed: earlier versions that replicas have or may still fetch.
+        """Copy the weights as `version`, and return the description by which replicas fetch the copy.
 
-        Raises WeightsDamaged naming the tensors that the ranks copied incompletely or twice.
+        needed: earlier versions that replicas have or may still fetch. Raises WeightsDamaged, with the names of the
+        tensors that the ranks copied incompletely or twice.
         """
         staged = await self._all("publication", "copying the weights", version, needed)
         return joined(staged, version)
 
     async def save(self, folder: Path) -> None:
-        """Begin to write a checkpoint. Returns when the ranks have copied their state and may train again; `saved` follows."""
+        """Begin to write a checkpoint. Returns when the ranks have copied their state, so that they may train again.
+
+        Call `saved` afterwards, which waits until the files are written.
+        """
         await self._all("save", "copying the state for a checkpoint", folder)
 
     async def saved(self) -> None:

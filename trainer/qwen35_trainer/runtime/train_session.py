@@ -3,8 +3,8 @@
     train ─► train ─► save ──copied──► train ─► train ─► …
                         └─► written ─► complete, a record ─► exported, if wanted            while the next batches train
 
-Both loops use it, with and without rollouts. Calls are made one at a time, except that the next batch may train when a save has
-copied the state; the next save begins when the previous one is complete.
+The loops with and without rollouts both use it. Calls are made one at a time, with one exception: the next batch may
+train when a save has copied the state. The next save begins when the previous save is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class LiveFields:
-    """The fields of the spec that may change while an attempt runs. Loops read them at every update; only the driver sets them."""
+    """The fields of the spec that may change during an attempt. The loops read them at every update.
+
+    Only the driver sets them.
+    """
 
     now: LiveSettings
 
@@ -54,7 +57,7 @@ class LiveFields:
 
 @dataclass(frozen=True)
 class NextBatch:
-    """The next batch to train, and where it comes from."""
+    """The next batch to train, and the data from which it was assembled."""
 
     batch: TrainBatch
     version: int
@@ -72,18 +75,19 @@ class TrainSession:
     pool: TrainPool
     recorder: Recorder
     checkpoints: CheckpointStore | None
-    """None: nothing is saved."""
+    """The checkpoints of the run. None: the run saves no checkpoints."""
     clock: TrainingClock
     live: LiveFields
     exports: Exports
     attempt: str
-    """Identifies this attempt. Checkpoints and journal contain it, so that those of different attempts are not combined."""
+    """Name of this attempt. Checkpoints and journal contain the name, so that a checkpoint is never combined with the
+    journal of another attempt."""
     updates_total: int
     update: int = 0
-    """Optimizer steps so far."""
+    """Number of updates (optimizer steps) so far."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
     _saved_at: int = field(init=False)
-    """Update of the newest checkpoint, complete or being written."""
+    """Number of updates in the newest checkpoint, which is complete or being written."""
     _saved: bool = False
     _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
     _updated: float = field(default_factory=time.time)
@@ -92,8 +96,9 @@ class TrainSession:
         self._saved_at = self.update
 
     async def train(self, upcoming: NextBatch, pipeline: Callable[[], PipelineMeasures | None] = lambda: None) -> None:
-        """Train a batch, and write a record for each of its updates. pipeline: measures the rollout pool, called after the
-        training.
+        """Train a batch, and write a record for each of its updates.
+
+        pipeline: returns the measurements of the rollout pool, or None in SFT. It is called after the training.
         """
         rates = [
             learning_rate(self.spec.train.optimizer, self.update + step, self.updates_total)
@@ -131,15 +136,15 @@ class TrainSession:
         self.times = UpdateTimes()
 
     def evaluation_due(self, count: int) -> bool:
-        """Return whether an evaluation was due at one of the last `count` updates, or this is the last update of the run."""
+        """Return whether to evaluate now: if an evaluation was due in the last `count` updates, or the run ends here."""
         every = self.live.now.evaluationEveryUpdates
         return self.update >= self.updates_total or bool(every and self.update % every < count and self.update >= every)
 
     @property
     def saved(self) -> bool:
-        """Whether a checkpoint with all updates so far is complete or is being written.
+        """Whether a checkpoint contains all updates so far.
 
-        A checkpoint that is being written counts, because a failure to write it ends the run.
+        A checkpoint that is still being written counts, because a failure to write it ends the run.
         """
         return self.checkpoints is None or (self._saved and self._saved_at == self.update)
 
@@ -148,9 +153,10 @@ class TrainSession:
         return self.update >= self.updates_total or self.update // every > self._saved_at // every
 
     async def save(self, snapshot: SchedulingSnapshot, version: int, copied: asyncio.Event) -> None:
-        """Save a checkpoint, unless nothing is saved in this run. Raises CheckpointError, ActorLost and Stalled.
+        """Save a checkpoint, unless the run saves none. Raises CheckpointError, ActorLost and Stalled.
 
-        Sets `copied` as soon as training may continue. Returns when the checkpoint is complete and, if wanted, exported.
+        Sets `copied` as soon as training may continue. Returns when the checkpoint is complete and, if the manifest
+        requests it, exported.
         """
         if self.checkpoints is None:
             copied.set()
@@ -220,7 +226,7 @@ class TrainSession:
     def span(
         self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
     ) -> None:
-        """Record a bar of the timeline in the report. Times are wall-clock seconds."""
+        """Record a span, which is one bar of the timeline in the report. start, end: in Unix seconds."""
         at = self.clock.at
         self.recorder.append(
             SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
@@ -228,10 +234,11 @@ class TrainSession:
 
 
 def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
-    """Return the learning rate of update `update` (from 0) of `total`: linear warm-up, then the schedule down to its minimum.
+    """Return the learning rate of update number `update`, from 0, of `total` updates.
 
-    Update u of w in the warm-up has (u + 1) / w of the peak, so that no update has 0. The update after the last one would have the
-    minimum.
+    The rate grows linearly in the warm-up, and then follows the schedule down to its minimum. Update u of w in the
+    warm-up has (u + 1) / w of the peak, so that no update has rate 0. The minimum would be reached at the update after
+    the last one.
     """
     peak, warmup = optimizer.learningRate, optimizer.warmupUpdates
     if update < warmup:

@@ -28,19 +28,23 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAVING = "saving"
-"""Concurrency group of `TrainWorker.saved`, which waits while the rank trains: a checkpoint is complete when it is written, not when
-the batch that trains at the same time has ended."""
+"""Ray's concurrency group of the method `TrainWorker.saved`, so that it can wait while the rank trains.
+
+Without it, a checkpoint would be reported as complete only after the batch that trains at the same time.
+"""
 
 
 class TrainWorker(Process):
-    """Ray actor of one rank. Call `location` on all workers, give each a rank, call `listen` on rank 0 and `join` on all ranks, then
-    all other methods on all ranks alike.
+    """The Ray actor of one train rank.
 
-    Until it joins, a worker is `train-worker-N` in logs and errors, N being the number with which it was started. From then on it is
-    `train-R`, R being its rank.
+    Call `location` on all workers and give each a rank. Then call `listen` on rank 0 and `join` on all ranks. Call all
+    other methods on all ranks in the same order.
 
-    Create the actor with a concurrency group named `SAVING`, so that `saved` waits and returns while a batch
-    trains. pictures: whether any batch has pictures. transport: the way of published weights.
+    In logs and errors, a worker is `train-worker-N` until it joins, where N is the number with which it was started.
+    From then on it is `train-R`, where R is its rank.
+
+    The actor needs a concurrency group named `SAVING`, so that `saved` waits and returns while a batch trains.
+    pictures: whether any batch has pictures. transport: the way by which published weights reach the replicas.
     """
 
     def __init__(
@@ -65,13 +69,16 @@ class TrainWorker(Process):
         self._sender: WeightSender | None = None
 
     def location(self) -> WorkerLocation:
-        """Return where this worker runs. The ranks follow from the locations of all workers (`site.rank_order`)."""
+        """Return the node and the device of this worker. The locations of all workers determine the ranks.
+
+        See `site.rank_order`.
+        """
         context = ray.get_runtime_context()
         assigned = [index for indices in context.get_accelerator_ids().values() for index in indices]
         return WorkerLocation(socket.gethostname(), context.get_node_id(), ",".join(assigned))
 
     def listen(self, ranks: int) -> tuple[str, int]:
-        """Open the rendezvous of the process group on a free port. Returns its host and port.
+        """Open the rendezvous of the process group on a free port. Returns the host and the port.
 
         The driver passes both to the other ranks, so MASTER_ADDR and MASTER_PORT are not used.
         """
@@ -117,21 +124,21 @@ class TrainWorker(Process):
         return self._ready_engine.negative_log_likelihood(batch)
 
     def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
-        """Copy this rank's part of the weights as `version`. Collective.
+        """Copy this rank's part of the weights as `version`. All ranks must call this together.
 
-        needed: earlier versions that replicas have or may still fetch. The copy is complete before the optimizer steps again, so
-        that replicas can read it while the weights change.
+        needed: earlier versions that replicas have or may still fetch. The copy is complete before the next optimizer
+        step, so that replicas can read the copy while the weights change.
         """
         assert self._sender is not None, "join comes first"
         return self._sender.stage(self._ready_engine.shards(), version, needed)
 
     def save(self, folder: Path) -> None:
-        """Copy the state, and begin to write it as a checkpoint. `saved` waits until it is written."""
+        """Copy the state of this rank, and begin to write it as a part of a checkpoint. `saved` waits for the end."""
         self._ready_engine.save(folder)
 
     @ray.method(concurrency_group=SAVING)
     def saved(self) -> None:
-        """Return when the checkpoint of the last `save` is written. Raises the error of writing it."""
+        """Wait until the part of the checkpoint from the last `save` is written. Raises the error if writing failed."""
         self._ready_engine.saved(wait=True)
 
     def restore(self, folder: Path) -> None:

@@ -12,11 +12,11 @@ from qwen35_trainer.manifest.problems import did_you_mean
 
 
 def problem_of(target: str, base: Path) -> tuple[str, str] | None:
-    """Return what is wrong with a user's function and how to fix it, as two texts; None if nothing is found.
+    """Return (problem, fix) of a user's function, or None if no problem is found.
 
-    The function is not imported. None is therefore also returned where only an import could tell: for a compiled module, a custom
-    finder, a star import or a module's `__getattr__`. target: the function, as `module:function`. base: the manifest's
-    folder, where modules are searched first.
+    target: the function, as `module:function`. base: the manifest's folder, in which modules are searched first. The
+    function is not imported. The result is therefore also None where only an import would show the problem: for a
+    compiled module, a custom finder, a star import or a module's `__getattr__`.
     """
     module, _, name = target.partition(":")
     spec, first = _found(module, [str(base), *sys.path]), module.partition(".")[0]
@@ -44,7 +44,7 @@ def problem_of(target: str, base: Path) -> tuple[str, str] | None:
 
 
 def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Find a module like an import, package by package, without importing it."""
+    """Find a module as an import would, package by package, without importing it. None if it is not found."""
     spec: ModuleSpec | None = None
     for number, _ in enumerate(module.split("."), start=1):
         spec = PathFinder.find_spec(".".join(module.split(".")[:number]), path)
@@ -55,14 +55,14 @@ def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _found_elsewhere(module: str) -> bool:
-    """Return whether a finder of an installed package finds the module's first package."""
+    """Return whether another finder, from an installed package, finds the first package in the module's name."""
     own = (BuiltinImporter, FrozenImporter, PathFinder)
     first = module.partition(".")[0]
     return any(finder.find_spec(first, None) is not None for finder in sys.meta_path if finder not in own)
 
 
 def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield each name that a module defines outside of functions and classes, and the node that shows what it is."""
+    """Yield (name, syntax node that defines it) for each name that a module defines outside of functions and classes."""
     for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -78,7 +78,10 @@ def _bound(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _not_of_one(target: str, node: ast.AST) -> tuple[str, str] | None:
-    """Return the problem and what to do if `node` certainly cannot be called with one argument; else None."""
+    """Return (problem, fix) if `node` defines something that certainly cannot be called with one argument.
+
+    Otherwise None.
+    """
     match node:
         case ast.Constant():
             return f"{target} is {ast.unparse(node)}.", "Name a function."

@@ -1,8 +1,8 @@
 """The cost model of a workload: replicas, the straggler lane, the trainer, publications, prefill and faults.
 
-Times are in seconds, or in any other unit if all times use it. The unit of the reference workload is the decode step of
-a replica that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` has assumed speeds. The options
-`--decode` and `--train-seconds-per-token` replace them by measured ones.
+Times are in seconds, or in any other unit if all times use the same unit. The unit of the reference workload is the
+decode step of a replica that holds one sequence. For a manifest, `manifest_workload.HardwareSpeeds` contains assumed
+speeds. The options `--decode` and `--train-seconds-per-token` replace them by measured speeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def below_minimum(minimum: float, **values: float) -> list[str]:
 
 
 def not_above(limit: float, **values: float) -> list[str]:
-    """Return the message `name value <= limit` for each value that is not above the limit or not finite."""
+    """Return the message `name value <= limit` for each value that is at most the limit or not finite."""
     return [f"{name} {value} <= {limit}" for name, value in values.items() if not limit < value < math.inf]
 
 
@@ -39,13 +39,16 @@ class ReplicaSpeed:
     """
 
     slots: int = 64
-    """Maximum number of sequences at a time."""
+    """Maximum number of sequences that the replica decodes at a time."""
     base: float = 1.0
-    """Seconds of a step that do not depend on n, mainly for reading the weights."""
+    """Seconds of a decode step that do not depend on the number of sequences.
+
+    They are mainly for reading the weights.
+    """
     per_sequence: float = 0.004
-    """Seconds of a step per sequence, for its KV cache and its computation."""
+    """Seconds that each sequence adds to a decode step, for its KV cache and its computation."""
     speed: float = 1.0
-    """Factor by which the weights are read faster than `base`: tensor parallelism, another device."""
+    """Factor by which the replica reads its weights faster than in `base` seconds, thanks to more or faster devices."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -61,13 +64,13 @@ class ReplicaSpeed:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens per second of the replica if all its slots are taken."""
+        """Tokens that the replica generates per second if all its slots are taken."""
         return self.slots / self.step(self.slots)
 
 
 @dataclass(frozen=True)
 class ReplicaGroup:
-    """Replicas of one kind. A heterogeneous pool has several groups."""
+    """A number of equal replicas. A pool with different kinds of replicas has several such groups."""
 
     count: int = 8
     replica: ReplicaSpeed = ReplicaSpeed()
@@ -78,21 +81,21 @@ class ReplicaGroup:
 
 @dataclass(frozen=True)
 class LaneSpeed:
-    """The straggler lane: faster replicas to which long sequences move."""
+    """The straggler lane: faster replicas, to which long sequences move."""
 
     replicas: int = 1
     slots: int = 96
-    """Slots of each replica."""
+    """Maximum number of sequences that each replica of the lane decodes at a time."""
     speed: float = 1.5
-    """As `ReplicaSpeed.speed`."""
+    """Factor by which a replica of the lane reads its weights faster than in `base` seconds."""
     base: float = 1.0
-    """As `ReplicaSpeed.base`."""
+    """Seconds of a decode step in the lane that do not depend on the number of sequences, at speed 1."""
     per_sequence: float = 0.003
-    """As `ReplicaSpeed.per_sequence`."""
+    """Seconds that each sequence adds to a decode step in the lane."""
     arrival_steps: float = 200.0
-    """Additional steps of a sequence that arrives in the lane, because its prefix is computed again."""
+    """Decode steps that a sequence loses when it moves to the lane, because its prefix is computed again there."""
     after_tokens: int = 4000
-    """Response tokens after which a sequence moves to the lane."""
+    """Number of response tokens after which a sequence moves to the lane."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -113,9 +116,9 @@ class TrainSpeed:
 
     units: int = 8
     seconds_per_token: float = 0.0375
-    """Seconds per trained token of one unit."""
+    """Seconds that one unit of the train pool takes per trained token."""
     overhead: float = 0.0
-    """Seconds of a batch that do not depend on its size."""
+    """Seconds that a batch takes in addition, independently of its size."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -125,7 +128,7 @@ class TrainSpeed:
         )
 
     def seconds(self, tokens: float) -> float:
-        """Return the duration of a batch with `tokens` tokens."""
+        """Return the duration of a batch with `tokens` tokens, in seconds."""
         return tokens * self.seconds_per_token / self.units + self.overhead
 
 
@@ -134,15 +137,18 @@ class PublicationCost:
     """The cost of bringing new weights to every replica."""
 
     copy: float = 0.0
-    """Seconds of the copy of the weights, during which the trainer does nothing else."""
+    """Seconds to copy the weights. The trainer does nothing else during this time."""
     transfer: float = 0.0
-    """Seconds of the transfer, during which replicas and trainer continue to work."""
+    """Seconds to transfer the copy to the replicas. Replicas and trainer continue to work during this time."""
     pause: float = 0.0
-    """Seconds during which a replica stops to load the weights."""
+    """Seconds for which each replica stops decoding in order to load the weights."""
     rolling: bool = False
-    """Whether the replicas load the weights one after the other. Otherwise they all load them at the same time."""
+    """Whether the replicas load the weights one after the other. Otherwise all of them load at the same time."""
     recompute: bool = False
-    """Whether a replica recomputes the KV cache of its sequences, at the prefill rate. Otherwise it keeps the old cache."""
+    """Whether a replica recomputes the KV cache of its sequences after it has loaded weights, at the speed of prefill.
+
+    Otherwise it keeps the cache that older weights computed.
+    """
 
     def __post_init__(self) -> None:
         costs = {"copy": self.copy, "transfer": self.transfer, "pause": self.pause}
@@ -151,10 +157,10 @@ class PublicationCost:
 
 @dataclass(frozen=True)
 class PrefillCost:
-    """The cost of prefill: computing the prefix of a sequence that starts on a replica.
+    """The cost of prefill: computing the prompt and earlier tokens of a sequence before a replica can decode it.
 
-    The replica decodes nothing during prefill. The prompt is computed once for the samples of a group that are on the
-    replica together, and the tokens that a sequence keeps are computed for each.
+    The replica decodes nothing during prefill. With `shared`, samples of a group that are on the replica together have
+    their prompt computed once. The response tokens that a sequence already has are computed for each sequence.
     """
 
     tokens_per_second: float = math.inf
@@ -169,7 +175,7 @@ class PrefillCost:
         )
 
     def seconds(self, tokens: float) -> float:
-        """Return the time to prefill `tokens` tokens."""
+        """Return the time to prefill `tokens` tokens, in seconds."""
         return tokens / self.tokens_per_second
 
 
@@ -178,17 +184,22 @@ class Faults:
     """Failures of replicas. A lost replica returns after `mttr` seconds, and then holds no sequences."""
 
     times: tuple[tuple[float, int], ...] = ()
-    """(second, number of the replica) of failures. A replica that does not exist at that time does not fail. The numbers of
-    the lane follow those of the pool.
+    """Failures, each as (second, number of the replica). If the replica does not exist at that time, nothing happens.
+
+    Replicas are numbered from 0, first those of the pool, then those of the lane.
     """
     mtbf: float | None = None
-    """Mean seconds between two failures of a replica, exponentially distributed, in addition to `times`. None: no such
-    failures.
+    """Mean seconds between two random failures of a replica, exponentially distributed.
+
+    Random failures are in addition to those in `times`. None: there are no random failures.
     """
     mttr: float = 0.0
     """Seconds until a lost replica returns."""
     keep: bool = True
-    """Whether the tokens of a lost replica are available elsewhere. Partial rollout then does not generate them again."""
+    """Whether the tokens of a lost replica's sequences survive.
+
+    With partial rollout, they are then not generated again.
+    """
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -198,7 +209,10 @@ class Faults:
         )
 
     def gaps(self, seed: int, replica: int) -> Iterator[float]:
-        """Yield the seconds from each start of a replica to its next failure; nothing if `mtbf` is None."""
+        """Yield the seconds from each start of a replica to its next random failure.
+
+        Yields nothing if `mtbf` is None.
+        """
         draw = np.random.default_rng((seed, 1, replica))
         while self.mtbf is not None:
             yield float(draw.exponential(self.mtbf))

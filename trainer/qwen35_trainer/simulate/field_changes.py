@@ -2,7 +2,8 @@
 
     lane.after_tokens=6000    pools[1].replica.slots=128    pools.replica.base=0.02 (every pool)    cv=1.5 (a short name)
 
-A dash in a name counts as an underscore. All changes are made before anything is checked, so their order does not matter.
+A dash in a name counts as an underscore. All changes are made before the workload is checked, so their order does not
+matter.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ SHORT_NAMES: Final = {
     "slots": "pools.replica.slots",
     "after_tokens": "lane.after_tokens",
 }
-"""Short names of the fields that are changed most often."""
+"""Short name → path, for the fields that are changed most often."""
 _DEADLINE_FIRST_ONLY: Final = {"on_missed_deadline": MissedDeadlinePolicy.WAIT, "adaptive": False}
-"""Fields that only deadline-first has, and their defaults, which replace the manifest's values under another policy."""
+"""Fields that have an effect only with the policy deadline-first, each with its default.
+
+With another policy, the default replaces the value in the manifest.
+"""
 
 
 class WorkloadRefused(ValueError):
@@ -43,7 +47,7 @@ class WorkloadRefused(ValueError):
 
 
 class ChangeRefused(WorkloadRefused):
-    """A path or a value that is wrong for every workload."""
+    """A change of a workload whose path or value would be wrong for every workload."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,12 @@ class FieldChange:
 
     @property
     def field(self) -> str:
-        """The path without indices. It is the same for changes of one field in different items of a list."""
+        """The path without indices, which is equal for changes of the same field in different items of a list."""
         return ".".join(segment for segment in self.segments if isinstance(segment, str))
 
 
 def is_workload_path(path: str) -> bool:
-    """Whether a path begins with a field of the workload, or with a short name of one."""
+    """Return whether a path begins with a field of the workload, or with the short name of a field."""
     first = str(FieldChange(path, None).segments[0])
     return first in {field.name for field in fields(Workload)}
 
@@ -104,14 +108,17 @@ def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workloa
 
 
 class _Draft:
-    """A dataclass that is being changed. Its parts that are dataclasses are drafts too."""
+    """A copy of a dataclass that can be changed. Fields that contain dataclasses contain drafts instead."""
 
     def __init__(self, original: Any) -> None:  # noqa: ANN401  (any dataclass)
         self._original = original
         self._parts: dict[str, Any] = {part.name: _drafted(getattr(original, part.name)) for part in fields(original)}
 
     def put(self, path: Sequence[Segment], value: object, parent: str = "the workload") -> None:
-        """Set the field at `path`. `parent` names this part in messages. Raises ValueError for a wrong path or value."""
+        """Set the field at `path`.
+
+        Raises ValueError for a wrong path or value. parent: name of this draft in messages.
+        """
         name, *remainder = path
         if not isinstance(name, str) or name not in self._parts:
             raise ValueError(f"{parent} has no field {name}. {did_you_mean(str(name), self._known_names())}")
@@ -137,7 +144,10 @@ class _Draft:
             self._parts |= {name: value for name, value in _DEADLINE_FIRST_ONLY.items() if name not in changed}
 
     def build(self, problems: list[str]) -> Any:  # noqa: ANN401  (the type of the original)
-        """Build the dataclass. If its values are invalid, add the reasons to `problems` and return the original."""
+        """Return the changed dataclass.
+
+        If its values are invalid, add the reasons to `problems` and return the original.
+        """
         values = {name: _map_drafts(part, lambda draft: draft.build(problems)) for name, part in self._parts.items()}
         try:
             return type(self._original)(**values)
@@ -164,15 +174,15 @@ class _Draft:
         return get_type_hints(type(self._original))[name]
 
     def _default_part(self, name: str) -> _Draft | None:
-        """Return a draft with the defaults of a part that is None, so that a change can set one of its fields.
+        """Return a draft with default values for the field `name`, whose value is None, so that its parts can be set.
 
-        Returns None if the part is not a dataclass.
+        Returns None if the field cannot contain a dataclass.
         """
         classes = [option for option in get_args(self._annotation(name)) if is_dataclass(option)]
         return _Draft(classes[0]()) if classes else None  # type: ignore[operator]  # a class, not an instance
 
     def _inner_drafts(self, name: str, index: int | None) -> list[_Draft]:
-        """Return the drafts in the field `name`: the part itself, all items of a list, or only the item at `index`."""
+        """Return the drafts in the field `name`: the field itself, all items of a list, or only the item at `index`."""
         part = self._parts[name]
         drafts = part if isinstance(part, list) else [part]
         if not all(isinstance(draft, _Draft) for draft in drafts):

@@ -1,4 +1,4 @@
-"""The workload of a manifest, with assumptions about what a manifest does not contain."""
+"""The workload of a manifest, with assumptions about the quantities that a manifest does not contain."""
 
 from __future__ import annotations
 
@@ -23,69 +23,73 @@ from qwen35_trainer.simulate.response_lengths import BoundedPareto, Lognormal, R
 from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 SPEED_FACTOR_PER_DOUBLING: Final = 1.5
-"""An assumption: a replica with twice the devices reads its weights faster by this factor."""
+"""Assumed factor by which a replica with twice as many devices reads its weights faster."""
 SEQUENCE_COST_FACTOR_PER_DOUBLING: Final = 0.75
-"""An assumption: the cost of a sequence on a replica with twice the devices changes by this factor."""
+"""Assumed factor by which the cost of a sequence changes on a replica with twice as many devices."""
 MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
-"""An assumption: the mean length as a share of data.maxResponseTokens, as in the reference workload."""
+"""Assumed mean response length, as a share of `data.maxResponseTokens`. The reference workload has the same share."""
 
 
 PREFILL_TOKENS_PER_STEP: Final = 150.0
-"""An assumption: tokens that a replica prefills in the time in which it reads its weights once.
+"""Assumed number of tokens that a replica prefills in the time in which it reads its weights once.
 
-For an H100 in bfloat16, 989e12 FLOP/s at half its use over 3.35e12 B/s are 148: a token takes 2 FLOP per parameter, and a
-parameter has 2 bytes.
+It is computed for an H100 in bfloat16. A token takes 2 FLOP per parameter, and a parameter has 2 bytes. With half of
+989e12 FLOP/s and with 3.35e12 B/s, the result is 148.
 """
 COPY_STEPS: Final = 6000.0
-"""An assumption: the time of a copy of the weights, in the time in which one device reads them once.
+"""Assumed time to copy the weights for a publication, as a multiple of the time in which one device reads them once.
 
-The train pool gathers float32 weights on rank 0, which copies about 1.1 GB/s; an H100 reads half as many bytes in bfloat16
-with 3,350 GB/s.
+The train pool gathers float32 weights on rank 0, which copies about 1.1 GB/s. An H100 reads the weights in bfloat16,
+half as many bytes, with 3,350 GB/s.
 """
 CPU_COPY_STEPS: Final = 18.0
-"""As `COPY_STEPS`, for the accelerator profile CPU, which reads float32 weights with about 20 GB/s."""
+"""Assumed time to copy the weights with the accelerator profile CPU, as a multiple of the time to read them once.
+
+A CPU reads float32 weights with about 20 GB/s.
+"""
 
 
 @dataclass(frozen=True)
 class AssumedConstant:
-    """A quantity that affects the result of a simulation and is not in a manifest."""
+    """A quantity that affects the result of a simulation and that a manifest does not contain."""
 
     name: str
     value: str
     is_given: bool
-    """Whether an option set it. Otherwise it is an assumption."""
+    """Whether an option of the command set the quantity. Otherwise its value is an assumption."""
 
 
 @dataclass(frozen=True)
 class HardwareSpeeds:
-    """Speeds of the hardware. All of them use the same unit of time, which may be any.
+    """Speeds of the hardware, as times in any unit that is the same for all.
 
     The unit of the defaults is the decode step of a replica that holds one sequence.
     """
 
     base: float = 1.0
-    """As `ReplicaSpeed.base`, at the manifest's tensorParallel."""
+    """Time of a decode step that does not depend on the number of sequences, of a replica with the manifest's
+    `rollout.tensorParallel` devices."""
     per_sequence: float = 0.004
-    """As `ReplicaSpeed.per_sequence`."""
+    """Time that each sequence adds to a decode step."""
     train: float = 0.0375
-    """Time per trained token and device."""
+    """Time that one device of the train pool takes per trained token."""
     lane: float = SPEED_FACTOR_PER_DOUBLING
     """Factor by which a lane reads its weights faster for each doubling of its devices."""
 
     @property
     def lane_per_sequence(self) -> float:
-        """`per_sequence` of a lane whose replicas have twice the devices of the pool's.
+        """Time that each sequence adds to a decode step in a lane with twice as many devices per replica as the pool.
 
-        It is lower than the pool's, because more devices share the work of a sequence.
+        It is shorter than `per_sequence`, because more devices share the work of a sequence.
         """
         return self.per_sequence * SEQUENCE_COST_FACTOR_PER_DOUBLING
 
 
 def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -> Workload:
-    """Return the workload of a training. `constants` lists the values in it that are assumed.
+    """Return the workload of a training. The function `constants` lists its assumed values.
 
-    A trainer unit has as many devices as a replica if the train pool divides evenly into such units. Pools that share
-    devices can then swap roles. Raises WorkloadRefused for a training that generates nothing.
+    A unit of the train pool has as many devices as a replica, if the train pool divides evenly into such units. Pools
+    that share devices can then take turns on the same units. Raises WorkloadRefused for a training without generation.
     """
     if spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} generates nothing, so there is no pipeline to simulate"])
@@ -113,9 +117,9 @@ def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -
 
 
 def constants(workload: Workload, given_fields: Collection[str]) -> tuple[AssumedConstant, ...]:
-    """Return the quantities that affect the result of a simulation and are not in a manifest.
+    """Return the quantities that affect the result of a simulation and that a manifest does not contain.
 
-    given_fields: the fields that options set, as paths of the workload.
+    given_fields: the fields of the workload that options set, as paths.
     """
     replica, trainer, publication = workload.pools[0].replica, workload.train_pool, workload.publication
     quantities = [
@@ -141,12 +145,12 @@ def constants(workload: Workload, given_fields: Collection[str]) -> tuple[Assume
 
 
 def _is_any_given(paths: Collection[str], given_fields: Collection[str]) -> bool:
-    """Whether options set one of the paths, or a part of the workload that contains one of them."""
+    """Return whether options set one of the paths, or a part of the workload that contains one of the paths."""
     return any(path == prefix or path.startswith(f"{prefix}.") for path in paths for prefix in given_fields)
 
 
 def describe_lengths(workload: Workload) -> str:
-    """Return the distribution of the response lengths: "lognormal, mean 4,000, cv 1, at most 32,000"."""
+    """Describe the distribution of the response lengths as text: "lognormal, mean 4,000, cv 1, at most 32,000"."""
     match workload.lengths:
         case Lognormal(mean, cv, cap, _):
             return f"lognormal, mean {mean:,.0f}, cv {cv:g}, at most {cap:,}"
@@ -172,7 +176,7 @@ def _lane(spec: TrainingSpec, replica: ReplicaSpeed, speed: float) -> LaneSpeed 
 
 
 def _copy_seconds(spec: TrainingSpec, base: float) -> float:
-    """Return the assumed time of a copy of the weights. Adapters are so small that their copy takes no time."""
+    """Return the assumed time to copy the weights for a publication. Adapters (LoRA) are assumed to take no time."""
     if spec.train.lora is not None or spec.rollout is None:
         return 0.0
     if spec.accelerator.profile == "CPU":
@@ -189,9 +193,9 @@ def _prefill_cost(spec: TrainingSpec, base: float) -> PrefillCost:
 def _shared_devices(workload: Workload) -> Workload:
     """Return the workload of pools that share their devices.
 
-    `BatchPolicy.COLOCATED` adds up the hardware of both pools. So that shared devices count once, the trainer gets the
-    hardware of one replica, and the rollout pool has one replica less. A single replica cannot be divided. Its workload
-    gets the synchronous policy, which has the same result.
+    `BatchPolicy.COLOCATED` adds up the hardware of both pools. Shared devices must count only once, so the trainer gets
+    the hardware of one replica, and the rollout pool has one replica less. A single replica cannot be divided in this
+    way, so its workload gets the policy `synchronous`, which has the same result.
     """
     replicas, trainer = workload.pools[0].count, workload.trainer
     if replicas == 1:

@@ -27,42 +27,45 @@ PARETO_CAP_PER_FLOOR: Final = 64
 
 @dataclass(frozen=True)
 class SimulationOptions:
-    """The options of `qwen35 simulate` and `qwen35 plan` as given on the command line. None: the option was not given."""
+    """The options of `qwen35 simulate` and `qwen35 plan` on the command line. None: the option was not given."""
 
     file: Path | None = None
     overrides: tuple[str, ...] = ()
-    """--set PATH=VALUE: fields of the manifest."""
+    """Values of --set, each PATH=VALUE, which change fields of the manifest."""
     mean: float | None = None
     cv: float | None = None
     cap: int | None = None
     pareto: float | None = None
     lengths: Path | None = None
     decode: str | None = None
-    """BASE,PER_SEQUENCE: the duration of a decode step."""
+    """Value of --decode, BASE,PER_SEQUENCE: the two terms of the duration of a decode step."""
     train: float | None = None
     lane_speed: float | None = None
     fields: tuple[tuple[str, object], ...] = ()
-    """Fields of the workload that have an option of their own, with values."""
+    """(field, value) of each field of the workload for which there is a separate option."""
     assignments: tuple[str, ...] = ()
-    """--workload PATH=VALUE: fields of the workload."""
+    """Values of --workload, each PATH=VALUE, which change fields of the workload."""
 
 
 @dataclass(frozen=True)
 class SimulationInput:
-    """The manifest, the workload and its changes, as read from the options."""
+    """The manifest, the workload and the changes to it, as the options give them."""
 
     spec: TrainingSpec | None
-    """None without a manifest; then the workload is the reference workload."""
+    """The spec of the manifest. None: no manifest was given, so the workload is the reference workload."""
     workload: Workload
     """The workload before the changes."""
     speeds: HardwareSpeeds
     changes: tuple[FieldChange, ...]
     given_fields: frozenset[str]
-    """The fields of the workload that options set."""
+    """The fields of the workload that options set, as paths."""
 
 
 def read_options(options: SimulationOptions, problems: list[str]) -> SimulationInput:
-    """Read the options as far as possible, and add every problem of options, manifest and length file to `problems`."""
+    """Read the options as far as possible.
+
+    Adds every problem of the options, the manifest and the file of lengths to `problems`.
+    """
     misplaced = _misplaced_overrides(options)
     problems += misplaced.values()
     spec = _collect(problems, lambda: _spec(options, misplaced))
@@ -92,9 +95,9 @@ def _spec(options: SimulationOptions, misplaced: Collection[str]) -> TrainingSpe
 
 
 def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
-    """Return the --set options that cannot apply to a manifest, each with its problem.
+    """Return option → problem for the --set options that cannot apply to a manifest.
 
-    Either there is no manifest, or the path is a field of the workload.
+    Either no manifest was given, or the path is a field of the workload, which --workload sets.
     """
     manifest_names = {*fields(Manifest), *fields(TrainingSpec)}
     problems = {}
@@ -132,7 +135,7 @@ def _speeds(options: SimulationOptions) -> HardwareSpeeds:
 
 
 def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange]:
-    """Return the changes that give the workload the lengths of the options.
+    """Return the changes that give the workload the response lengths that the options describe.
 
     Raises WorkloadRefused for options that exclude each other, for wrong values, and for a file that cannot be read.
     """
@@ -161,7 +164,7 @@ def _lengths(options: SimulationOptions, workload: Workload) -> list[FieldChange
 
 
 def _replayed(file: Path, cap: int | None) -> Replayed:
-    """Return the lengths in a file. Lengths above `cap` are reduced to `cap`, because generation would stop there."""
+    """Return the response lengths in a file. Lengths above `cap` become `cap`, because generation would stop there."""
     try:
         observed = Replayed.read(file)
     except OSError as error:
@@ -178,7 +181,7 @@ def _replayed(file: Path, cap: int | None) -> Replayed:
 def _lane_speeds(
     options: SimulationOptions, workload: Workload, changes: Sequence[FieldChange], speeds: HardwareSpeeds
 ) -> list[FieldChange]:
-    """Return the changes that give the speeds of --decode to a lane that other options add.
+    """Return the changes that give a straggler lane the speeds of --decode, if other options add the lane.
 
     Without these changes the lane would have the speeds of the reference workload.
     """

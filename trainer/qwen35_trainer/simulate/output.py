@@ -65,13 +65,13 @@ DROP_ORDER: Final = (
     "of\nideal",
     "idle\ntrainer",
 )
-"""Columns that a table wider than the terminal leaves out, in this order. JSON has all columns."""
+"""Columns that are left out, in this order, until the table fits into the terminal. JSON has all columns."""
 
 
 def run_table(
     workload: Workload, result: SimulationResult, seeds: int, constants: Sequence[AssumedConstant]
 ) -> RenderableType:
-    """Return the table that `qwen35 simulate` prints for one workload."""
+    """Return the table that `qwen35 simulate` prints for one workload. seeds: number of seeds in the mean."""
     lane = "" if result.idle_lane is None else f"; {percent(result.idle_lane)} of the lane's"
     slots = "never all taken" if result.time_to_full is None else f"all taken after {number(result.time_to_full)}"
     share = percent(result.effective_throughput / result.ideal_throughput)
@@ -122,7 +122,10 @@ def sweep_table(
     skipped: Sequence[SkippedCombination],
     seeds: int,
 ) -> RenderableType:
-    """Return a table with one row per combination. Columns whose values are negligible in every row are left out."""
+    """Return a table with one row per combination of a sweep.
+
+    Columns without notable values in any row are left out.
+    """
     results = [row.result for row in rows]
     axes_width = sum(max(map(len, [*re.split(r"[-_.]", axis.key), *axis.values])) + 1 for axis in axes)
     relevant = [column for column in COLUMNS if any(map(column[2], results))]
@@ -143,7 +146,7 @@ def sweep_table(
 
 
 def _fitting(columns: list[Column], width: int) -> list[Column]:
-    """Return the columns that fit next to each other."""
+    """Return the columns that fit into `width` characters. Others are left out in the order of DROP_ORDER."""
     for dropped in DROP_ORDER:
         if sum(max(map(len, head.split("\n"))) + 1 for head, _, _ in columns) <= width:
             break
@@ -152,7 +155,10 @@ def _fitting(columns: list[Column], width: int) -> list[Column]:
 
 
 def plan_table(plan: PlanResult, constants: Sequence[AssumedConstant]) -> RenderableType:
-    """Return the table that `qwen35 plan` prints: the plan, its result, and the result of each neighbour."""
+    """Return the table that `qwen35 plan` prints.
+
+    It shows the plan, its result, and the result of each neighbour, a plan that differs in one choice.
+    """
     best = plan.recommended
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("change")
@@ -201,7 +207,7 @@ def _head(workload: Workload, seeds: int) -> Text:
 
 
 def _assumptions(constants: Sequence[AssumedConstant]) -> list[RenderableType]:
-    """Return the quantities that affect the result as text: first the given ones, then the assumed ones."""
+    """Return the given and the assumed quantities as text: first those that options set, then those that are assumed."""
     texts: list[RenderableType] = []
     for title, is_given in (("Given", True), ("Assumed, and decisive", False)):
         lines = [f"  {constant.name}: {constant.value}" for constant in constants if constant.is_given == is_given]
@@ -215,7 +221,10 @@ def _assignments(axes: Sequence[SweepAxis], values: Sequence[str]) -> str:
 
 
 def describe_workload(workload: Workload, seeds: int = 1) -> list[str]:
-    """Return three lines: policy, bounds of staleness and batches; pools; lengths and duration."""
+    """Describe a workload in three lines.
+
+    The lines show policy, bounds of staleness and batches; the pools; and lengths and duration.
+    """
     window = workload.settings.window
     knobs = [str(workload.policy)]
     if workload.policy is BatchPolicy.DEADLINE_FIRST:
@@ -247,7 +256,7 @@ def _lane(workload: Workload) -> list[str]:
 
 
 def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
-    """Return the shares of groups by lag: "1: 29%, 2: 47%"."""
+    """Return the share of groups by lag as text: "1: 29%, 2: 47%"."""
     total = sum(result.lag_histogram) or 1
     shares = [(lag, count / total) for lag, count in enumerate(result.lag_histogram) if count]
     texts = [f"{lag}: {percent(share)}" for lag, share in shares[:max_lags]]
@@ -256,7 +265,7 @@ def describe_lags(result: SimulationResult, max_lags: int = 8) -> str:
 
 
 def run_json(row: SweepRow, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
-    """Return what `qwen35 simulate --json` prints for one workload."""
+    """Return the data that `qwen35 simulate --json` prints for one workload."""
     return _json_head(row, constants) | {"result": row.result.as_dict()}
 
 
@@ -266,7 +275,7 @@ def sweep_json(
     skipped: Sequence[SkippedCombination],
     constants: Sequence[AssumedConstant],
 ) -> dict[str, Any]:
-    """Return what `qwen35 simulate --sweep --json` prints: one row per combination.
+    """Return the data that `qwen35 simulate --sweep --json` prints, with one row per combination.
 
     The key `workload` describes the workload of the first row.
     """
@@ -280,7 +289,10 @@ def sweep_json(
 
 
 def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[str, Any]:
-    """Return what `qwen35 plan --json` prints: the plan, the unchanged manifest, and every neighbour of the plan."""
+    """Return the data that `qwen35 plan --json` prints.
+
+    They contain the plan, the unchanged manifest, and each neighbour of the plan, which differs in one choice.
+    """
     best = plan.recommended.result.effective_throughput
     neighbours = [
         {
@@ -304,7 +316,7 @@ def plan_json(plan: PlanResult, constants: Sequence[AssumedConstant]) -> dict[st
 
 
 def without_infinities(value: Any) -> Any:  # noqa: ANN401  (JSON)
-    """Return the value with null in place of numbers that JSON cannot represent."""
+    """Return the value with None in place of infinity and NaN, which JSON cannot represent."""
     if isinstance(value, dict):
         return {key: without_infinities(inside) for key, inside in value.items()}
     if isinstance(value, list | tuple):

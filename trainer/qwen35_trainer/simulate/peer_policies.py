@@ -14,7 +14,7 @@ from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 
 class PeerBuffer(Buffer, ABC):
-    """A buffer that takes groups by the rule of another project, for comparison. Its rule has no deadlines."""
+    """A buffer that chooses groups by a rule of another project, for comparison. Such a rule has no deadlines."""
 
     def __init__(self, window: Window) -> None:
         super().__init__(window)
@@ -39,14 +39,14 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group's number as its deadline, so that stragglers move to the lane in order of dispatch."""
+        """Return the group's number in place of a deadline: stragglers then move to the lane in order of dispatch."""
         return group
 
     def dispatch(self, group: int, version: int) -> None:
         self._order[group] = False
 
     def born(self, group: int, version: int) -> None:
-        """Do nothing: the rules of other projects do not use the version of a group's first token."""
+        """Do nothing, because the rules of other projects do not use the version of a group's first token."""
 
     def finish(self, group: int) -> None:
         self._order[group] = True
@@ -70,21 +70,24 @@ class PeerBuffer(Buffer, ABC):
 
     @abstractmethod
     def _choose(self, size: int) -> list[int]:
-        """Choose `size` finished groups, or fewer if the rule makes the batch wait. At least `size` have finished."""
+        """Choose `size` finished groups. If the rule makes the batch wait, return fewer.
+
+        This is called only when at least `size` groups have finished.
+        """
 
 
 class CompletionOrder(PeerBuffer):
-    """The rule of other projects that takes groups in order of completion."""
+    """A buffer with a rule of other projects: a batch takes groups in order of completion."""
 
     def _choose(self, size: int) -> list[int]:
         return [group for group, _ in zip(self._completed, range(size), strict=False)]
 
 
 class WindowedFifo(PeerBuffer):
-    """The rule of other projects with a window: finished groups in order of dispatch, within `reach`.
+    """A buffer with a rule of other projects: a batch takes finished groups in order of dispatch, within `reach`.
 
-    A batch may skip groups that still run. It takes no group that was dispatched `reach` or more groups after the first
-    group that still runs. A reach of 1 is strict FIFO.
+    A batch may skip unfinished groups. It takes no group that was dispatched `reach` or more groups after the first
+    unfinished group. A reach of 1 is strict FIFO.
     """
 
     def __init__(self, window: Window, reach: int) -> None:
@@ -111,7 +114,7 @@ class WindowedFifo(PeerBuffer):
 
 
 def buffer_of(workload: Workload) -> Buffer | None:
-    """Return the buffer for `workload.policy`, or None if the coordinator's own buffer has the rule of this policy."""
+    """Return the buffer for `workload.policy`. None for the policies that use the coordinator's default buffer."""
     window = workload.settings.window
     match workload.policy:
         case BatchPolicy.FIFO:

@@ -1,4 +1,4 @@
-"""The planner: it chooses the split of a manifest's nodes, the two bounds of staleness, and whether to use a straggler lane.
+"""The planner: chooses the split of a manifest's nodes, the two bounds of staleness, and a straggler lane or none.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │
@@ -29,28 +29,28 @@ from qwen35_trainer.simulate.plan_search import (
 from qwen35_trainer.simulate.workload import Workload
 
 MAX_SHORT_SIMULATIONS: Final = 250
-"""Maximum number of simulations of the search, not counting those of neighbours."""
+"""Maximum number of simulations in the search, not counting simulations of neighbours."""
 MAX_ROUNDS: Final = 10
-"""Maximum number of moves from a plan to a better neighbour."""
+"""Maximum number of moves from a plan to a better neighbour, which differs in one choice."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A plan that differs from the recommended one in one choice."""
+    """A plan that differs from the recommended plan in one choice."""
 
     change: str
     trial: Trial
     is_allowed: bool
-    """Whether the planner may choose it: it keeps the bound and the missed-deadline policy of the manifest."""
+    """Whether the planner may choose this plan: it keeps the manifest's maximum lag and missed-deadline policy."""
 
 
 @dataclass(frozen=True)
 class PlanResult:
-    """The recommended plan, and the plans that it was compared with."""
+    """The recommended plan, and the plans with which it was compared."""
 
     recommended: Trial
     manifest: Trial
-    """The manifest as it is."""
+    """The unchanged manifest as a plan, and its result."""
     neighbours: tuple[Neighbour, ...]
     workload: Workload
     """The workload of the recommended plan."""
@@ -75,9 +75,11 @@ def make_plan(
 ) -> PlanResult:
     """Find the plan with the highest effective throughput among plans with a maximum lag of at most `max_lag`.
 
-    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the one with the minimum mean lag is recommended. max_lag:
-    by default the manifest's bound. changes: applied to every workload. on_simulated: called after each simulation.
-    Raises WorkloadRefused for a manifest without two pools, and for workloads that cannot be simulated.
+    Of the plans within THROUGHPUT_TOLERANCE of the maximum, the plan with the minimum mean lag is recommended.
+
+    max_lag: None stands for the maximum lag of the manifest. changes: applied to every workload. on_simulated: called
+    after each simulation. Raises WorkloadRefused for a manifest without two pools, and for workloads that cannot be
+    simulated.
     """
     if spec.mode != "FullyAsync" or spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} has no two pools to divide the nodes between; plan FullyAsync"])
@@ -104,7 +106,10 @@ def make_plan(
 
 
 def _settle(best: Trial, grid: PlanGrid, trials: Trials) -> tuple[Trial, list[Neighbour]]:
-    """Move to better neighbours until no neighbour is better in long simulations. Returns the plan and its neighbours."""
+    """Move from the plan `best` to better neighbours, until no neighbour is better in long simulations.
+
+    Returns the last plan and its neighbours.
+    """
     allowed = {trial.choice: trial for trial in trials.simulated(long=True) if grid.allows(trial.choice)}
     for _ in range(MAX_ROUNDS):
         choice = best.choice

@@ -20,7 +20,7 @@ from qwen35_trainer.simulate.workload import Workload
 
 @dataclass(frozen=True)
 class LaneChoice:
-    """The straggler lane that a plan chooses, with the fields of `spec.rollout.stragglerLane`."""
+    """The straggler lane of a plan. Its fields are those of `spec.rollout.stragglerLane`."""
 
     nodes: int
     tensor_parallel: int
@@ -29,10 +29,10 @@ class LaneChoice:
 
 @dataclass(frozen=True)
 class PlanChoice:
-    """The values that a plan chooses. Plans are compared by value, so that none is simulated twice."""
+    """The values that a plan chooses. Equal plans compare as equal, so that no plan is simulated twice."""
 
     rollout_nodes: int
-    """Nodes of the rollout pool, including those of the lane."""
+    """Number of nodes of the rollout pool, including the nodes of the straggler lane."""
     train_nodes: int
     staleness_threshold: float
     max_version_lag: int
@@ -41,7 +41,7 @@ class PlanChoice:
 
     @classmethod
     def of(cls, spec: TrainingSpec) -> PlanChoice:
-        """Return the values of a manifest, as a plan."""
+        """Return the plan that a manifest contains."""
         assert spec.rollout is not None
         knobs, lane = spec.effective_async, spec.rollout.stragglerLane
         return cls(
@@ -54,7 +54,7 @@ class PlanChoice:
         )
 
     def apply(self, spec: TrainingSpec) -> TrainingSpec:
-        """Return the spec with the values of this plan. It may violate rules of the spec (see `is_legal`)."""
+        """Return the spec with the values of this plan. The result may violate rules of the spec (see `is_legal`)."""
         assert spec.rollout is not None
         lane = self.lane and StragglerLaneSpec(
             nodes=self.lane.nodes, tensorParallel=self.lane.tensor_parallel, afterTokens=self.lane.after_tokens
@@ -74,9 +74,9 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Whether `qwen35 validate` accepts the manifest with this plan, and the lane, if any, is faster than the pool.
+        """Return whether `qwen35 validate` accepts the manifest with this plan, and its lane, if any, is faster.
 
-        A lane is faster if its replicas have more devices than those of the pool.
+        A lane is faster than the pool if its replicas have more devices than the replicas of the pool.
         """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
@@ -84,12 +84,12 @@ class PlanChoice:
         return self.rollout_nodes >= 1 and self.train_nodes >= 1 and not check(self.apply(spec))
 
     def with_split(self, rollout_nodes: int) -> PlanChoice:
-        """Return the plan with `rollout_nodes` rollout nodes and the same total of rollout and train nodes."""
+        """Return this plan with `rollout_nodes` rollout nodes, and all other nodes of both pools as train nodes."""
         moved = rollout_nodes - self.rollout_nodes
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values of the plan by their paths in the manifest, as `--set` takes them."""
+        """Return path in the manifest → value for all values of the plan, as `--set` accepts them."""
         lane = self.lane and {
             "nodes": self.lane.nodes,
             "tensorParallel": self.lane.tensor_parallel,
@@ -106,31 +106,31 @@ class PlanChoice:
 
 
 def legal_splits(choice: PlanChoice, spec: TrainingSpec) -> list[int]:
-    """Return the numbers of rollout nodes for which the plan is legal, ascending. The total of nodes stays the same."""
+    """Return the numbers of rollout nodes, ascending, for which the plan is legal with the same total number of nodes."""
     total = choice.rollout_nodes + choice.train_nodes
     return [nodes for nodes in range(1, total) if choice.with_split(nodes).is_legal(spec)]
 
 
 @dataclass(frozen=True)
 class NeighbourSteps:
-    """The steps from a plan to its neighbours.
+    """The steps from a plan to its neighbours, the plans that differ in one choice.
 
-    For a choice with a list of values, a neighbour takes the next lower or the next higher value of that list.
+    For a choice with a list of values, a neighbour has the next lower or the next higher value of that list.
     """
 
     splits: Sequence[int]
-    """Numbers of rollout nodes."""
+    """Possible numbers of rollout nodes, ascending."""
     threshold: float
-    """Difference of the staleness threshold, in versions."""
+    """Difference of the staleness threshold between a plan and its neighbour, in versions."""
     lane_sizes: Sequence[int]
-    """Devices of a replica of the lane."""
+    """Possible numbers of devices of a replica of the lane, ascending."""
     after_tokens: Sequence[int]
     lanes: Sequence[LaneChoice]
-    """Lanes to compare with a plan that has none."""
+    """Straggler lanes that the neighbours of a plan without a lane have."""
 
 
 def neighbours_of(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tuple[str, PlanChoice]]:
-    """Return every plan that differs from `choice` in one value, each with a description of the change.
+    """Yield (description of the change, plan) for every plan that differs from `choice` in one value.
 
     Some of these plans may violate the rules of the spec.
     """
@@ -166,7 +166,7 @@ def _lane_neighbours(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tupl
 
 
 def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
-    """Return the next lower and the next higher value in the list `ascending`, as far as they exist."""
+    """Return the next value below and the next value above `value` in the list `ascending`, as far as they exist."""
     lower = [other for other in ascending if other < value]
     higher = [other for other in ascending if other > value]
     return [*lower[-1:], *higher[:1]]
@@ -189,9 +189,9 @@ class PlanGrid:
 
     @classmethod
     def around(cls, spec: TrainingSpec, start: PlanChoice, workload: Workload) -> PlanGrid:
-        """Return the grid for a manifest.
+        """Return the grid of plans for a manifest.
 
-        start: the plan from which the search begins. workload: the workload of that plan.
+        start: the plan from which the search begins. workload: the workload of the plan `start`.
         """
         assert spec.rollout is not None
         bound, total = start.max_version_lag, start.rollout_nodes + start.train_nodes
@@ -209,7 +209,7 @@ class PlanGrid:
 
     @property
     def steps(self) -> NeighbourSteps:
-        """The steps from a plan to its neighbours."""
+        """The steps from a plan of the grid to its neighbours, the plans that differ in one choice."""
         after = self.after_tokens[len(self.after_tokens) // 2]
         lanes = [LaneChoice(nodes, self.lane_sizes[0], after) for nodes in self.lane_nodes[1:3]]
         threshold = self.thresholds[1] if len(self.thresholds) > 1 else 0.25
@@ -227,10 +227,10 @@ class PlanGrid:
         )
 
     def allows(self, choice: PlanChoice) -> bool:
-        """Whether the planner may recommend a plan.
+        """Return whether the planner may recommend a plan.
 
-        The maximum lag of the plan must not exceed that of `start`, and its policy for missed deadlines must be the
-        same.
+        The maximum lag of the plan must not exceed the maximum lag of `start`, and both must have the same policy for
+        missed deadlines.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
@@ -247,14 +247,14 @@ class PlanGrid:
 
 
 def _lane_sizes(pool: int, per_node: int) -> list[int]:
-    """Return the possible numbers of devices of a lane's replica.
+    """Return the possible numbers of devices of a replica of the lane.
 
-    They are two and four times those of the pool's replica, as far as they fit into a node. If neither fits, the only
-    one is two times.
+    pool: number of devices of a replica of the pool. The possible numbers are two and four times `pool`, as far as they
+    fit into a node with `per_node` devices. If neither fits, the only possible number is two times `pool`.
     """
     return [pool * factor for factor in (2, 4) if pool * factor <= per_node] or [pool * 2]
 
 
 def _round(tokens: float) -> int:
-    """Round to two significant digits."""
+    """Round a number of tokens to two significant digits."""
     return max(1, int(float(f"{tokens:.2g}")))

@@ -8,7 +8,7 @@
         ▼
     the maximum effective throughput ─► lower staleness threshold, then lower maximum lag, within THROUGHPUT_TOLERANCE
 
-Deterministic: equal manifests give equal plans.
+The search is deterministic: equal manifests give equal plans.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from qwen35_trainer.simulate.workload import Workload
 THROUGHPUT_TOLERANCE: Final = 0.02
 """Share of the maximum throughput that a plan may lose for a smaller lag."""
 MIN_RELATIVE_GAIN: Final = 0.005
-"""A step must increase the throughput by this share."""
+"""Minimum increase of the throughput by a step of the search, as a share of the throughput."""
 MAX_STARTING_SPLITS: Final = 4
-"""Maximum number of splits to start from."""
+"""Maximum number of splits (rollout nodes and train nodes) from which the search starts."""
 MIN_IDEAL_SHARE: Final = 0.6
-"""A split to start from must have this share of the maximum ideal throughput."""
+"""Minimum ideal throughput of a split from which the search starts, as a share of the maximum over all splits."""
 MAX_STARTING_THRESHOLD_SHARE: Final = 0.6
-"""The staleness threshold at the start is at most this share of the maximum lag. If both were equal, the scheduler would have
-no choice left.
+"""Maximum staleness threshold at the start of the search, as a share of the maximum lag.
+
+If threshold and maximum lag were equal, the scheduler would have no choice which groups a batch takes.
 """
 MAX_CLIMBS: Final = 2
-"""Number of starting points from which the search climbs."""
+"""Number of starting points, the best ones, from which the search climbs."""
 LAG_TOLERANCE_VERSIONS: Final = 0.1
 """Mean lags that differ by at most this many versions count as equal."""
 
@@ -50,41 +51,49 @@ LAG_TOLERANCE_VERSIONS: Final = 0.1
 class Estimate:
     """An analytic estimate of a workload's throughput, from which the search starts. Rates are in tokens per unit of time.
 
-    X* is the throughput of the slower pool if it is always busy. A group occupies one of the window's (1 + s)·P·K places
-    from its dispatch until the version trained on it is published. By Little's law,
-    X(s) ≤ min(X*, (1 + s)·P·K·G·m / (W + t)). Here X(s) is the throughput with staleness threshold s, W is the decoding
-    time of the longest of a group's G sequences, t is the time of a batch and a publication, and m is the mean length.
+    A group occupies one of the (1 + s)·P·K places of the window from its dispatch until the version trained on it is
+    published. By Little's law, X(s) ≤ min(X*, (1 + s)·P·K·G·m / (W + t)).
 
-    The estimate leaves out the waiting for slots and for due groups, so it is an upper bound. At s ≥ 2 it is within a
-    quarter of the simulated throughput. Below 2 it is too optimistic.
+    X(s)  the throughput with staleness threshold s
+    X*    the throughput of the slower pool if it is always busy
+    P, K  groups per batch, batches per version
+    G, m  sequences per group, mean tokens per sequence
+    W     the decoding time of the longest sequence of a group
+    t     the time of a batch and a publication
+
+    The estimate is an upper bound, because it leaves out the time that sequences wait for slots and batches for due
+    groups. At s ≥ 2 it is within a quarter of the simulated throughput. At lower s it is too optimistic.
     """
 
     rollout: float
-    """Rate of the rollout pool with all slots taken."""
+    """Tokens that the rollout pool generates per unit of time, if all slots are taken."""
     trainer: float
-    """Rate of the trainer if it is always busy."""
+    """Tokens that the trainer trains per unit of time, if it is always busy."""
     group_time: float
-    """W + t: the time of a group in the window if it waits for nothing."""
+    """W + t: the time that a group spends in the window if it waits for nothing."""
     version_tokens: float
-    """P·K·G·m: the tokens of the batches of one version."""
+    """P·K·G·m: the mean number of tokens in all batches of one version."""
 
     @property
     def ideal(self) -> float:
-        """X*: the throughput of the slower pool if it is always busy."""
+        """X*, the throughput of the slower pool if it is always busy, in tokens per unit of time."""
         return min(self.rollout, self.trainer)
 
     def throughput(self, staleness_threshold: float) -> float:
-        """Return x(s): the estimated maximum throughput with this staleness threshold."""
+        """Return X(s), the estimated maximum throughput with staleness threshold s, in tokens per unit of time."""
         return min(self.ideal, (1 + staleness_threshold) * self.version_tokens / self.group_time)
 
     @property
     def min_staleness(self) -> float:
-        """S*: the minimum staleness threshold that can keep both pools busy."""
+        """The minimum staleness threshold, in versions, with which the slower pool can be always busy."""
         return max(0.0, self.ideal * self.group_time / self.version_tokens - 1)
 
 
 def estimate(workload: Workload) -> Estimate:
-    """Return the estimate for a workload. It ignores faults, the drift of lengths, and changes of the pool's size."""
+    """Estimate the throughput of a workload.
+
+    Faults, the drift of lengths and changes of the pool's size are ignored.
+    """
     mean, longest = _lengths(workload.lengths, workload.group_size, workload.correlation, workload.seed)
     replicas, trainer = workload.replicas, workload.train_pool
     rollout = sum(replica.tokens_per_second for replica in replicas)
@@ -106,9 +115,9 @@ def estimate(workload: Workload) -> Estimate:
 
 @lru_cache(maxsize=8)  # a search estimates every split of the nodes with the same lengths
 def _lengths(lengths: LengthDistribution, group_size: int, correlation: float, seed: int) -> tuple[float, float]:
-    """Return the mean length of a sequence, and the mean length of the longest sequence of a group.
+    """Return the mean length of a sequence, and the mean length of the longest sequence of a group, in tokens.
 
-    Both are means over BLOCK_PROMPTS groups, which are sampled here.
+    Both are means over BLOCK_PROMPTS sampled groups.
     """
     sampler = GroupSampler(lengths, group_size, correlation, 1.0, 1.0, seed)
     groups = [sampler.draw(position, 0)[0] for position in range(BLOCK_PROMPTS)]
@@ -133,10 +142,10 @@ def search(grid: PlanGrid, trials: Trials) -> Trial:
 
 
 def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
-    """Return the points of the grid from which the search starts. The analytic estimate chooses them.
+    """Return the points of the grid from which the search starts, which the analytic estimate chooses.
 
-    They cover a few splits. Each split has one point without a lane, and one point for each number of devices that a
-    replica of the lane can have, with the smallest legal number of lane nodes.
+    The points cover a few splits of the nodes. Each split has one point without a lane, and one point for each number
+    of devices that a replica of the lane can have, with the minimum legal number of lane nodes.
     """
     estimates = [estimate(trials.workload(grid.start.with_split(nodes))) for nodes in grid.splits]
     ideal = max(split_estimate.ideal for split_estimate in estimates)
@@ -157,10 +166,10 @@ def _starts(grid: PlanGrid, trials: Trials) -> list[GridPoint]:
 
 
 def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float]) -> GridPoint:
-    """Climb from `start` by pattern search, and return the best point.
+    """Search for a point with a high score by pattern search from `start`, and return the best point.
 
-    The search steps along one axis at a time to points with a higher score. When no step leads to such a point, it
-    halves the steps.
+    The search steps along one axis at a time to a point with a higher score. When no step leads to such a point, the
+    search halves its steps. sizes: number of points along each axis.
     """
     best, best_score = start, score(start)
     steps = [max(1, size // 4) for size in sizes]
@@ -180,7 +189,10 @@ def climb(start: GridPoint, sizes: GridPoint, score: Callable[[GridPoint], float
 
 
 def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
-    """Lower the staleness threshold, then the maximum lag, as far as the throughput stays within THROUGHPUT_TOLERANCE."""
+    """Lower the staleness threshold and then the maximum lag of a plan, and return the resulting plan.
+
+    The throughput stays within THROUGHPUT_TOLERANCE of the throughput of `best`.
+    """
     low, high = 0, sum(threshold < best.choice.staleness_threshold for threshold in grid.thresholds)
     while low < high:
         middle = (low + high) // 2
@@ -200,8 +212,8 @@ def reduce_lag(best: Trial, grid: PlanGrid, trials: Trials) -> Trial:
 def preferred(trials: Sequence[Trial]) -> Trial:
     """Return the best of the trials whose throughput is within THROUGHPUT_TOLERANCE of the maximum.
 
-    The mean lag decides first; all within LAG_TOLERANCE_VERSIONS of the minimum count as equal. The lower maximum lag
-    decides next, then the absence of a lane, then the throughput.
+    The lowest mean lag is best; mean lags within LAG_TOLERANCE_VERSIONS of the minimum count as equal. Among these, the
+    best trial has the lowest maximum lag, then no lane, then the highest throughput.
     """
     min_throughput = _min_throughput(trials)
     near = [trial for trial in trials if trial.result.effective_throughput >= min_throughput]
@@ -222,14 +234,14 @@ def _min_throughput(trials: Sequence[Trial]) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A plan and its result."""
+    """A plan and the result of its simulation."""
 
     choice: PlanChoice
     result: SimulationResult
 
 
 class Trials:
-    """Simulates plans, each at most once per duration. Short simulations find good plans, long ones compare them."""
+    """Simulates plans: short simulations find good plans, and long simulations compare them. Results are kept."""
 
     def __init__(
         self,
@@ -241,7 +253,7 @@ class Trials:
     ) -> None:
         """Prepare the simulation of plans.
 
-        changes: applied to every workload. limit: after this number of simulations, no new short ones are made.
+        changes: applied to every workload. limit: number of simulations after which `short` simulates no further plan.
         on_simulated: called after each simulation.
         """
         self._spec, self._speeds, self._changes, self._limit, self._on_simulated = (
@@ -255,11 +267,14 @@ class Trials:
         self.simulations = 0
 
     def workload(self, choice: PlanChoice) -> Workload:
-        """Return the workload of a plan, before its duration is set. Raises WorkloadRefused."""
+        """Return the workload of a plan, whose duration is not set yet.
+
+        Raises WorkloadRefused for an invalid workload.
+        """
         return apply_changes(workload_of(choice.apply(self._spec), self._speeds), self._changes)
 
     def is_legal(self, choice: PlanChoice) -> bool:
-        """Whether the rules of the spec allow a plan."""
+        """Return whether the manifest with the values of a plan is valid."""
         return choice.is_legal(self._spec)
 
     def short(self, choice: PlanChoice) -> SimulationResult | None:
@@ -273,7 +288,7 @@ class Trials:
         return self._result(choice, long=True)
 
     def simulated(self, *, long: bool) -> list[Trial]:
-        """Return all plans with the results of their short or their long simulations, in the order of simulation."""
+        """Return the plans that have a result of a long simulation, or of a short one, in the order of simulation."""
         results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
         return [Trial(choice, result) for choice, result in results if result is not None]
 
@@ -296,19 +311,19 @@ class Trials:
 
 
 def _short(workload: Workload) -> Workload:
-    """Return the workload with the duration that suffices to find good plans."""
+    """Return the workload with the duration of a short simulation, which is enough to find good plans."""
     return _of_length(workload, sequences=6_000, min_versions=8, max_versions=24)
 
 
 def _long(workload: Workload) -> Workload:
-    """Return the workload with the duration that suffices to compare good plans."""
+    """Return the workload with the duration of a long simulation, which is enough to compare good plans."""
     return _of_length(workload, sequences=16_000, min_versions=16, max_versions=50)
 
 
 def _of_length(workload: Workload, *, sequences: int, min_versions: int, max_versions: int) -> Workload:
     """Return the workload with a duration in which about `sequences` sequences are measured.
 
-    The measured batches make up whole versions. A warm-up before them refills the window twice.
+    The measured batches are those of whole versions. Before them, a warm-up fills the window twice.
     """
     versions = sequences / (workload.prompts_per_batch * workload.group_size * workload.batches_per_version)
     measured = max(min_versions, min(max_versions, math.ceil(versions))) * workload.batches_per_version

@@ -23,7 +23,10 @@ _MAX_TICKS: Final = 10
 
 
 def write_plot(path: Path, workload: Workload, axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> None:
-    """Write the page of a run (no axes, one row) or of a sweep. The file is replaced atomically. Raises OSError."""
+    """Write an HTML page with the charts of a run or a sweep. The file is replaced atomically. Raises OSError.
+
+    axes, rows: the axes of the sweep and its results. A single run has no axes and one row.
+    """
     write_page(path, _page(workload, axes, rows))
 
 
@@ -64,7 +67,7 @@ def _run_figures(row: SweepRow) -> _Figures:
 def _sweep_figures(axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> _Figures:
     """Return the charts of a sweep: curves along the axis with the most numbers, or bars if no axis has numbers.
 
-    Each combination of the other axes has a curve of its own.
+    There is one curve for each combination of values of the other axes.
     """
     numeric = [place for place, axis in enumerate(axes) if _numbers_of(axis)]
     along = max(numeric, key=lambda place: len(axes[place].values)) if numeric else None
@@ -140,7 +143,7 @@ def _trace(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Fi
 def _scatter(traces: list[Figure], results: Sequence[SimulationResult]) -> Figure:
     """Return a chart of effective throughput against mean lag.
 
-    A line shows the ideal throughput if it is the same for all results.
+    A line shows the ideal throughput, if all results have the same ideal throughput.
     """
     layout = _layout("mean lag of groups, in versions", "", "~g", len(traces))
     ideals = [result.ideal_throughput for result in results]
@@ -195,7 +198,7 @@ def _layout(x: str, y: str, form: str, traces: int) -> Figure:
 
 
 def _numbers_of(axis: SweepAxis) -> dict[str, float]:
-    """Return each value of the axis as a number. Empty if a value is not a number."""
+    """Return value → number for each value of an axis. The result is empty if any value is not a number."""
     try:
         numbers = {value: float(value) for value in axis.values}
     except ValueError:

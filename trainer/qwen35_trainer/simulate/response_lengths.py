@@ -18,12 +18,12 @@ from qwen35_trainer.simulate.cost_model import below_minimum, not_above, raise_i
 type Floats = NDArray[np.float64]
 STANDARD_NORMAL = NormalDist()
 BLOCK_PROMPTS = 512
-"""Number of prompts that are drawn together."""
+"""Number of prompts whose response lengths are drawn together."""
 
 
 @dataclass(frozen=True)
 class Lognormal:
-    """Lognormal lengths, clipped at both ends. `mean` and `cv` are those before clipping."""
+    """Lognormal lengths, clipped at both ends. `mean` and `cv` describe the distribution before clipping."""
 
     mean: float = 4000.0
     cv: float = 1.0
@@ -39,7 +39,7 @@ class Lognormal:
         )
 
     def at(self, normal: Floats) -> Floats:
-        """Convert standard normal deviates to lengths, which are not clipped yet."""
+        """Convert standard normal deviates to lengths in tokens, which are not clipped yet."""
         sigma = math.sqrt(math.log1p(self.cv**2))
         return np.exp(math.log(self.mean) - sigma**2 / 2 + sigma * normal)
 
@@ -56,7 +56,7 @@ class BoundedPareto:
         raise_if_any(*not_above(0, **{"lengths.alpha": self.alpha}), *_ends(self.floor, self.cap))
 
     def at(self, normal: Floats) -> Floats:
-        """Convert standard normal deviates to lengths."""
+        """Convert standard normal deviates to lengths in tokens."""
         share = _share(normal)
         return np.asarray(self.floor * (1 - share * (1 - (self.floor / self.cap) ** self.alpha)) ** (-1 / self.alpha))
 
@@ -66,8 +66,9 @@ class Replayed:
     """Observed lengths, drawn with replacement. `Replayed.read` reads them from a file."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """Lengths by prompt. A group draws a prompt, then its samples from the lengths of that prompt. If the prompts are
-    unknown, all lengths belong to one.
+    """The observed lengths of each prompt. For a group, a prompt is drawn, and then lengths of this prompt.
+
+    If the prompts are unknown, all lengths belong to one prompt.
     """
 
     def __post_init__(self) -> None:
@@ -78,7 +79,10 @@ class Replayed:
 
     @classmethod
     def read(cls, path: str | Path) -> Replayed:
-        """Read JSON lines, each a number or {"prompt": key, "tokens": number}. Raises ValueError that lists all bad lines."""
+        """Read lengths from JSON lines, each a number or {"prompt": key, "tokens": number}.
+
+        Raises ValueError with every invalid line.
+        """
         by_prompt: dict[Any, list[int]] = {}
         problems: list[str] = []
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
@@ -98,12 +102,12 @@ class Replayed:
 
     @property
     def cap(self) -> int:
-        """The maximum length."""
+        """The maximum of the observed lengths, in tokens. Lengths are clipped to it after drift."""
         return max(map(max, self.prompts))
 
     @property
     def floor(self) -> int:
-        """The minimum length after drift."""
+        """The minimum length after drift, in tokens."""
         return 1
 
 
@@ -111,7 +115,7 @@ type LengthDistribution = Lognormal | BoundedPareto | Replayed
 
 
 class GroupSampler:
-    """Samples the groups of a run.
+    """Draws the response lengths of the groups of a simulated run, and whether they have signal.
 
     A prompt gets the same lengths under every policy, and new lengths each time that it is dispatched again.
     """
@@ -145,7 +149,7 @@ class GroupSampler:
         return self._clip(lengths[row], self._drift**batch), signal[row]
 
     def mean(self, batches: range) -> float:
-        """Return the mean length, in tokens, over these batches: lengths drift from batch to batch."""
+        """Return the mean length in tokens over the batches `batches`, between which lengths drift."""
         factors = [1.0] if self._drift == 1 else [self._drift**batch for batch in batches]
         return float(np.mean([mean_length(self._lengths, factor) for factor in factors]))
 
@@ -156,9 +160,10 @@ class GroupSampler:
         return scaled
 
     def _block(self, block: int, position: int = 0, repeat: int = 0) -> tuple[Floats, list[bool]]:
-        """Return lengths before clipping, (BLOCK_PROMPTS, group size), and whether each group has signal.
+        """Draw a block of prompts: lengths before clipping, (BLOCK_PROMPTS, group size), and whether each has signal.
 
-        A repeat draws other samples of the same prompts.
+        repeat: if it is not 0, other samples of the same prompts are drawn, because the prompt at `position` was
+        dispatched again.
         """
         prompts = np.random.default_rng((self._seed, 0, block))
         prompt, signal = prompts.standard_normal(BLOCK_PROMPTS), (prompts.random(BLOCK_PROMPTS) < self._signal).tolist()
@@ -176,7 +181,7 @@ class GroupSampler:
 
 
 def mean_length(lengths: LengthDistribution, factor: float = 1.0) -> float:
-    """Return the mean length if every length is multiplied by `factor` and then clipped."""
+    """Return the mean of a distribution of lengths after every length is multiplied by `factor` and then clipped."""
     if isinstance(lengths, Replayed):
         means = [np.clip(np.rint(np.array(prompt) * factor), 1, lengths.cap).mean() for prompt in lengths.prompts]
         return float(np.mean(means))
@@ -185,13 +190,13 @@ def mean_length(lengths: LengthDistribution, factor: float = 1.0) -> float:
 
 @cache
 def _quantiles(lengths: Lognormal | BoundedPareto) -> Floats:
-    """Lengths at 20,000 equidistant quantiles. Their mean is exact to about 1e-4."""
+    """Return the lengths at 20,000 equidistant quantiles. Their mean is exact to about 1e-4, relatively."""
     shares = (np.arange(20_000) + 0.5) / 20_000
     return lengths.at(np.vectorize(STANDARD_NORMAL.inv_cdf, otypes=[np.float64])(shares))
 
 
 def _share(normal: Floats) -> Floats:
-    """Return the standard normal distribution function at each deviate."""
+    """Return the standard normal distribution function at each deviate: the share of deviates below it."""
     return np.asarray(np.vectorize(STANDARD_NORMAL.cdf, otypes=[np.float64])(normal))
 
 

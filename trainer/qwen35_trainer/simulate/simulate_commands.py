@@ -239,9 +239,9 @@ def _plan(options: SimulationOptions, max_lag: int | None, *, as_json: bool) -> 
 
 
 def _fields_of_plan(changes: tuple[FieldChange, ...]) -> list[str]:
-    """Return a problem for each change of a field that --workload may not set.
+    """Return a problem for each change of a field that --workload may not set in `qwen35 plan`.
 
-    The plan chooses these fields, or they set the duration of its simulations.
+    The plan chooses these fields, or they determine the duration of its simulations.
     """
     chosen = {"lane", "policy", "staleness_threshold", "max_version_lag", "on_missed_deadline", "batches", "warm_up"}
     chosen |= {"pools", "pools.count", "trainer", "trainer.units"}
@@ -274,7 +274,10 @@ def _exit_on_problems() -> Iterator[None]:
 
 @contextmanager
 def _progress(total: int | None) -> Iterator[Callable[[], None]]:
-    """Show the number of simulations in a status line on the terminal."""
+    """Context manager: show the number of simulations so far in a status line on the terminal.
+
+    total: the expected number; None: unknown. The result is a function to call after each simulation.
+    """
     done = 0
     of = "" if total is None else f" of {total}"
     with Console(stderr=True).status("simulating") as status:
@@ -294,6 +297,6 @@ def _print_json(value: dict[str, Any]) -> None:
 
 
 def _require(*packages: str) -> None:
-    """End the command if one of the packages is missing. Commands that only read a manifest do not need them."""
+    """End the command with a message if one of the packages is not installed."""
     if missing := [package for package in packages if find_spec(package) is None]:
         fail(f"{' and '.join(missing)} not installed: pip install 'qwen35[trainer]'", REFUSED)

@@ -1,10 +1,10 @@
 """Virtual time, and one rollout replica in it.
 
-All sequences of a replica grow at the same rate, so the replica keeps one number for all of them. This number is its
+All sequences of a replica grow at the same rate, so one number is enough for all of them. This number is the replica's
 `service`: the tokens that a sequence would have if it had been on the replica from the start. A sequence that joins at
 service 500 and stops after 2000 tokens stops at the mark 2500, even if the rate changes meanwhile. The marks are in a
-heap, and the lowest one is the next stop. The service at which new weights were loaded is also kept. It divides the
-tokens of a sequence among versions.
+heap, and the lowest mark is the next stop. The service at each loading of new weights is also kept, so that the tokens
+of a sequence can be divided among versions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.simulate.cost_model import ReplicaSpeed
 
 ROUNDING_TOLERANCE_TOKENS = 1e-6
-"""The service may miss a mark by this much because of rounding, and still counts as having reached it."""
+"""Difference, in tokens, by which the service may miss a mark because of rounding and still counts as having reached it."""
 MAX_VERSION_MARKS = 64
-"""Above this number of loaded versions, those that no running sequence needs are forgotten."""
+"""Number of loaded versions above which the versions that no running sequence needs are removed."""
 
 
 class VirtualClock:
@@ -35,15 +35,15 @@ class VirtualClock:
         self._serial = itertools.count()
 
     def at(self, time: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, passed to function
-        """Call `function(argument)` at `time`."""
+        """Schedule the call `function(argument)` at the virtual time `time`."""
         heapq.heappush(self._calls, (time, next(self._serial), function, argument))
 
     def after(self, seconds: float, function: Callable[[Any], None], argument: Any) -> None:  # noqa: ANN401, as above
-        """Call `function(argument)` in `seconds` seconds."""
+        """Schedule the call `function(argument)` after `seconds` seconds of virtual time."""
         heapq.heappush(self._calls, (self.now + seconds, next(self._serial), function, argument))
 
     def step(self) -> bool:
-        """Advance to the next scheduled call and make it. Returns False if there is none."""
+        """Advance to the time of the next scheduled call, and make the call. Returns False if no call is scheduled."""
         if not self._calls:
             return False
         self.now, _, function, argument = heapq.heappop(self._calls)
@@ -52,7 +52,7 @@ class VirtualClock:
 
 
 class SimulatedSequence:
-    """One response, on a replica or waiting for one."""
+    """One simulated response, which is on a replica or waits for one."""
 
     __slots__ = (
         "crossed",
@@ -71,28 +71,31 @@ class SimulatedSequence:
     def __init__(self, name: SequenceId, length: int) -> None:
         self.name = name
         self.length = length
-        """Final number of tokens."""
+        """Number of tokens that the sequence has at its end."""
         self.tokens = 0.0
-        """Tokens in `spans`: all except those of the present stretch of decoding."""
+        """Number of tokens in `spans`: those of all stretches of decoding that have ended."""
         self.spans: list[tuple[int, float]] = []
-        """(version, tokens), in the order of generation."""
+        """Numbers of tokens by version, as (version, tokens), in the order of generation."""
         self.joined = 0.0
-        """The replica's service at the start of the present stretch."""
+        """The service of the replica (see `simulated_replica.py`) at the start of the present stretch of decoding."""
         self.stamp = 0
-        """Identifies its entry in the replica's heap. 0 while it does not decode."""
+        """Identifies the valid entry of the sequence in the replica's heap of stops. 0 while it does not decode."""
         self.stop = 0.0
-        """Number of tokens at its next stop."""
+        """Number of tokens that the sequence has at its next stop."""
         self.replica: SimulatedReplica | None = None
-        """The replica that holds it."""
+        """The replica that holds the sequence. None: it waits for one."""
         self.turns = 0
-        """Number of completed turns."""
+        """Number of completed turns of the conversation with the environment."""
         self.in_environment = False
-        """Whether the environment answers: the sequence keeps its slot and decodes nothing."""
+        """Whether the sequence waits for an answer of the environment.
+
+        It keeps its slot meanwhile, and decodes nothing.
+        """
         self.crossed = False
-        """Whether the coordinator knows that it is long enough for the lane."""
+        """Whether the coordinator knows that the sequence is long enough for the straggler lane."""
 
     def keep(self, tokens: int) -> None:
-        """Drop all but the first `tokens` tokens."""
+        """Drop all tokens of the sequence except the first `tokens`."""
         spans, remaining = [], float(tokens)
         for version, count in self.spans:
             if remaining > 0:
@@ -102,7 +105,7 @@ class SimulatedSequence:
 
 
 class SimulatedReplica:
-    """A replica and the sequences that it holds. All methods act at the time of the latest `advance`."""
+    """A simulated replica and the sequences that it holds. All methods act at the time of the latest `advance`."""
 
     __slots__ = (
         "_marks",
@@ -130,14 +133,14 @@ class SimulatedReplica:
         self.version = version
         self.held: dict[SequenceId, SimulatedSequence] = {}
         self.active = 0
-        """Number of sequences that decode. Those between two turns do not."""
+        """Number of sequences that decode. Sequences that wait for their environment are not counted."""
         self.service = 0.0
         self.ready = now
-        """When it decodes again. Prefill and loading weights stop it."""
+        """Time until which the replica decodes nothing, because of prefill or because it loads weights."""
         self.due = inf
-        """When the caller wakes it next."""
+        """Time at which the clock next wakes this replica; infinity if that is not scheduled."""
         self.decoding = self.busy = 0.0
-        """Sequence-seconds, and seconds, of decoding."""
+        """Time of decoding so far: `decoding` in sequence-seconds, `busy` in seconds."""
         self.leaving = self.lost = False
         self._now = now
         self._marks: list[tuple[float, int, SimulatedSequence]] = []  # (service at the stop, stamp, sequence)
@@ -146,7 +149,7 @@ class SimulatedReplica:
         self._step_seconds = [speed.step(sequences) for sequences in range(speed.slots + 1)]
 
     def advance(self, now: float) -> None:
-        """Decode from the previous moment up to `now`."""
+        """Decode from the time of the previous call up to `now`."""
         start = self._now
         if now > start:
             self._now = now
@@ -159,7 +162,7 @@ class SimulatedReplica:
                     self.busy += seconds
 
     def pause(self, seconds: float) -> None:
-        """Decode nothing for `seconds` seconds."""
+        """Stop decoding for `seconds` seconds, in addition to earlier pauses."""
         self.ready = max(self.ready, self._now) + seconds
 
     def begin_decoding(self, sequence: SimulatedSequence, until: float, extra_steps: float = 0.0) -> None:
@@ -169,13 +172,13 @@ class SimulatedReplica:
         self.set_stop(sequence, until)
 
     def set_stop(self, sequence: SimulatedSequence, until: float) -> None:
-        """Let a decoding sequence stop next when it has `until` tokens."""
+        """Set the next stop of a decoding sequence to the moment at which it has `until` tokens."""
         self._stamps += 1
         sequence.stamp, sequence.stop = self._stamps, until
         heapq.heappush(self._marks, (sequence.joined + until - sequence.tokens, self._stamps, sequence))
 
     def end_decoding(self, sequence: SimulatedSequence) -> None:
-        """Stop decoding a sequence, and record which version gave each of its tokens."""
+        """Stop decoding a sequence, and record in its `spans` how many tokens came from each version."""
         self.active -= 1
         sequence.stamp = 0
         service, joined, versions = self.service, sequence.joined, self._versions
@@ -195,7 +198,7 @@ class SimulatedReplica:
             sequence.spans.append((version, service - max(since, joined)))
 
     def load(self, version: int) -> None:
-        """Decode with the weights of `version` from now on."""
+        """Load the weights of `version`, which generate all tokens from now on."""
         self.version = version
         self._versions.append((self.service, version))
         if len(self._versions) > MAX_VERSION_MARKS:
@@ -205,7 +208,10 @@ class SimulatedReplica:
             self._versions = self._versions[first:]
 
     def next_stopped(self) -> SimulatedSequence | None:
-        """Return a sequence that has reached its next stop, and remove that stop; None if no sequence has."""
+        """Return a sequence that has reached its next stop, and remove that stop.
+
+        None if no sequence has reached one.
+        """
         marks = self._marks
         while marks:
             mark, stamp, sequence = marks[0]
@@ -222,7 +228,7 @@ class SimulatedReplica:
         return None
 
     def next_stop_time(self) -> float:
-        """Return the moment of the next stop at the present rate; infinity without a stop.
+        """Return the time of the next stop at the present rate of decoding; infinity if there is no stop.
 
         The result may be too early, because the heap may still contain stops of sequences that no longer decode.
         """
@@ -240,7 +246,7 @@ class SimulatedReplica:
 
 
 class Capacity:
-    """The present slots and replicas of a pool, and the slot-seconds and replica-seconds that it has had so far."""
+    """The number of slots and replicas of a pool now, and their sums over time so far (slot-seconds, replica-seconds)."""
 
     __slots__ = ("_since", "replica_seconds", "replicas", "slot_seconds", "slots")
 
@@ -249,13 +255,13 @@ class Capacity:
         self.slot_seconds = self.replica_seconds = self._since = 0.0
 
     def advance(self, now: float) -> None:
-        """Add the slot-seconds and replica-seconds since the previous call."""
+        """Add the slot-seconds and replica-seconds between the previous call and `now`."""
         self.slot_seconds += self.slots * (now - self._since)
         self.replica_seconds += self.replicas * (now - self._since)
         self._since = now
 
     def add(self, now: float, replicas: int, slots: int) -> None:
-        """Add replicas and slots, or remove them if the numbers are negative."""
+        """Add replicas and slots at the time `now`, or remove them if the numbers are negative."""
         self.advance(now)
         self.replicas += replicas
         self.slots += slots

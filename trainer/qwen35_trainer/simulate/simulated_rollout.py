@@ -1,4 +1,4 @@
-"""The rollout pool and the straggler lane in virtual time: decoding, faults, other pool sizes and publications."""
+"""The rollout pool and the straggler lane in virtual time: decoding, faults, changes of size, and publications."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class SimulatedRollout:
         send: Callable[[on.Event], None],
         finish: Callable[[SimulatedSequence], None],
     ) -> None:
-        """Create a rollout without replicas. They join at `begin`.
+        """Create a rollout without replicas, which join when `begin` is called.
 
-        send: passes an event to the coordinator. finish: called with each complete sequence, after its replica has
-        released it.
+        send: passes an event to the coordinator. finish: called with each complete sequence, after it has left its
+        replica.
         """
         self.pool, self.lane = Capacity(), Capacity()
         self.lost = self.moves = 0
         self.full_at: float | None = None
-        """When all slots of the pool were taken for the first time."""
+        """Time at which all slots of the pool were taken for the first time. None: that has not happened."""
         self.prefill_tokens = 0
-        """Prompt and response tokens that were computed before sequences could be decoded."""
+        """Number of tokens that prefill computed: prompts, and earlier response tokens of sequences that start again."""
         self._held_of_group: Counter[tuple[int, int]] = Counter()  # (replica, group) → sequences
         self._workload, self._clock, self._send, self._finish = workload, clock, send, finish
         self._replicas: dict[int, SimulatedReplica] = {}
@@ -54,7 +54,7 @@ class SimulatedRollout:
         self._lane_after = inf if after is None else float(after)
 
     def begin(self) -> None:
-        """Let every replica join, and schedule the listed faults and changes of size."""
+        """Let every replica join, and schedule the faults and the changes of the pool's size that the workload lists."""
         replicas = [self._add(number) for number in range(len(self._speeds))]
         for replica in replicas:
             self._announce(replica)
@@ -66,7 +66,7 @@ class SimulatedRollout:
     # Actions of the coordinator.
 
     def start(self, number: int, sequences: list[tuple[SimulatedSequence, int]]) -> None:
-        """Start sequences on a replica, each with the number of tokens that it keeps."""
+        """Start sequences on a replica. sequences: each with the number of response tokens that it keeps."""
         replica, prefill = self._replicas[number], self._workload.prefill
         replica.advance(self._clock.now)
         for sequence, kept in sequences:
@@ -84,7 +84,7 @@ class SimulatedRollout:
             self.full_at = self._clock.now
 
     def move(self, action: do.MoveSequences) -> None:
-        """Move sequences to the lane."""
+        """Move sequences from a replica of the pool to a replica of the lane."""
         assert self._workload.lane is not None
         for name in action.sequences:
             sequence = self._release(self._replicas[action.source].held[name])
@@ -95,7 +95,7 @@ class SimulatedRollout:
             self.moves += 1
 
     def cancel(self, action: do.CancelSequences) -> None:
-        """Drop sequences from a replica."""
+        """Remove cancelled sequences from their replica."""
         for name in action.sequences:
             self._release(self._replicas[action.replica].held[name])
 
@@ -108,7 +108,7 @@ class SimulatedRollout:
             replica.begin_decoding(sequence, self._next_stop(sequence), extra_steps)
 
     def _release(self, sequence: SimulatedSequence) -> SimulatedSequence:
-        """Take a sequence off its replica, with its tokens."""
+        """Remove a sequence, with its tokens, from its replica, and return it."""
         replica = sequence.replica
         assert replica is not None
         replica.advance(self._clock.now)
@@ -132,10 +132,10 @@ class SimulatedRollout:
     # Decoding.
 
     def _schedule(self, replica: SimulatedReplica) -> None:
-        """Let the clock wake a replica at its next stop.
+        """Have the clock wake a replica at its next stop.
 
-        If the clock would wake the replica earlier anyway, that entry remains: the replica then wakes too early, and
-        schedules again.
+        If the clock would wake the replica earlier anyway, nothing changes: the replica then wakes too early, and is
+        scheduled again.
         """
         time = replica.next_stop_time()
         if time < replica.due:
@@ -153,7 +153,7 @@ class SimulatedRollout:
         self._schedule(replica)
 
     def _at_stop(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
-        """Handle a stop: the sequence is complete, or long enough for the lane, or at the end of a turn."""
+        """Handle a stop of a sequence, which is complete, or long enough for the lane, or at the end of a turn."""
         if sequence.stop == sequence.length:
             self._finish(self._release(sequence))
         elif sequence.stop == self._lane_after and not sequence.crossed:
@@ -179,7 +179,7 @@ class SimulatedRollout:
             self._schedule(sequence.replica)
 
     def _next_stop(self, sequence: SimulatedSequence) -> float:
-        """Return the number of tokens at the next stop."""
+        """Return the number of tokens that a sequence has at its next stop: end, end of a turn, or length for the lane."""
         stop = float(sequence.length)
         turns = self._workload.turns.count
         if sequence.turns + 1 < turns:
@@ -208,7 +208,7 @@ class SimulatedRollout:
             self._fail(self._replicas[number])
 
     def _fail(self, replica: SimulatedReplica) -> None:
-        """Lose a replica, and let it return after the time to repair."""
+        """Report a replica as lost, and schedule its return after the time to repair."""
         if replica.lost:
             return
         kept = {}
@@ -256,7 +256,7 @@ class SimulatedRollout:
             self._announce(self._add(number))
 
     def _retire(self, replica: SimulatedReplica) -> None:
-        """Remove a leaving replica if it holds no sequence."""
+        """Remove a leaving replica if it holds no sequence. Otherwise nothing happens yet."""
         if replica.leaving and not replica.lost and not replica.held:
             self._remove(replica)
             self._send(on.ReplicaLost(replica.number))
@@ -272,7 +272,10 @@ class SimulatedRollout:
     # Measurement.
 
     def decoded(self, *, lane: bool) -> tuple[float, float]:
-        """Return the time spent decoding so far, in the lane or in the pool: (sequence-seconds, replica-seconds)."""
+        """Return the time of decoding so far as (sequence-seconds, replica-seconds).
+
+        lane: in the lane, or else the pool.
+        """
         for replica in self._replicas.values():
             replica.advance(self._clock.now)
         replicas = [replica for replica in self._replicas.values() if replica.lane is lane]
@@ -283,9 +286,9 @@ class SimulatedRollout:
 
 
 class SimulatedPublication:
-    """Publishes versions in a simulated run.
+    """Publishes versions of the weights in a simulated run.
 
-    A publication transfers the version, then pauses every replica before the replica uses the version.
+    A publication transfers the version. Then each replica pauses, and uses the version after its pause.
     """
 
     def __init__(
@@ -297,7 +300,7 @@ class SimulatedPublication:
         send: Callable[[on.VersionLoaded], None],
     ) -> None:
         self.newest = 0
-        """The last version whose publication has begun. Replicas that join have it."""
+        """The last version whose publication has begun. A replica that joins starts with this version."""
         self._cost, self._prefill, self._clock = cost, prefill, clock
         self._replicas, self._send = replicas, send
 

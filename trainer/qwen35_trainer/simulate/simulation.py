@@ -23,9 +23,9 @@ from qwen35_trainer.simulate.workload import Workload
 
 
 def simulate(workload: Workload) -> SimulationResult:
-    """Simulate a workload. Deterministic: equal workloads give equal results.
+    """Simulate a workload, and return the measures of the run. Equal workloads give equal results.
 
-    Raises ValueError if the run cannot end, because with dynamic sampling too few groups have rewards that differ.
+    Raises ValueError if the run cannot end, because with dynamic sampling too few groups have signal.
     """
     try:
         return Simulation(workload).run()
@@ -40,7 +40,7 @@ class _SimulatedGroup:
         self.sequences, self.signal = sequences, signal
         self.unfinished = len(sequences)
         self.replicas: set[int] = set()
-        """The replicas on which its sequences started."""
+        """The numbers of the replicas on which sequences of the group started."""
 
 
 class Simulation:
@@ -79,7 +79,7 @@ class Simulation:
         }
 
     def run(self) -> SimulationResult:
-        """Simulate the whole run."""
+        """Simulate the whole run, and return its measures."""
         self.rollout.begin()
         while not self._ended:
             if not self.clock.step():
@@ -90,7 +90,7 @@ class Simulation:
         return self.measurement.result(self.coordinator.left_by_reason, self._publications, self._events)
 
     def send(self, event: on.Event) -> None:
-        """Pass an event to the coordinator and carry out its actions."""
+        """Pass an event to the coordinator, and carry out the actions that it returns."""
         self._events += 1
         for action in self.coordinator.handle(event):
             self._handlers[type(action)](action)

@@ -1,4 +1,4 @@
-"""The result of a simulated run, and its measurement between the end of the warm-up and the last measured batch."""
+"""The result of a simulated run, which is measured from the end of the warm-up to the last measured batch."""
 
 from __future__ import annotations
 
@@ -15,53 +15,57 @@ from qwen35_trainer.simulate.workload import BatchPolicy, MissedDeadlinePolicy, 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The measures of a simulated run. Shares are between 0 and 1, lags in versions, times in the workload's unit (seconds).
+    """The measures of a simulated run.
 
-    Measures that say "whole run" include warm-up and cool-down; all others cover the measured batches.
+    Shares are between 0 and 1, lags are in versions, and times are in the workload's unit, here called seconds.
+    Measures that mention the whole run include warm-up and cool-down; all others cover only the measured batches.
     """
 
     throughput: float
-    """Trained tokens per second, including masked ones."""
+    """Tokens of trained groups per second, including tokens that were masked because of their age."""
     effective_throughput: float
-    """Trained tokens per second, without those masked because of their age."""
+    """Trained tokens per second, without tokens that were masked because of their age."""
     ideal_throughput: float
-    """The throughput if the slower pool were always busy."""
+    """Tokens per second if the slower pool were always busy."""
     mean_lag: float
-    """Mean lag of groups: from the version of the first token to the version that trained it."""
+    """Mean lag of the trained groups: versions from the oldest token of a group to its training."""
     max_lag: int
-    """Maximum lag of a group."""
+    """Maximum lag of a trained group: versions from the oldest token of the group to its training."""
     lag_histogram: tuple[int, ...]
-    """Number of groups by lag, from 0."""
+    """Number of trained groups by lag: the item at index n counts the groups with a lag of n versions."""
     mean_token_lag: float
-    """Mean lag of the tokens in the loss."""
+    """Mean lag of the tokens in the loss, in versions."""
     max_token_lag: int
-    """Maximum lag of a token in the loss."""
+    """Maximum lag of a token in the loss, in versions."""
     masked_share: float
     """Share of the tokens of trained groups that were masked because of their age."""
     discarded_share: float
-    """Share of the groups that left because they missed their deadline, whole run."""
+    """Share of the groups that left because they missed their deadline, in the whole run."""
     filtered_share: float
-    """Share of the groups that left because they had no signal, whole run."""
+    """Share of the groups that left because they had no signal (all rewards equal), in the whole run."""
     mean_trained_length: float
-    """Mean response tokens of the trained sequences."""
+    """Mean number of response tokens of the trained sequences."""
     true_mean_length: float
-    """Mean of the length distribution over the same batches. A difference above chance means that the rule is biased."""
+    """Mean of the length distribution over the measured batches, in tokens.
+
+    If it differs from `mean_trained_length` by more than chance, the rule that chooses groups prefers some lengths.
+    """
     idle_slots: float
-    """Share of the rollout pool's slot time without decoding. Lost replicas do not count as idle."""
+    """Share of the time of the rollout pool's slots without decoding. Slots of lost replicas do not count."""
     idle_replicas: float
     """Share of the time of the pool's replicas during which they decoded nothing at all."""
     idle_lane: float | None
-    """As `idle_slots`, for the straggler lane. None without a lane."""
+    """Share of the time of the straggler lane's slots without decoding. None: there is no lane."""
     train_idle: float
     """Share of the time during which the trainer waited for a batch."""
     train_copying: float
     """Share of the time during which the trainer copied weights instead of training."""
     prefill_tokens: float
-    """Number of tokens that replicas computed before they decoded: prompts, and what a lost replica had generated."""
+    """Number of tokens that prefill computed: prompts, and earlier response tokens of sequences that start again."""
     replicas_per_group: float
     """Mean number of replicas on which the sequences of a trained group started."""
     seconds: float
-    """Duration of the measured batches."""
+    """Duration of the measured batches, in seconds."""
     mean_step: float
     """Mean seconds from one trained batch to the next."""
     time_to_first_batch: float
@@ -69,19 +73,22 @@ class SimulationResult:
     time_to_full: float | None
     """Seconds from the start until all slots of the pool were taken. None if that never happened."""
     publications: int
-    """Number of publications, whole run."""
+    """Number of publications in the whole run."""
     lost_replicas: int
-    """Number of lost replicas, whole run."""
+    """Number of losses of replicas in the whole run."""
     moves: int
-    """Number of sequences that moved to the lane, whole run."""
+    """Number of moves of sequences to the straggler lane in the whole run."""
     events: int
-    """Number of events that the coordinator processed, whole run."""
+    """Number of events that the coordinator processed in the whole run."""
     exits: dict[str, int]
-    """Number of groups by the reason for which they left, whole run."""
+    """Reason → number of groups that left the pipeline for this reason in the whole run."""
 
     @property
     def bias(self) -> float:
-        """The mean length of trained sequences, relative to the mean of the distribution, minus 1."""
+        """The relative difference between the mean length of trained sequences and the mean of the distribution.
+
+        A negative value means that the rule that chooses groups prefers short responses.
+        """
         return self.mean_trained_length / self.true_mean_length - 1
 
     def as_dict(self) -> dict[str, object]:
@@ -98,7 +105,7 @@ class TrainedTotals:
     """Sums over the groups that have trained so far."""
 
     def __init__(self, max_token_lag: int | None) -> None:
-        """max_token_lag: tokens with a larger lag are masked. None: no token is masked."""
+        """Create empty totals. max_token_lag: tokens with a larger lag are masked; None: no token is masked."""
         self.tokens = self.masked = self.token_lag = 0.0
         self.max_token_lag = self.sequences = 0
         self.lags: Counter[int] = Counter()
@@ -123,27 +130,27 @@ class TrainedTotals:
 
 @dataclass(frozen=True)
 class _Totals:
-    """The time used and the time available, from the start up to a moment."""
+    """The time used and the time available in the rollout pool, from the start of the run up to a moment."""
 
     time: float
     training: float
     copying: float
     prefill: float
-    """Tokens that replicas prefilled."""
+    """Number of tokens that replicas have prefilled."""
     decoding: float
     """Sequence-seconds of decoding in the pool."""
     busy: float
     """Replica-seconds of decoding in the pool."""
     slots: float
-    """Slot-seconds of the pool."""
+    """Available slot-seconds of the pool."""
     replicas: float
-    """Replica-seconds of the pool."""
+    """Available replica-seconds of the pool."""
     lane_decoding: float
     lane_slots: float
 
 
 class Measurement:
-    """Collects the measures of one simulated run, which reports each batch before and after it trains."""
+    """Collects the measures of one simulated run. The run reports each batch before and after the batch trains."""
 
     def __init__(self, workload: Workload, sampler: GroupSampler, rollout: SimulatedRollout) -> None:
         masking = (
@@ -155,10 +162,10 @@ class Measurement:
         self.train_seconds = 0.0
         """Seconds of training so far."""
         self.copy_seconds = 0.0
-        """Seconds so far in which the trainer copied weights."""
+        """Seconds so far during which the trainer copied weights."""
         self._group_replicas = 0  # sum over the trained groups
         self.first_batch_at: float | None = None
-        """When the first batch began to train."""
+        """Time at which the first batch began to train. None: no batch has begun."""
         self._begin = self._end = _Totals(*[0.0] * 10)
 
     def batch_begins(
@@ -166,7 +173,7 @@ class Measurement:
     ) -> None:
         """Add a batch that begins to train at `version`.
 
-        replicas: the sum over its groups of the number of replicas on which their sequences started.
+        replicas: sum over the groups of the number of replicas on which sequences of the group started.
         """
         if self.first_batch_at is None:
             self.first_batch_at = now
@@ -244,8 +251,8 @@ class Measurement:
 def ideal_throughput(workload: Workload) -> float:
     """Return the tokens per second of the slower pool if it is always busy, with all slots taken.
 
-    If both pools share hardware, the result is that of both pools in turn. Prefill, environments, publications and the
-    trainer's overhead are not included. They make the real throughput lower than this.
+    If both pools share hardware, the result is the throughput of both pools in turn. Prefill, environments,
+    publications and the trainer's overhead are not included, so the real throughput is lower.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)
     rollout = sum(replica.tokens_per_second for replica in (*workload.replicas, *lane))

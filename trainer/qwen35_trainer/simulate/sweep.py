@@ -19,14 +19,14 @@ MAX_ROWS = 1000
 
 @dataclass(frozen=True)
 class SweepAxis:
-    """A field of the workload, and its values in the sweep."""
+    """A field of the workload, and the values that it has in a sweep."""
 
     key: str
     values: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> SweepAxis:
-        """Parse a sweep of the form `KEY=a,b,c`. Raises ChangeRefused."""
+        """Parse an axis of the form `KEY=a,b,c`. Raises ChangeRefused for any other text."""
         key, equals, text_values = text.partition("=")
         values = tuple(value.strip() for value in text_values.split(","))
         if not equals or not all(values):
@@ -36,7 +36,7 @@ class SweepAxis:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One combination: a value for each axis, and a result for each seed."""
+    """One combination of values in a sweep: a value for each axis, and a result for each seed."""
 
     values: tuple[str, ...]
     workload: Workload
@@ -50,7 +50,7 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class SkippedCombination:
-    """A combination that cannot be simulated, with the reasons."""
+    """A combination of values in a sweep that cannot be simulated, with the reasons."""
 
     values: tuple[str, ...]
     problems: tuple[str, ...]
@@ -59,9 +59,9 @@ class SkippedCombination:
 def simulate_seeds(
     workload: Workload, seeds: int, on_simulated: Callable[[], None] = lambda: None
 ) -> tuple[SimulationResult, ...]:
-    """Simulate a workload with its seed and the `seeds` - 1 seeds after it. on_simulated: called after each simulation.
+    """Simulate a workload `seeds` times: with the seed in the workload, and with the following seeds.
 
-    Raises WorkloadRefused.
+    on_simulated: called after each simulation. Raises WorkloadRefused if the run cannot end.
     """
     results = []
     for seed in range(workload.seed, workload.seed + seeds):
@@ -101,7 +101,7 @@ def combinations(
 
 
 def average(results: Sequence[SimulationResult]) -> SimulationResult:
-    """Combine the results of several seeds: maxima of maximum lags, sums of counts, means of all other measures."""
+    """Combine the results of several seeds: the maximum of maximum lags, the sum of counts, the mean of all else."""
     if len(results) == 1:
         return results[0]
     joined: dict[str, Any] = {measure.name: _joined(measure.name, results) for measure in fields(SimulationResult)}

@@ -1,4 +1,7 @@
-"""The description of what is simulated. Its defaults are the reference workload of docs/design/staleness.md."""
+"""The workload, which describes a run to simulate.
+
+Its defaults are the reference workload of docs/design/staleness.md.
+"""
 
 from __future__ import annotations
 
@@ -43,29 +46,35 @@ __all__ = [
 
 
 class BatchPolicy(StrEnum):
-    """The rule by which a batch takes groups. All rules but the first are those of other projects, for comparison."""
+    """The rule by which a batch takes groups. The first rule is this project's; the others are for comparison."""
 
     DEADLINE_FIRST = "deadline-first"
-    """The rule of this project, with the staleness threshold s and the maximum lag S."""
+    """Take groups with the earliest deadline first: this project's rule, with staleness threshold s and maximum lag S."""
     FIFO = "fifo"
-    """Take groups in order of dispatch, and wait for each. Without S; the lag does not exceed it."""
+    """Take groups in order of dispatch, and wait for each. The maximum lag S has no effect; s alone bounds the lag."""
     WINDOWED_FIFO = "windowed-fifo"
-    """Take finished groups among the first W in order of dispatch. Without S; the lag does not exceed s + W / P."""
+    """Take finished groups among the first W in order of dispatch. S has no effect; the lag is at most s + W / P."""
     COMPLETION = "completion"
-    """Take groups in order of completion. Without S; the lag is not bounded."""
+    """Take groups in order of completion. The maximum lag S has no effect, and the lag is not bounded."""
     SYNCHRONOUS = "synchronous"
-    """Generate the batches of a version, train them, publish. Both s and S are 0."""
+    """Generate all batches of a version, train them, then publish the next version. Both s and S are 0."""
     COLOCATED = "colocated"
-    """As `synchronous`, with pools that take turns on the hardware of both. A trainer unit equals a replica of the first kind."""
+    """Generate, train and publish as with `synchronous`, but each pool in turn uses the hardware of both pools.
+
+    One unit of the train pool has the hardware of one replica of the first kind.
+    """
 
 
 @dataclass(frozen=True)
 class Turns:
-    """Conversations of a model with an environment: a response consists of `count` equal parts, with a wait between them."""
+    """Conversations of a model with an environment: a response consists of `count` equal parts, with waits between them."""
 
     count: int = 1
     latency: float = 0.0
-    """Mean seconds between two parts, exponentially distributed. Meanwhile the slot is taken and decodes nothing."""
+    """Mean seconds between two parts, exponentially distributed.
+
+    The sequence keeps its slot meanwhile, without decoding.
+    """
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -75,62 +84,71 @@ class Turns:
 
 @dataclass(frozen=True)
 class Workload:
-    """Everything that a simulation runs: lengths, pools, costs, and the rule for batches.
+    """The run to simulate: response lengths, pools, costs, and the rule by which a batch takes groups.
 
-    Raises ValueError that lists every violated inequality: such a run would never end, or measure nothing.
+    Raises ValueError with every violated inequality, because such a run would never end, or measure nothing.
     """
 
     pools: tuple[ReplicaGroup, ...] = (ReplicaGroup(),)
-    """The rollout pool. Its replicas are numbered in this order, followed by those of the lane."""
+    """The replicas of the rollout pool, by kind. Replicas are numbered in this order, followed by those of the lane."""
     lane: LaneSpeed | None = None
-    """None: there is no straggler lane."""
+    """The straggler lane, to which long sequences move. None: there is no lane."""
     trainer: TrainSpeed = field(default_factory=TrainSpeed)
     publication: PublicationCost = field(default_factory=PublicationCost)
     prefill: PrefillCost = field(default_factory=PrefillCost)
     turns: Turns = field(default_factory=Turns)
     scoring_latency: float = 0.0
-    """Seconds from the last token of a group to its rewards."""
+    """Seconds from the last token of a group until its rewards are known."""
 
     lengths: LengthDistribution = field(default_factory=Lognormal)
     """The distribution of response tokens per sequence: Lognormal, BoundedPareto or Replayed."""
     correlation: float = 0.0
-    """The prompt's share of the variance of the logarithm of the length, between 0 and 1."""
+    """Share, 0 to 1, of the variance of the logarithm of the length that depends on the prompt.
+
+    0: lengths of a group are independent. 1: they are equal.
+    """
     drift: float = 1.0
-    """Factor by which the lengths change per batch. Above 1 they grow while the model learns."""
+    """Factor by which lengths change from batch to batch. Above 1, responses become longer during the run."""
     signal: float = 1.0
     """Probability that the rewards of a group differ."""
 
     faults: Faults = field(default_factory=Faults)
     elastic: tuple[tuple[float, int], ...] = ()
-    """(second, number of replicas of the pool from then on), in ascending order. Additional replicas are of the last kind."""
+    """Changes of the pool's size, each as (second, number of replicas from then on), in ascending order.
+
+    Additional replicas are of the last kind in `pools`.
+    """
 
     policy: BatchPolicy = BatchPolicy.DEADLINE_FIRST
     window_fraction: float = 0.3
-    """For windowed FIFO: the first W = ⌊fraction · window limit⌋ groups may leave."""
+    """Size of the window of the policy `windowed-fifo`, as a share of the window's limit: W = ⌊fraction · limit⌋."""
     prompts_per_batch: int = 32
-    """P: groups per batch."""
+    """P: number of groups (prompts) per batch."""
     group_size: int = 8
-    """G: sequences per group."""
+    """G: number of sequences per group."""
     batches_per_version: int = 1
-    """K: batches between two publications."""
+    """K: number of batches between two publications."""
     staleness_threshold: float = 2.0
-    """s, the staleness threshold, in versions. It has no effect with `synchronous` and `colocated`."""
+    """s: the staleness threshold, in versions. It has no effect with the policies `synchronous` and `colocated`."""
     max_version_lag: int = 4
-    """S, the maximum lag, in versions. Only `deadline-first` has it."""
+    """S: the maximum lag, in versions. It has an effect only with the policy `deadline-first`."""
     on_missed_deadline: MissedDeadlinePolicy = MissedDeadlinePolicy.WAIT
     partial_rollout: bool = True
     group_affinity: bool = True
     """Whether the samples of a prompt go to the same replica. Otherwise each goes to the least loaded replica."""
     adaptive: bool = False
     dynamic_sampling: bool = False
-    """Whether groups without signal are replaced. Otherwise they train."""
+    """Whether groups without signal (all rewards equal) are replaced by other groups. Otherwise they train."""
 
     batches: int = 62
-    """The number of batches up to and including the last measured one."""
+    """Number of batches up to and including the last measured batch."""
     warm_up: int = 12
-    """The number of batches at the start that are not measured."""
+    """Number of batches at the start that are not measured."""
     cool_down: int | None = None
-    """Batches after the measured ones, so that the end of the run does not affect them. None: ⌈1 + s⌉·K, which suffices."""
+    """Number of batches after the measured ones, so that the end of the run does not affect the measures.
+
+    None: ⌈1 + s⌉·K batches, which is enough.
+    """
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -180,20 +198,26 @@ class Workload:
 
     @property
     def replicas(self) -> tuple[ReplicaSpeed, ...]:
-        """The replicas of the rollout pool at the start. With `colocated` they include the trainer's hardware."""
+        """The speed of each replica of the rollout pool at the start.
+
+        With the policy `colocated`, the replicas include the trainer's hardware.
+        """
         replicas = tuple(pool.replica for pool in self.pools for _ in range(pool.count))
         return replicas + self.trainer.units * replicas[:1] if self.policy is BatchPolicy.COLOCATED else replicas
 
     @property
     def train_pool(self) -> TrainSpeed:
-        """Return the trainer. With `colocated` it includes the hardware of the rollout pool."""
+        """The speed of the train pool.
+
+        With the policy `colocated`, the train pool includes the rollout pool's hardware.
+        """
         if self.policy is not BatchPolicy.COLOCATED:
             return self.trainer
         return TrainSpeed(len(self.replicas), self.trainer.seconds_per_token, self.trainer.overhead)
 
     @property
     def settings(self) -> CoordinatorSettings:
-        """Return the coordinator's settings for this workload."""
+        """The settings of the coordinator for this workload."""
         strict = self.policy in {BatchPolicy.SYNCHRONOUS, BatchPolicy.COLOCATED}
         count = 0.0 if strict else self.staleness_threshold
         # The other rules do not use an age, but the window requires one that is not below the count.
@@ -213,7 +237,7 @@ class Workload:
         )
 
     def _capacity_problems(self) -> list[str]:
-        """Return the reasons why no sequence would be generated, or why some sequence would never end."""
+        """Return the reasons for which no sequence would be generated, or some sequence would never end."""
         problems = []
         count = sum(pool.count for pool in self.pools)
         if count < 1:

@@ -12,10 +12,10 @@ def open_sinks(
 ) -> list[Sink]:
     """Open the sinks of `spec.tracking`.
 
-    folder: the folder of the run, below which each sink keeps its files in a folder of its own.  run_id: identifies the
-    run for all its attempts, so that a service continues one run.  config: the resolved manifest, as plain data.
+    folder: the folder of the run, in which each sink has a folder for its files. run_id: the same for all attempts of a
+    run, so that a service continues one run. config: the resolved manifest, as plain data.
 
-    Raises ModuleNotFoundError naming the field and the extra to install if the package of a sink is missing.
+    Raises ModuleNotFoundError, with the field and the extra to install, if the package of a sink is missing.
     """
     sinks: list[Sink] = []
     # Imported only when used: other runs do not need these packages, and they are slow to import.

@@ -26,10 +26,10 @@ _STATUS: Final = {"Succeeded": "FINISHED", "Stopped": "KILLED", "Failed": "FAILE
 def mlflow_sink(
     *, tracking_uri: str, experiment: str, name: str, run_id: str, config: Mapping[str, object]
 ) -> ServiceSink:
-    """Return a sink that logs to one run of the experiment.
+    """Return a sink that logs to one run of an MLflow experiment.
 
-    The sink continues the run with the tag `run_id` if there is one, and otherwise creates it. config: the resolved
-    manifest, logged as parameters such as "train.nodes".
+    If the experiment has a run with the tag `run_id`, the sink continues that run; otherwise it creates one. config:
+    the resolved manifest, logged as parameters such as "train.nodes".
     """
 
     def open_run() -> "_MlflowRun":

@@ -1,4 +1,4 @@
-"""The names of the scalars, which are the same in every sink."""
+"""The numbers of a record as named scalars. Every sink uses the same names."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -57,9 +57,9 @@ _NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "tim
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
-    """Return the numbers of a record by name, as trackers show them; values that the run does not have are left out.
+    """Return the numbers of a record by the names that trackers show. Values that the run does not have are left out.
 
-    Empty for spans and the end of the run.
+    The result is empty for records of spans and of the end of the run.
     """
     match record:
         case UpdateRecord():

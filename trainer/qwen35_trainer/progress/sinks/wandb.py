@@ -22,9 +22,9 @@ except ModuleNotFoundError as error:
 def wandb_sink(
     *, project: str, entity: str | None, name: str, run_id: str, folder: Path, config: Mapping[str, object]
 ) -> ServiceSink:
-    """Return a sink that logs to the run `run_id` of the project, and continues that run if it exists.
+    """Return a sink that logs to the run `run_id` of a Weights & Biases project, and continues that run if it exists.
 
-    With WANDB_MODE=offline the data stay in `folder`. config: the resolved manifest, by which W&B compares runs.
+    With WANDB_MODE=offline the data stay in `folder`. config: the resolved manifest, which W&B uses to compare runs.
     """
 
     def open_run() -> "_WandbRun":

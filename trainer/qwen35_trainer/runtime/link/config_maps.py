@@ -1,4 +1,4 @@
-"""A link through ConfigMaps of a cluster, with the few calls of the Kubernetes API that it needs.
+"""A link to the operator through ConfigMaps of a cluster, with the few calls of the Kubernetes API that the link needs.
 
     report   PATCH -progress (merge)
     history  PATCH -history (merge)
@@ -37,25 +37,31 @@ logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 WATCH_SECONDS = 300
-"""The API server ends a watch after this time. The list that follows contains whatever the watch may have missed."""
+"""Time after which the API server ends a watch.
+
+The list that follows contains every change that the watch has missed.
+"""
 MAX_SILENCE_SECONDS = 90.0
-"""A watch without a byte for this long has lost its peer: the API server sends a bookmark about every minute."""
+"""Time without a byte after which a watch counts as broken. The API server sends a bookmark about every minute."""
 READ_BUFFER_BYTES = 1 << 20
-"""aiohttp reads lines of up to twice this size. An object in etcd has at most 1.5 MiB."""
+"""Size of aiohttp's read buffer. A line may have twice this size, and an object in etcd has at most 1.5 MiB."""
 
 PAUSE_SECONDS = 1.0
-"""Between two watches, so that a server that ends them immediately is not flooded with requests."""
+"""Pause between two watches, so that a server that ends each watch immediately does not get too many requests."""
 FAILURES_BEFORE_WARNING = 3
-"""Consecutive failures before a warning: a watch is cut now and then, and the next one works."""
+"""Number of consecutive failures after which a warning is logged.
+
+A single failure is usual, and the next watch works.
+"""
 MIN_STEADY_SECONDS = 30.0
-"""A failure of a watch that lasted longer than this counts as the first one."""
+"""Duration of a watch above which its failure counts as the first of consecutive failures."""
 
 _CALL_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
-"""No answer, an error status, or an answer of another shape."""
+"""Exceptions of a failed call: no answer, an error status, or an answer with unexpected content."""
 
 
 class ConfigMapLink:
-    """Link through the ConfigMaps of `training` in `namespace`."""
+    """A link to the operator through the ConfigMaps of `training` in `namespace`."""
 
     def __init__(self, account: ServiceAccount, *, namespace: str, training: str) -> None:
         self._account = account
@@ -110,7 +116,10 @@ class ConfigMapLink:
             await self._opened.close()
 
     async def _texts(self) -> AsyncIterator[str]:
-        """Yield the value of the key, then its value after each change, until the watch ends. Raises _CALL_ERRORS."""
+        """Yield the text of the orders in the ConfigMap, and again after each change, until the watch ends.
+
+        Raises _CALL_ERRORS.
+        """
         selector = {"fieldSelector": f"metadata.name={self._control}"}
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
         # A list, because it returns a version from which to watch; the version of the object itself may be too old.
@@ -139,7 +148,7 @@ class ConfigMapLink:
                     yield _control_text(event["object"])
 
     def _parse(self, text: str) -> Control | None:
-        """Return the orders in `text`; None, with a warning, when it cannot be read, and None when it is empty."""
+        """Return the orders in `text`. None if the text is empty, and None with a warning if it cannot be read."""
         try:
             return parse_control(text) if text else None
         except ContractError as error:
@@ -164,7 +173,7 @@ async def _checked(answer: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
 
 
 def _status_message(body: str) -> str:
-    """Return the message of a Status object; the start of `body` when it is something else."""
+    """Return the message in `body`, a Status object of Kubernetes. If it is something else, return its beginning."""
     try:
         status: Any = json.loads(body)
         return str(status["message"])

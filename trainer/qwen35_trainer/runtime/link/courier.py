@@ -1,4 +1,4 @@
-"""Delivers reports and receives orders on a thread of its own, so that a slow operator does not delay the training.
+"""Delivers reports and receives orders on a separate thread, so that a slow operator does not delay the training.
 
     notify ─► newest() ─► report ──► delivered              control ─► on_order
                  ▲          │ LinkDown
@@ -24,11 +24,11 @@ from qwen35_trainer.runtime.link.operator_link import FIRST_BACKOFF_SECONDS, MAX
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_SECONDS = 5.0
-"""Between two reports that are not urgent: each costs the cluster a write."""
+"""Minimum time between two reports that are not urgent, because each report is a write in the cluster."""
 HISTORY_INTERVAL_SECONDS = 30.0
-"""Between two histories: each is a write of hundreds of kilobytes."""
+"""Minimum time between two deliveries of the history, because each is a write of hundreds of kilobytes."""
 CANCEL_SECONDS = 5.0
-"""How long `finish` waits for the thread to end after the deadline of the last report."""
+"""Maximum time that `finish` waits for the thread to end, after the deadline of the last report."""
 
 
 class Undelivered(Exception):
@@ -36,7 +36,7 @@ class Undelivered(Exception):
 
 
 class Courier:
-    """Delivers reports to the operator, and fetches its orders, on a thread of its own.
+    """Delivers reports to the operator, and fetches the operator's orders, on a separate thread.
 
     Call `start` first and `finish` last; any thread may call `notify` in between.
 
@@ -69,7 +69,7 @@ class Courier:
         self._thread.start()
 
     def notify(self, *, urgent: bool = False) -> None:
-        """Schedule a report. urgent: without waiting for REPORT_INTERVAL_SECONDS."""
+        """Schedule a report. urgent: whether to send it immediately, without waiting for REPORT_INTERVAL_SECONDS."""
         self._call_on_thread(self._schedule, urgent, False)
 
     def notify_history(self) -> None:
@@ -77,7 +77,7 @@ class Courier:
         self._call_on_thread(self._history_changed.set)
 
     def finish(self, seconds: float) -> None:
-        """Deliver the last report, and end the thread. Raises Undelivered when that takes longer than `seconds`."""
+        """Deliver the last report, and end the thread. Raises Undelivered if that is not done after `seconds`."""
         self._call_on_thread(self._schedule, True, True)
         self._thread.join(seconds)
         if not self._delivered:
@@ -160,7 +160,11 @@ class Courier:
                 return
 
     async def _wait_for_turn(self, failures: int) -> None:
-        """Wait for a change, and until the next report may be sent."""
+        """Wait until there is a change to report, and until the next report may be sent.
+
+        failures: number of reports in a row that were not delivered. After a failure, the wait is a backoff. An urgent
+        report ends the wait.
+        """
         await self._changed.wait()
         if failures:
             pause = backoff_seconds(failures, first=FIRST_BACKOFF_SECONDS, maximum=MAX_BACKOFF_SECONDS)

@@ -1,4 +1,4 @@
-"""A link through the files of a folder: writes progress.json and history.json.gz, and polls control.json.
+"""A link to an operator through files in a folder: writes progress.json and history.json.gz, and polls control.json.
 
 It replaces the ConfigMaps where there is no cluster. The files contain the same text as the keys of the ConfigMaps.
 """
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.5
 
 
 class FolderLink:
-    """Link through the files of a folder, which it creates. Raises LinkRefused when that is impossible."""
+    """A link to an operator through the files of a folder. The folder is created; raises LinkRefused if that fails."""
 
     def __init__(self, folder: Path) -> None:
         self._progress, self._control = folder / PROGRESS_KEY, folder / CONTROL_KEY
@@ -54,10 +54,13 @@ class FolderLink:
             await asyncio.sleep(POLL_SECONDS)
 
     async def close(self) -> None:
-        """Do nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
     def _read_changed(self, latest_stamp: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Return the stamp of control.json, and its text if the stamp differs from `latest_stamp`."""
+        """Return the stamp of control.json, and the text of the file, or None if the stamp is still `latest_stamp`.
+
+        A stamp identifies a version of the file; None: there is no file.
+        """
         try:
             stat = self._control.stat()
             stamp = (stat.st_mtime_ns, stat.st_size, stat.st_ino)

@@ -13,13 +13,13 @@ CLUSTER = "cluster"
 """The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-"""An operator that was unreachable receives the next report at most this long after it is reachable again."""
+"""Maximum pause between tries to reach the operator, and so the maximum delay of a report after an outage."""
 
 _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_VARIABLE, PORT_VARIABLE)
 
 
 class LinkDown(Exception):
-    """A report or a history was not delivered. The next one may be. The message contains the target and the reason."""
+    """A report or a history was not delivered; a later one may be. The message contains the target and the reason."""
 
 
 class LinkRefused(ValueError):
@@ -32,15 +32,18 @@ class Link(Protocol):
     """A connection to one operator. All methods are used from one event loop."""
 
     async def report(self, progress: ProgressReport) -> None:
-        """Replace the previous report with this one. Raises LinkDown at its deadline."""
+        """Replace the previous report by `progress`. Raises LinkDown if that fails or takes too long."""
 
     async def history(self, packed: bytes) -> None:
-        """Replace the stored history with `packed`, made by `progress.packed_history`. Raises LinkDown at its deadline."""
+        """Replace the stored history by `packed`, made by `progress.packed_history`.
+
+        Raises LinkDown if that fails or takes too long.
+        """
 
     def orders(self) -> AsyncIterator[Control]:
         """Yield the operator's current orders, then the new orders after each change.
 
-        Never ends: it waits while the operator is unreachable, and skips orders that cannot be read.
+        The iteration never ends. It waits while the operator is unreachable, and skips orders that cannot be read.
         """
 
     async def close(self) -> None:
@@ -70,9 +73,9 @@ def open_link(option: str, environment: Mapping[str, str] = os.environ, account:
 
 
 def _missing(environment: Mapping[str, str], account: Path) -> list[str]:
-    """Check that this process has the environment variables and files of a pod of the operator.
+    """Check that this process has the environment variables and files of a pod that the operator has created.
 
-    Returns one text that lists all missing ones; an empty list if none is missing.
+    Returns a list with one text that names everything that is missing, or an empty list if nothing is missing.
     """
     unset = [name for name in _POD_VARIABLES if not environment.get(name)]
     absent = [str(account / name) for name in ("token", "ca.crt") if not (account / name).is_file()]

@@ -53,19 +53,22 @@ from qwen35_trainer.runtime.measurements import TrainingClock
 logger = logging.getLogger(__name__)
 
 FINAL_REPORT_SECONDS = 120.0
-"""How long the last report is tried before the run ends without it."""
+"""Maximum time for the delivery of the last report. After it the run ends without having delivered the report."""
 INTERRUPTED_REPORT_SECONDS = 3.0
-"""The same after a signal that leaves no time: less than `signals.END_SECONDS`, after which the run is killed."""
+"""Maximum time for the delivery of the last report after a signal that leaves no time to save.
+
+It is less than `signals.END_SECONDS`, after which the run is killed.
+"""
 
 
 class OutcomeUndelivered(RuntimeError):
-    """The run has ended, and the operator does not know how. The message contains the outcome and the latest problem."""
+    """The run has ended, but the operator did not receive the outcome. The message has the outcome and the problem."""
 
     failure = None  # it cannot be reported
 
 
 class Reporter:
-    """A metrics sink that also receives the operator's orders. Without a link it does nothing, and there are no orders."""
+    """A metrics sink that reports to the operator and receives its orders. Without a link it does nothing."""
 
     def __init__(self, link: Link | None = None, attempt: int = 1, final_seconds: float = FINAL_REPORT_SECONDS) -> None:
         self._standing = Standing(attempt, head=os.environ.get(POD_VARIABLE))
@@ -76,7 +79,7 @@ class Reporter:
         self._finish: FinishRecord | None = None
         self._begun = self._stopping = self._saved = False
         self.control: Control | None = None
-        """The newest orders for this attempt."""
+        """The newest orders of the operator for this attempt. None: there are no orders yet."""
 
     @property
     def stop_ordered(self) -> bool:
@@ -88,7 +91,11 @@ class Reporter:
             self._change(lambda standing: standing, urgent=True)
 
     def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: SavedCheckpoint | None, started: float) -> None:
-        """Begin the attempt. checkpoint: the one to resume from. started: wall-clock second at which the attempt began."""
+        """Begin the attempt.
+
+        metrics: path of the metrics file. checkpoint: the checkpoint from which the attempt resumes, if any. started:
+        time at which the attempt began, in Unix seconds.
+        """
         if self._courier is None:
             return
         clock, report, earlier = TrainingClock(started), None, RunFold()
@@ -117,7 +124,7 @@ class Reporter:
         self._change(lambda standing: replace(standing, phase=text))
 
     def hosts(self, hosts: Mapping[str, str]) -> None:
-        """Record where the rollout replicas run: replica → pod."""
+        """Record where the rollout replicas run. hosts: name of a replica → its pod."""
         if hosts != self._standing.hosts:
             self._change(lambda standing: replace(standing, hosts=dict(hosts)))
 
@@ -133,10 +140,10 @@ class Reporter:
                 self._courier.notify_history()
 
     def close(self) -> None:
-        """Do nothing: `conclude` sends the last report."""
+        """Do nothing, because `conclude` sends the last report."""
 
     def conclude(self, error: BaseException | None = None) -> None:
-        """Send the last report. error: what the run raised. Raises OutcomeUndelivered."""
+        """Send the last report. error: the exception that ended the run, if any. Raises OutcomeUndelivered."""
         if self._courier is None:
             return
         end = self._attempt_end(error)
@@ -169,7 +176,7 @@ class Reporter:
         return AttemptEnd("Failed", reason, message)
 
     def _receive(self, control: Control) -> None:
-        """Take over orders. Called on the courier's thread."""
+        """Accept orders of the operator. Called on the courier's thread."""
         if control.attempt != self._standing.attempt:
             return
         self.control = control
@@ -181,7 +188,7 @@ class Reporter:
         return self._standing.progress(time.time())
 
     def _packed(self) -> bytes | None:
-        """Return the history so far. Called on a thread of the courier's pool."""
+        """Return the packed history so far, or None before there is one. Called on a thread of the courier's pool."""
         return None if self._history is None else self._history.packed()
 
     def _change(self, change: Callable[[Standing], Standing], *, urgent: bool = False) -> None:
@@ -193,13 +200,16 @@ class Reporter:
 
 
 class RunHistory:
-    """The run so far, for reports after its pods are gone. One thread adds records, another packs them."""
+    """The records of the run so far, for reports after its pods are gone.
+
+    One thread adds records, another packs them.
+    """
 
     def __init__(self, manifest: str, max_version_lag: int | None, samples: Path, earlier: RunFold) -> None:
         """Begin a history.
 
-        manifest: the resolved one, as YAML. max_version_lag: the bound of the lag, None in SFT. samples: the file of sampled
-        responses. earlier: the records of previous attempts; this object adds to it.
+        manifest: the resolved manifest, as YAML. max_version_lag: the maximum lag, None in SFT. samples: path of the
+        file of sampled responses. earlier: the records of previous attempts, to which this object adds records.
         """
         self._manifest, self._bound, self._samples = manifest, max_version_lag, samples
         self._lock = threading.Lock()
@@ -245,7 +255,8 @@ def reporting(option: str | None) -> Iterator[Reporter]:
 def earlier_records(metrics: Path, until: int) -> RunFold:
     """Fold the records of previous attempts that led to the weights after update `until`.
 
-    Spans are not parsed, because there may be many, and ends are left out. A damaged line is logged and left out.
+    Records of spans are not parsed, because there may be many. Records of the end of an attempt are left out, and so is
+    a damaged line, which is logged.
     """
     fold = RunFold()
     if not metrics.is_file():
@@ -262,7 +273,7 @@ _LEFT_OUT = (line_start(SpanRecord), line_start(FinishRecord))
 
 
 def _parsed(line: bytes) -> UpdateRecord | EvaluationRecord | CheckpointRecord | ExportRecord | None:
-    """Return the record of a line. None, and a warning, for a damaged line."""
+    """Return the record in a line. For a damaged line, log a warning and return None."""
     try:
         record = from_line(line.decode())
     except ValueError as error:

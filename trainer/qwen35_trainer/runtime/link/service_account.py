@@ -15,19 +15,19 @@ class ServiceAccount:
     """The credentials of a pod for the API server: address, namespace, token and certificate authority."""
 
     server: str
-    """https://host:port"""
+    """Address of the API server, in the form https://host:port."""
     folder: Path
-    """Contains `token` and `ca.crt`."""
+    """The folder that contains the files `token` and `ca.crt`."""
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ, folder: Path = MOUNT_PATH) -> "ServiceAccount":
-        """Return the account of this pod. Raises KeyError outside of a pod."""
+        """Return the service account of this pod. Raises KeyError outside of a pod."""
         host, port = environment[HOST_VARIABLE], environment[PORT_VARIABLE]
         return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
 
     @property
     def token(self) -> str:
-        """The bearer token. It is read at each use, because the kubelet replaces it before it expires. Raises OSError."""
+        """The bearer token. The file is read at each use, because the kubelet replaces the token. Raises OSError."""
         return (self.folder / "token").read_text().strip()
 
     def context(self) -> ssl.SSLContext:

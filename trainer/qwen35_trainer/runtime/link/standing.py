@@ -1,4 +1,4 @@
-"""Computes the state of an attempt from its records. Pure: the same records give the same report."""
+"""Computes the state of an attempt from its records. The same records always give the same report."""
 
 import math
 from collections.abc import Mapping
@@ -22,14 +22,14 @@ from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
-"""Number of latest versions, and of latest updates, whose times give the pace."""
+"""Number of latest versions, and of latest updates, from whose times the pace (time per version, or update) is computed."""
 MIN_PACE_SAMPLES = 3
-"""Number of versions, or updates, below which there is no pace."""
+"""Minimum number of versions, or updates, from which a pace (time per version, or update) is computed."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The end of an attempt. reason: a `FailureReason`, empty unless the attempt failed."""
+    """The end of an attempt. reason: a `FailureReason` if the attempt failed, otherwise empty."""
 
     state: AttemptState
     reason: str = ""
@@ -38,12 +38,15 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of an attempt, from which reports are made. RunTotals are over all attempts; everything else concerns this one."""
+    """The state of an attempt, from which reports are made.
+
+    The totals (RunTotals) are over all attempts of the run. Everything else concerns this attempt.
+    """
 
     attempt: int
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
     head: str | None = None
-    """The driver's pod."""
+    """Name of the pod in which the driver runs."""
     phase: str = "starting"
     updates: int | None = None
     update: int = 0
@@ -53,27 +56,30 @@ class Standing:
     tokens: int = 0
     latest: UpdateRecord | None = None
     seconds_per_update: tuple[float, ...] = ()
-    """Durations of the latest updates."""
+    """Durations of the latest updates, in seconds, the oldest first."""
     accuracy: float | None = None
-    """Result of the latest evaluation; None where it is not meaningful, as for graded rewards (`progress.held_out`)."""
+    """Held-out accuracy in the latest evaluation. None if it gives no information, as for graded rewards."""
     held_out_reward: float | None = None
-    """Result of the latest evaluation; None where it equals `accuracy`."""
+    """Mean reward of the held-out prompts in the latest evaluation. None if it equals `accuracy`."""
     published: tuple[float, ...] = ()
-    """Unix times of the latest versions."""
+    """Times at which the latest versions were published, in Unix seconds."""
     checkpoint: CheckpointReport | None = None
     export: CheckpointReport | None = None
     stop: str | None = None
-    """Id of the order to stop that is being carried out."""
+    """Id of the order to stop that is being carried out. None: there is no such order."""
     end: AttemptEnd | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Replica → pod."""
+    """Name of a rollout replica → name of its pod."""
     busy: Mapping[str, float] = field(default_factory=dict)
-    """Replica → seconds of work since the latest update."""
+    """Name of a rollout replica → seconds of work since the latest update."""
     idle: Mapping[str, float] = field(default_factory=dict)
-    """Replica → idle share, 0 to 1, of the time between the latest two updates."""
+    """Name of a rollout replica → share, 0 to 1, of the time between the latest two updates in which it was idle."""
 
     def resumed(self, clock: TrainingClock, earlier: RunTotals, checkpoint: CheckpointReport | None) -> Self:
-        """Return the state at the beginning of an attempt. earlier: totals of the records that led to the checkpoint."""
+        """Return the state at the beginning of an attempt that resumes a run.
+
+        earlier: totals of the records that led to the checkpoint. checkpoint: the one from which it resumes, if any.
+        """
         evaluation = earlier.evaluation
         return replace(
             self,
@@ -89,7 +95,7 @@ class Standing:
         )
 
     def after(self, record: RunRecord) -> Self:
-        """Return the state after one more record."""
+        """Return the state after `record`, the next record of the attempt."""
         match record:
             case UpdateRecord():
                 return self._updated(record)
@@ -132,7 +138,7 @@ class Standing:
         )
 
     def progress(self, now: float) -> ProgressReport:
-        """Return the report of Unix time `now`."""
+        """Return the report of the attempt at time `now`, in Unix seconds."""
         end, latest = self.end or AttemptEnd("Running"), self.latest
         measured = {} if latest is None else _measured(latest)
         return ProgressReport(
@@ -168,12 +174,15 @@ class Standing:
 
 
 def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
-    """Return the report of a checkpoint, or of an export, that was complete at Unix time `time`."""
+    """Return the report of a checkpoint, or of an export, that was complete at `time`, in Unix seconds."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 
 def _measured(latest: UpdateRecord) -> dict[str, Any]:
-    """Return the measurements of the latest update. Values that are not finite become None, because JSON cannot express them."""
+    """Return the measurements of the latest update, by the names in the report.
+
+    Values that are not finite become None, because JSON cannot represent them.
+    """
     return {
         "reward": _finite(latest.reward_mean),
         "lagMean": _finite(latest.lag_mean),
