@@ -19,7 +19,8 @@ PROCESSES = (
     *("runtime/test_journal_file.py", "runtime/test_memory.py", "runtime/test_modes.py", "runtime/test_signals.py"),
     *("runtime/test_stop.py", "runtime/link/test_runs.py", "runtime/test_environment.py", "runtime/test_exporting.py"),
     *("runtime/test_output.py", "runtime/test_site.py", "suite/test_set_up.py", "suite/test_links.py"),
-    *("runtime/test_losses.py",),
+    *("runtime/test_losses.py", "runtime/test_every_call.py", "runtime/test_learning.py", "runtime/test_versions.py"),
+    *("models/test_context_parallel.py", "models/test_vision_ranks.py"),
     *(
         "rollout/test_vllm.py",
         "rollout/test_split_replica.py",
@@ -30,13 +31,8 @@ PROCESSES = (
 """Whose tests start processes."""
 TORCH = (
     *("algorithms", "engines", "models", "rollout", "weights", "data/test_picture_reader.py", "data/test_tokenizer.py"),
-    *("runtime/test_engine_thread.py", "runtime/test_every_call.py", "runtime/test_learning.py"),
-    *(
-        "runtime/test_assembly.py",
-        "runtime/test_supervised.py",
-        "runtime/test_versions.py",
-        "upgrade/test_recordings.py",
-    ),
+    *("runtime/test_assembly.py", "runtime/test_engine_thread.py", "runtime/test_supervised.py"),
+    "upgrade/test_recordings.py",
 )
 """Whose tests import torch."""
 STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system"})

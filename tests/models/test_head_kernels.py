@@ -38,6 +38,7 @@ for architecture in (80, 90, 100):
 """
 
 
+@pytest.mark.processes
 def test_interpreted_they_pass_the_tests_of_the_head():
     """But for those that count what operators give: the interpreter has operators of its own."""
     # In a process of its own: Triton decides at its import whether it interprets.
@@ -47,6 +48,7 @@ def test_interpreted_they_pass_the_tests_of_the_head():
     assert "20 passed, 7 deselected" in done
 
 
+@pytest.mark.processes
 def test_they_compile_and_need_no_more_registers_than_there_are(tmp_path):
     rows = [line.split() for line in _run("-c", COMPILE, TRITON_CACHE_DIR=str(tmp_path)).splitlines()]
     assert len(rows) == 3 * 3 * 2 * 2

@@ -131,6 +131,7 @@ def test_a_checkpoint_without_heads_passes_none(tmp_path):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.processes
 def test_vllm_has_a_place_for_every_name():
     weights = vision_language(experts=4).state_dict().items()
     packed = {name for name, _ in exported(weights, tied=False)}

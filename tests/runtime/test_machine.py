@@ -53,7 +53,7 @@ def test_each_worker_needs_a_device_of_its_own(write, tmp_path, removed, case):
         assert (problem[0] in shortage[0].message, problem[1] in shortage[0].fix) == (True, True), str(shortage[0])
 
 
-@pytest.mark.torch
+@pytest.mark.processes
 def test_a_run_on_devices_of_this_machine_trains(local, write, tmp_path, monkeypatch):
     """With processors in the place of two accelerators: all else is as it would be."""
     monkeypatch.setattr(run_command, "devices_here", {"NVIDIA": 2}.get)

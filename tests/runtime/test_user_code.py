@@ -94,7 +94,7 @@ def advantage(inputs):
 """
 
 
-@pytest.mark.torch
+@pytest.mark.processes
 @pytest.mark.parametrize(("function", "code"), [("own:loss", 0), ("own:lost", 2)])
 def test_a_run_trains_with_functions_next_to_its_manifest(local, write, tmp_path, function, code):
     (tmp_path / "own.py").write_text(OWN)

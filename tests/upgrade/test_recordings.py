@@ -131,6 +131,7 @@ def test_the_export_of_a_recorded_checkpoint_equals_the_recorded_export(recordin
 
 
 @of("running")
+@pytest.mark.processes
 def test_the_recorded_run_trains_on_from_its_checkpoint(recording: Recording, tmp_path: Path, local) -> None:
     """The weights, the optimizer's state, the random states and the position in the data are this version's to continue."""
     shutil.copytree(recording.claim, tmp_path, dirs_exist_ok=True)
