@@ -34,7 +34,7 @@ help:
 	@echo "make laptop             install the small set of requirements, which runs qwen35"
 	@echo "make test               run lint, then all tests, or some: PATHS=\"tests/pipeline tests/cli\""
 	@echo "make check              run lint and the tests that start no process and do not import torch: two minutes; TORCH=1 adds torch"
-	@echo "make soak               run random examples and orders, every case of every sweep, and other versions, for SOAK_MINUTES=60"
+	@echo "make soak               run random examples and orders, every case of every sweep, and other versions, for at least SOAK_MINUTES=60"
 	@echo "make lint               check style, types, imports, language, links, generated files and locks"
 	@echo "make docs               build the documentation as a searchable site in site/; broken links and missing pages are errors"
 	@echo "make generate           write crds/, docs/reference/, the migration tables and requirements/"

@@ -1,8 +1,13 @@
 """`make soak`: what is too long or too random for every change. Runs until its minutes are over, each kind at least once.
 
-    kinds ─► one run of each ─► again in turn, with new seeds, until the minutes are over ─► how many runs of each kind
+    clusters:  one run of each kind ─► again in turn, until the minutes are over ─┐
+                                                                                  ├─► alone: one run of each ─► how many runs of each
+    processes: one run of each kind ─► again in turn, until the minutes are over ─┘
 
     python -m tests.soak --minutes 60 [--only KIND …] [--seed N]
+
+The first two lanes run in parallel, because tests with clusters mostly wait. Tests that assert a limit in seconds or need most of
+the memory run after them, when nothing else runs.
 
 Every run has a seed, which is printed and repeats it: hypothesis draws its examples from it, and test files come in the order
 that it gives. The fork server is off, so every process does its own imports. A kind that fails does not stop the others. The exit
@@ -17,17 +22,28 @@ import secrets
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import cycle
+from enum import Enum
+from itertools import count, cycle
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
 TESTS = REPOSITORY / "tests"
 CLUSTERS = ("controlplane", "cluster")
+PROPERTIES = ("pipeline", "simulate", "operator", "manifest", "data", "algorithms")
+"""Folders whose tests draw random examples."""
 SIGNALS, LOSSES = "runtime/test_signals.py", "runtime/test_losses.py"
-MONTH = "pipeline/test_month.py"
+MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
+
+
+class Lane(Enum):
+    """Where a kind runs: beside the kinds of the other lane, or when nothing else runs."""
+
+    CLUSTERS = "clusters"
+    PROCESSES = "processes"
+    ALONE = "alone"
 
 
 @dataclass(frozen=True)
@@ -35,8 +51,9 @@ class Kind:
     """One sort of run: pytest with these folders or files below tests/, these arguments, and this environment."""
 
     name: str
+    lane: Lane
     tests: tuple[str, ...]
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ("-m", "not quiet")
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def command(self, seed: int) -> list[str]:
@@ -45,47 +62,87 @@ class Kind:
 
 
 def kinds() -> tuple[Kind, ...]:
-    folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
-    rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS))
+    return (*_with_clusters(), *_with_processes(), *_alone())
+
+
+def _with_clusters() -> tuple[Kind, ...]:
+    oldest_server = ("controlplane/test_admission.py", "controlplane/test_lifecycle.py", "controlplane/test_suspend.py")
+    oldest_kuberay = (
+        "controlplane/test_lifecycle.py",
+        "controlplane/test_suspend.py",
+        "controlplane/test_elasticity.py",
+    )
     return (
-        Kind(
-            "random examples",
-            ("pipeline", "simulate", "operator", "manifest", "data", "algorithms"),
-            (f"--ignore=tests/{MONTH}",),
-        ),
-        Kind("a month of updates in virtual time", (MONTH,)),
-        Kind("signals at random moments of the start", (SIGNALS,), ("-m", "soak", "-s")),
-        Kind("replicas lost for half an hour", (LOSSES,), ("-m", "soak")),
-        Kind("every write of every story", ("controlplane",)),
+        Kind("parts of a real node killed", Lane.CLUSTERS, ("cluster",)),
+        Kind("every write of every story", Lane.CLUSTERS, ("controlplane",)),
         Kind(
             "the oldest API server that the newest can emulate",
-            ("controlplane/test_admission.py", "controlplane/test_lifecycle.py", "controlplane/test_suspend.py"),
+            Lane.CLUSTERS,
+            oldest_server,
             environment={"QWEN35_TESTBED_KUBERNETES": "1.32"},
         ),
         Kind(
             "the oldest KubeRay",
-            ("controlplane/test_lifecycle.py", "controlplane/test_suspend.py", "controlplane/test_elasticity.py"),
+            Lane.CLUSTERS,
+            oldest_kuberay,
             environment={"QWEN35_TESTBED_KUBERAY": "oldest"},
-        ),
-        Kind("parts of a real node killed", ("cluster",)),
-        Kind(
-            "all others, in random order",
-            rest,
-            (
-                f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start",
-                f"--deselect=tests/{LOSSES}::test_replicas_lost_for_half_an_hour_lose_no_prompt",
-                f"--ignore=tests/{MONTH}",
-            ),
         ),
     )
 
 
+def _with_processes() -> tuple[Kind, ...]:
+    folders = (place for place in TESTS.iterdir() if place.is_dir() and any(place.rglob("test_*.py")))
+    rest = tuple(sorted(place.name for place in folders if place.name not in CLUSTERS + PROPERTIES))
+    elsewhere = (
+        f"--deselect=tests/{SIGNALS}::test_signals_at_random_moments_of_the_start",
+        f"--deselect=tests/{LOSSES}::test_replicas_lost_for_half_an_hour_lose_no_prompt",
+        f"--ignore=tests/{REAL_SIZE}",
+    )
+    return (
+        Kind(
+            "random examples",
+            Lane.PROCESSES,
+            PROPERTIES,
+            ("-m", "not quiet", f"--ignore=tests/{MONTH}"),
+        ),
+        Kind("a month of updates in virtual time", Lane.PROCESSES, (MONTH,)),
+        Kind("replicas lost for half an hour", Lane.PROCESSES, (LOSSES,), ("-m", "soak")),
+        Kind("all others, in random order", Lane.PROCESSES, rest, ("-m", "not quiet", *elsewhere)),
+    )
+
+
+def _alone() -> tuple[Kind, ...]:
+    files = (file for file in sorted(TESTS.rglob("test_*.py")) if "mark.quiet" in file.read_text())
+    timed = tuple(name for file in files if (name := str(file.relative_to(TESTS))) != SIGNALS)
+    return (
+        Kind("signals at random moments of the start", Lane.ALONE, (SIGNALS,), ("-m", "quiet or soak", "-s")),
+        Kind("limits in seconds", Lane.ALONE, timed, ("-m", "quiet")),
+        Kind("the real size", Lane.ALONE, (REAL_SIZE,)),
+    )
+
+
 def run(kind: Kind, seed: int) -> bool:
-    """Whether it passed. What it prints goes to this process's output."""
-    print(f"soak: {kind.name}, seed {seed}", flush=True)
+    """Whether it passed. Prints the output, each line after the kind's lane."""
     own = {"QWEN35_TESTS": "soak", "QWEN35_TESTS_ORDER": str(seed), "OMP_NUM_THREADS": "1"}
     environment = os.environ | own | kind.environment
-    return subprocess.run(kind.command(seed), cwd=REPOSITORY, env=environment, check=False).returncode == 0
+    command = kind.command(seed)
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(f"{kind.lane.value} │ {line}", end="", flush=True)
+    return process.returncode == 0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended."""
+
+    kind: Kind
+    seed: int
+    passed: bool
+    minutes: float
 
 
 def turns(chosen: Sequence[Kind], until: float) -> Iterator[Kind]:
@@ -97,6 +154,28 @@ def turns(chosen: Sequence[Kind], until: float) -> Iterator[Kind]:
         yield kind
 
 
+def runs(lane: Sequence[Kind], until: float, seeds: Iterator[int]) -> list[Ended]:
+    """Run the kinds of a lane, one after the other."""
+    ended = []
+    for kind in turns(lane, until):
+        seed, started = next(seeds), time.monotonic()
+        print(f"soak: {kind.name}, seed {seed}", flush=True)
+        ended.append(Ended(kind, seed, run(kind, seed), (time.monotonic() - started) / 60))
+    return ended
+
+
+def report(chosen: Sequence[Kind], ended: Sequence[Ended]) -> int:
+    """Print how many runs of each kind passed, and those that failed. Returns the exit code."""
+    for kind in chosen:
+        own = [run for run in ended if run.kind == kind]
+        minutes = sum(run.minutes for run in own)
+        print(f"soak: {sum(run.passed for run in own)} of {len(own)} passed in {minutes:.0f} min: {kind.name}")
+    failed = [run for run in ended if not run.passed]
+    for run in failed:
+        print(f"soak: failed: {run.kind.name}, seed {run.seed}")
+    return int(bool(failed) or {run.kind.name for run in ended} != {kind.name for kind in chosen})
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
@@ -104,19 +183,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(2**31), help="of the first run")
     arguments = parser.parse_args()
     chosen = [kind for kind in kinds() if not arguments.only or kind.name in arguments.only]
-    passed: Counter[str] = Counter()
-    failed: list[str] = []
-    for number, kind in enumerate(turns(chosen, time.monotonic() + 60 * arguments.minutes)):
-        seed = arguments.seed + number
-        if run(kind, seed):
-            passed[kind.name] += 1
-        else:
-            failed.append(f"{kind.name}, seed {seed}")
-    for kind in chosen:
-        print(f"soak: {passed[kind.name]} passed: {kind.name}")
-    for failure in failed:
-        print(f"soak: failed: {failure}")
-    return int(bool(failed) or any(not passed[kind.name] for kind in chosen))
+    until = time.monotonic() + 60 * arguments.minutes
+    seeds = count(arguments.seed)  # next() of this counter is one step of the interpreter, so lanes may share it
+    lanes = [[kind for kind in chosen if kind.lane is lane] for lane in Lane]
+    *beside, alone = lanes
+    with ThreadPoolExecutor() as threads:
+        ended = [run for lane in threads.map(lambda kinds: runs(kinds, until, seeds), beside) for run in lane]
+    ended += runs(alone, 0, seeds)
+    return report(chosen, ended)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """What `make soak` runs."""
 
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests import soak
 
@@ -25,3 +28,37 @@ def test_each_kind_gives_pytest_places_that_exist_and_its_seed() -> None:
     for kind in soak.kinds():
         assert all((TESTS / place).exists() for place in kind.tests), kind.name
         assert "--hypothesis-seed=7" in kind.command(7)
+
+
+def test_only_the_kinds_that_run_alone_have_tests_with_limits_in_seconds() -> None:
+    timed = {str(file.relative_to(TESTS)) for file in TESTS.rglob("test_*.py") if "mark.quiet" in file.read_text()}
+    alone = [kind for kind in soak.kinds() if kind.lane is soak.Lane.ALONE]
+    assert timed <= {place for kind in alone for place in kind.tests}
+    for kind in soak.kinds():
+        if kind not in alone and any(file.startswith(place) for place in kind.tests for file in timed):
+            assert kind.arguments[:2] in [("-m", "not quiet"), ("-m", "soak")], kind.name
+
+
+def kind_of(lane: soak.Lane, name: str) -> soak.Kind:
+    return soak.Kind(name, lane, ("suite",))
+
+
+def test_the_exit_code_tells_failed_runs_and_kinds_without_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = kind_of(soak.Lane.CLUSTERS, "first"), kind_of(soak.Lane.ALONE, "second")
+    both = [soak.Ended(first, 1, passed=True, minutes=1.0), soak.Ended(second, 2, passed=True, minutes=1.0)]
+    assert soak.report((first, second), both) == 0
+    assert soak.report((first, second), both[:1]) == 1
+    assert soak.report((first, second), [*both, soak.Ended(first, 3, passed=False, minutes=1.0)]) == 1
+    printed = capsys.readouterr().out
+    assert "1 of 2 passed in 2 min: first" in printed
+    assert "failed: first, seed 3" in printed
+
+
+def test_a_run_that_fails_is_reported_as_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for code, passed in ((0, True), (3, False)):
+        command = [sys.executable, "-c", f"print('its output'); raise SystemExit({code})"]
+        monkeypatch.setattr(soak.Kind, "command", lambda *_, command=command: command)
+        assert soak.run(kind_of(soak.Lane.ALONE, "one"), 1) is passed
+        assert "alone │ its output" in capsys.readouterr().out
