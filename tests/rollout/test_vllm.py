@@ -186,7 +186,7 @@ def logits_of(model: Any, prompt: Sequence[int], response: np.ndarray) -> torch.
 
 def log_probs_of(model: Any, prompt: Sequence[int], response: np.ndarray) -> np.ndarray:
     chosen = torch.from_numpy(response.astype(np.int64))[:, None]
-    return logits_of(model, prompt, response).log_softmax(-1).gather(1, chosen).squeeze(1).numpy()
+    return logits_of(model, prompt, response).float().log_softmax(-1).gather(1, chosen).squeeze(1).numpy()
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -630,15 +630,37 @@ def test_loading_replaces_all_weights_and_holds_no_tensor(replica: Replica) -> N
     assert_like_the_library(replica, replica.models[1])
 
 
-@pytest.mark.soak
 @pytest.mark.parametrize(
     "shape",
-    [{"tieEmbeddings": True}, {"experts": 4, "expertsPerToken": 2}, {"vision": {}}],
-    ids=["tied", "experts", "vision"],
+    [{"tieEmbeddings": True}, pytest.param({"vision": {}}, marks=pytest.mark.soak)],
+    ids=["tied", "vision"],
 )
 def test_other_shapes_generate_and_load(tmp_path: Path, shape: dict[str, Any]) -> None:
     with running(tmp_path, shape, (0, 1)) as replica:
         for seed in (0, 1):
             replica.load(seed)
-            # Rounded to bfloat16, a router may choose other experts, in the library as in vLLM.
-            assert_like_the_library(replica, replica.models[seed], 0.06 if "experts" in shape else 0.02)
+            assert_like_the_library(replica, replica.models[seed])
+
+
+@pytest.mark.soak
+def test_a_mixture_of_experts_is_as_close_to_float32_as_the_library_in_bfloat16(tmp_path: Path) -> None:
+    """Rounded to bfloat16, a router may choose other experts, in the library as in vLLM, and at other tokens in each.
+
+    So the limit for log-probabilities is relative, and the most likely tokens are not compared.
+    """
+    with running(tmp_path, {"experts": 4, "expertsPerToken": 2}, (0, 1)) as replica:
+        for seed in (0, 1):
+            replica.load(seed)
+            model = replica.models[seed]
+            rounded = copy.deepcopy(model).bfloat16()
+            of_vllm, of_library = [], []
+            for length in (2, 7, 20, 50, 100, 300):
+                prompt = prompt_of(length)
+                for completed in replica.generate(prompt, 24, samples=4):
+                    tokens = completed.tokens
+                    exact = log_probs_of(model, prompt, tokens.ids)
+                    of_vllm.append(np.abs(tokens.log_probs - exact))
+                    of_library.append(np.abs(log_probs_of(rounded, prompt, tokens.ids) - exact))
+            in_vllm, in_library = np.concatenate(of_vllm).mean(), np.concatenate(of_library).mean()
+            assert in_vllm <= 1.5 * in_library
+            assert in_library < 0.06, "the library itself must be close, or the comparison says nothing"

@@ -25,6 +25,8 @@ type Worker = Any
 
 LOADED = "_qwen35_loaded"
 """Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
+HEAD = "lm_head.weight"
+"""End of the name of the output layer's parameter."""
 _PR_SET_PDEATHSIG = 1
 """Number of the process setting PR_SET_PDEATHSIG, from Linux's prctl.h."""
 
@@ -71,7 +73,7 @@ def finish_replacement(worker: Worker) -> list[str]:
 
     runner = worker.model_runner
     model = runner.get_model()
-    parameters = {name for name, _ in model.named_parameters()}
+    parameters = {name for name, _ in model.named_parameters() if not (_is_tied(model) and name.endswith(HEAD))}
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
         finalize_layerwise_reload(model, runner.model_config)
         _repack_tied_head(model)
@@ -94,6 +96,15 @@ def _repack_tied_head(model: Any) -> None:  # noqa: ANN401  # vLLM's model
 
     vLLM 0.32 renews only the copy of the embedding.
     """
-    text = getattr(model, "language_model", model)
-    if text.config.tie_word_embeddings:
-        text.lm_head.quant_method.process_weights_after_loading(text.lm_head)
+    if _is_tied(model):
+        head = _text_model(model).lm_head
+        head.quant_method.process_weights_after_loading(head)
+
+
+def _is_tied(model: Any) -> bool:  # noqa: ANN401  # vLLM's model
+    """Whether the output layer has the weights of the embedding. While weights are replaced, vLLM gives it a parameter of its own."""
+    return bool(_text_model(model).config.tie_word_embeddings)
+
+
+def _text_model(model: Any) -> Any:  # noqa: ANN401  # vLLM's model
+    return getattr(model, "language_model", model)
