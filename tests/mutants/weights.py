@@ -35,7 +35,7 @@ WEIGHTS = (
         file="trainer/qwen35_trainer/weights/staging.py",
         old="(shard.start + first) * item, values",
         new="shard.start + first, values",
-        killer="tests/weights/test_object_store.py::test_whole_tensors_arrive_from_the_shards_of_all_ranks",
+        killer="tests/weights/test_transports.py::test_every_bit_arrives_in_the_type_that_is_published",
     ),
     mutant(
         name="A segment is written although a replica still reads it.",
@@ -56,7 +56,7 @@ WEIGHTS = (
         file="trainer/qwen35_trainer/weights/host_weights.py",
         old="memory = segment.read()",
         new="memory = segment.data",
-        killer="tests/weights/test_object_store.py::test_a_version_in_use_stays_when_the_next_one_arrives_and_its_memory_is_used_again_afterwards",
+        killer="tests/weights/test_transports.py::test_readers_at_different_paces_keep_the_version_that_each_holds",
     ),
     mutant(
         name="A replica copies a version, and the node holds its weights twice.",

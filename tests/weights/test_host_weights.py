@@ -16,7 +16,7 @@ from qwen35_trainer.weights.fit import TensorKind, check_shapes, check_types, ki
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import joined
 from qwen35_trainer.weights.segment import MemorySegment, SegmentUnavailable
-from qwen35_trainer.weights.staging import CHUNK_BYTES, PART_BYTES, WeightShard, layout_of, pieces
+from qwen35_trainer.weights.staging import CHUNK_BYTES, PART_BYTES, layout_of, pieces
 from qwen35_trainer.weights.transports import receiver
 from qwen35_trainer.weights.transports.shared_memory import SharedMemorySender
 from qwen35_trainer.weights.weight_manifest import WeightManifest, WeightsDamaged
@@ -42,20 +42,6 @@ def in_memory(weights: dict[str, torch.Tensor], version: int) -> tuple[WeightMan
         begin = layout.tensors[piece.tensor].offset + piece.start
         parts.append(piece.write(memory[begin : begin + piece.size]))
     return WeightManifest(version, layout, tuple(parts)), memory
-
-
-def test_what_is_published_arrives_in_every_type_and_shape() -> None:
-    weights = received(WEIGHTS.items(), version=3)
-    assert weights.version == 3
-    assert same(weights.items(), WEIGHTS.items())
-
-
-def test_weights_are_published_in_the_type_that_the_shard_names() -> None:
-    live = torch.randn(1000, 7)
-    shard = WeightShard("w", (1000, 7), torch.bfloat16, 0, live)
-    staged = SharedMemorySender(ALONE)
-    published = joined([staged.stage([shard], 1, frozenset())], 1)
-    assert same(HostWeights.open(published.manifest, published.source).items(), [("w", live.to(torch.bfloat16))])
 
 
 @pytest.mark.parametrize("values", [0, 1, CHUNK_BYTES // 4 - 1, CHUNK_BYTES // 4 + 1, PART_BYTES // 4 + 3])
@@ -117,29 +103,6 @@ def test_a_replica_maps_each_segment_once_because_mapping_takes_as_long_as_copyi
     first, second, third, fourth = (address(version) for version in range(4))
     assert (first, second) == (third, fourth)
     assert first != second
-
-
-def test_parameters_that_change_during_a_pull_are_never_visible() -> None:
-    """A trainer steps and publishes, and steps again before the replica looks: the replica has what was published."""
-    live = torch.nn.Parameter(torch.zeros(50_000))
-    optimizer = torch.optim.SGD([live], lr=1.0)
-    sender, arriving = SharedMemorySender(ALONE), receiver()
-    engine, previous = received([("w", live)], 0), 0
-
-    def step() -> None:
-        live.grad = torch.full_like(live, -1.0)
-        optimizer.step()
-
-    for version in range(1, 6):
-        step()
-        needed = frozenset({version - 1, version - 2})
-        published = joined([sender.stage(whole_shards([("w", live)]), version, needed)], version)
-        step()  # with the replica's pull under way
-        pulled = asyncio.run(arriving.fetch(published))
-        step()
-        assert bool((engine["w"] == previous).all()), "the version in service changed"
-        engine, previous = pulled, 3 * version - 2
-        assert bool((engine["w"] == previous).all())
 
 
 @given(position=st.integers(0, 10_000), flip=st.integers(1, 255))

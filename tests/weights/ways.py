@@ -1,0 +1,218 @@
+"""Transports for tests: for each one, the writers of all train ranks as threads of this process, and readers.
+
+    Way.publish ─► a thread per rank: WeightSender.stage ─► joined ─► PublishedWeights ─► Way.fetch: WeightReceiver
+
+Ray's object store is a list of this process (`Store`), and the process group of the ranks is a barrier of threads (`RankEnd`). To hold a
+new transport to the suite (`test_transports.py`), add its name to WAYS, and to `Way.damage` and `Way.stored_bytes` what it stores.
+"""
+
+import asyncio
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.published import PublishedWeights, StagedShard, joined
+from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle
+from qwen35_trainer.weights.staging import WeightShard
+from qwen35_trainer.weights.transports import RankContext, TransportName, WeightReceiver, object_store, receiver, sender
+from tests.patience import PATIENCE
+
+WAYS: tuple[TransportName, ...] = ("sharedMemory", "objectStore")
+RANKS = 3
+BUCKET_BYTES = 256
+"""Size of a bucket in tests, so that a few values fill several. No tensor of a test may be larger on one rank."""
+WEIGHTS = {
+    "matrix": torch.arange(35, dtype=torch.float32).reshape(7, 5),
+    "vector": torch.tensor([1.5, -2.5], dtype=torch.bfloat16),
+    "empty": torch.empty(0, 4),
+    "scale": torch.tensor(0.5, dtype=torch.float64),
+}
+
+
+class Reference:
+    """A reference to an object of the store, which lives as long as the reference."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data, self.fetches = data, 0
+
+    def __await__(self):
+        self.fetches += 1
+        yield from asyncio.sleep(0).__await__()
+        return self.data
+
+
+class Store:
+    """The objects of Ray's object store that some reference still names."""
+
+    def __init__(self) -> None:
+        self._alive: weakref.WeakSet[Reference] = weakref.WeakSet()
+
+    def put(self, data: np.ndarray) -> Reference:
+        reference = Reference(data.copy())
+        reference.data.flags.writeable = False
+        self._alive.add(reference)
+        return reference
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(reference.data.size for reference in self._alive)
+
+
+class Collective:
+    """What the threads of a process group share."""
+
+    def __init__(self, ranks: int) -> None:
+        self.barrier = threading.Barrier(ranks, timeout=PATIENCE)
+        self.objects: list[Any] = [None] * ranks
+
+
+class RankEnd:
+    """A process group as one of its ranks has it. Objects are pickled, as between processes."""
+
+    def __init__(self, collective: Collective, rank: int) -> None:
+        self._collective, self._rank = collective, rank
+
+    def gather(self, value: object) -> list[Any]:
+        """Return the value of each rank."""
+        self._collective.objects[self._rank] = pickle.dumps(value)
+        self.wait()
+        gathered = [pickle.loads(each) for each in self._collective.objects]
+        self.wait()  # before any value is replaced
+        return gathered
+
+    def wait(self) -> None:
+        self._collective.barrier.wait()
+
+    def abort(self) -> None:
+        """Let all ranks that wait fail, because this one does not come."""
+        self._collective.barrier.abort()
+
+
+def _broadcast_object_list(objects: list[Any], src: int, group: RankEnd) -> None:
+    objects[:] = group.gather(objects)[src]
+
+
+def _all_gather_object(objects: list[Any], value: object, group: RankEnd) -> None:
+    objects[:] = group.gather(value)
+
+
+class Way:
+    """A transport with the writers of all ranks."""
+
+    def __init__(self, name: TransportName, store: Store, folder: Path) -> None:
+        self.name, self.store, self.folder = name, store, folder
+        collective = Collective(RANKS)
+        self._ends = [RankEnd(collective, rank) for rank in range(RANKS)]
+        self._senders = [sender(name, RankContext(rank, RANKS, end)) for rank, end in enumerate(self._ends)]
+
+    def publish(
+        self,
+        weights: Mapping[str, Tensor],
+        version: int,
+        needed: frozenset[int] = frozenset(),
+        types: Mapping[str, torch.dtype] | None = None,
+    ) -> PublishedWeights:
+        """Publish a version, of which each rank has its rows. types: of tensors that are published in another type than theirs."""
+        with ThreadPoolExecutor(RANKS) as threads:
+            staged = [
+                threads.submit(self._stage, rank, shards_of(rank, weights, types or {}), version, needed)
+                for rank in range(RANKS)
+            ]
+        if failures := [each.exception() for each in staged if each.exception() is not None]:
+            raise next((each for each in failures if not isinstance(each, threading.BrokenBarrierError)), failures[0])
+        return joined([each.result() for each in staged], version)
+
+    def _stage(self, rank: int, shards: list[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
+        try:
+            return self._senders[rank].stage(shards, version, needed)
+        except BaseException:
+            self._ends[rank].abort()
+            raise
+
+    def damage(self, published: PublishedWeights) -> str:
+        """Change one byte of a publication where replicas fetch it. Returns the name of its tensor."""
+        layout = published.manifest.layout
+        if isinstance(published.source, SegmentHandle):
+            MemorySegment.open(published.source, writable=True).data[layout.tensors[0].offset] ^= 1
+            return layout.tensors[0].name
+        reference = published.source.buckets[-1].reference
+        damaged = reference.data.copy()
+        damaged[0] ^= 1
+        reference.data = damaged
+        return layout.tensors[published.manifest.parts[-published.source.buckets[-1].parts].tensor].name
+
+    def close(self) -> None:
+        """End the writers."""
+        self._senders.clear()
+        gc.collect()
+
+    def stored_bytes(self) -> int:
+        """Return the bytes of all versions in memory that this process and the store hold, as writer or reader, of all transports."""
+        return self.store.stored_bytes + sum(_segments().values())
+
+
+def fetch(arriving: WeightReceiver, published: PublishedWeights) -> HostWeights:
+    return asyncio.run(arriving.fetch(published))
+
+
+def reader() -> WeightReceiver:
+    """The receiving end of a replica, for every transport."""
+    return receiver()
+
+
+def bits(weights: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    """Type, shape and bytes of each tensor. Bytes are equal where values are, even if they are not numbers."""
+    return {
+        name: (tensor.dtype, tuple(tensor.shape), tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for name, tensor in weights.items()
+    }
+
+
+def shards_of(rank: int, weights: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> list[WeightShard]:
+    """Rows in order of ranks, as torch.chunk divides them: the last rank has fewer, or none."""
+    shards = []
+    for name, tensor in weights.items():
+        whole = tensor.reshape(-1) if tensor.ndim == 0 else tensor
+        chunks = whole.chunk(RANKS)
+        start = sum(chunk.numel() for chunk in chunks[:rank])
+        values = chunks[rank] if rank < len(chunks) else whole.flatten()[:0]
+        shards.append(WeightShard(name, tuple(tensor.shape), types.get(name, tensor.dtype), start, values))
+    return shards
+
+
+def _segments() -> dict[str, int]:
+    """Inode → bytes of each segment that this process maps, in whole pages."""
+    segments: dict[str, int] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if "qwen35-weights" in line:
+            addresses, _, _, _, inode, *_ = line.split()
+            begin, end = (int(address, 16) for address in addresses.split("-"))
+            segments[inode] = end - begin
+    return segments
+
+
+@contextmanager
+def ways(folder: Path) -> Iterator[Callable[[TransportName], Way]]:
+    """Context manager: a function that sets a transport up, with stand-ins for Ray's store and for process groups."""
+    store = Store()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "put", store.put)
+        patch.setattr(object_store, "BUCKET_BYTES", BUCKET_BYTES)
+        patch.setattr(dist, "barrier", RankEnd.wait)
+        patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
+        patch.setattr(dist, "all_gather_object", _all_gather_object)
+        yield lambda name: Way(name, store, folder)
