@@ -97,7 +97,7 @@ class OfflineVLLM:
         self.core = self._llm.llm_engine
         block = self.core.vllm_config.cache_config.block_size
         assert 2 * block + 1 == PROMPT_TOKENS, f"a block has {block} tokens"
-        replace_weights(self.core, weights.items())
+        replace_weights(self.core, weights, tied=config.tie_word_embeddings)
 
     def generate(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         """Generate all sequences, and add what was done to `turn`."""

@@ -186,7 +186,7 @@ def case(size: int, replicas: int, rounds: int, live: torch.dtype, folder: Path 
     shards = [WeightShard(name, (values,), torch.bfloat16, 0, tensor) for name, tensor in tensors.items()]
     copied = min(size, MAX_COPY_BYTES)
     source, target = np.ones(copied, np.uint8), np.zeros(copied, np.uint8)
-    end, memory = sender("sharedMemory", RankContext(0, 1, None)), Memory()
+    end, memory = sender("SharedMemory", RankContext(0, 1, None)), Memory()
     results: list[dict[str, Any]] = []
     pool: Replicas | None = None
     for version in range(rounds + 2):  # each of the two segments is fresh once

@@ -54,6 +54,7 @@ WRITTEN: list[Document] = [
             "updatesPerBatch": 2,
             "batchesPerPublication": 2,
         },
+        "publication": {"transport": "ObjectStore"},
         "checkpoint": {
             "export": "AtEnd",
             "graceSeconds": 60,

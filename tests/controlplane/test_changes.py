@@ -99,6 +99,7 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "async.updatesPerBatch": (2, SUSPENDED),
     "async.partialRollout": (False, SUSPENDED),
     "async.stallSeconds": (9.0, SUSPENDED),
+    "publication.transport": ("ObjectStore", SUSPENDED),
     "publication.timeoutSeconds": (9.0, SUSPENDED),
     "checkpoint.everyUpdates": (9, LIVE),
     "checkpoint.keep": (9, LIVE),

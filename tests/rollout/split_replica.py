@@ -7,18 +7,24 @@ import json
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock, patch
 
 import numpy as np
 import psutil
 import torch
 
+from qwen35_trainer.rollout import vllm_core
 from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.rollout.vllm import VLLMEngine
 from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
 from qwen35_trainer.rollout.vllm_environment import set_variables
+from tests.publications import received
+from tests.rollout.loading import load
 from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, prompt_of
 
-SEEDS = (0, 1)
+SEEDS = (0, 1, 2)
+SHARED = (1, 2)
+"""Seeds of models whose weights are in shared memory."""
 PROMPTS = (3, 300)
 """Numbers of tokens."""
 
@@ -33,8 +39,12 @@ def main(folder: Path) -> None:
     engine = VLLMEngine(build_core(folder, config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
     responses = {}
     for seed in SEEDS:
-        engine.receive(dict(models[seed].named_parameters()), seed)
-        engine.commit(seed)
+        parameters = dict(models[seed].named_parameters())
+        weights = received(parameters.items(), seed) if seed in SHARED else parameters
+        # The workers read shared memory themselves, so that no tensor is sent to them.
+        sent = vllm_core.portions if seed not in SHARED else Mock(side_effect=AssertionError("a tensor was sent"))
+        with patch.object(vllm_core, "portions", sent):
+            load(engine, weights, seed)
         prompts = {(seed, length): np.array(prompt_of(length), np.int32) for length in PROMPTS}
         engine.submit([SequenceRequest(name, prompt, 12, Sampling(0.0)) for name, prompt in prompts.items()])
         while engine.busy:

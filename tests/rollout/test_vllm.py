@@ -597,7 +597,9 @@ def test_the_token_room_shrinks_with_running_sequences_and_returns(replica: Repl
 
 
 def test_a_commit_that_fails_midway_leaves_no_mixture_in_service(replica: Replica, monkeypatch) -> None:
-    monkeypatch.setattr(vllm, "replace_weights", lambda *_: (_ for _ in ()).throw(MemoryError("no room for the copy")))
+    monkeypatch.setattr(
+        vllm, "replace_weights", lambda *_, **__: (_ for _ in ()).throw(MemoryError("no room for the copy"))
+    )
     with pytest.raises(MemoryError):
         replica.load(1)
     monkeypatch.undo()

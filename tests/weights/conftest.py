@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen35_trainer.weights.transports import TransportName
+from qwen35_trainer.manifest.publication import TransportName
 from tests.weights.ways import WAYS, Way, ways
 
 

@@ -7,7 +7,7 @@ import torch
 
 from qwen35_trainer.weights import segment
 from qwen35_trainer.weights.published import StoredBuckets
-from qwen35_trainer.weights.transports import choose, object_store
+from qwen35_trainer.weights.transports import object_store
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
 from tests.publications import same
 from tests.weights.ways import RANKS, WEIGHTS, Way, fetch, reader
@@ -17,7 +17,7 @@ from tests.weights.ways import RANKS, WEIGHTS, Way, fetch, reader
 def stored(open_way, monkeypatch) -> Way:
     """The transport, with buckets of 128 bytes."""
     monkeypatch.setattr(object_store, "BUCKET_BYTES", 128)
-    return open_way("objectStore")
+    return open_way("ObjectStore")
 
 
 def sizes(published) -> list[int]:
@@ -65,9 +65,3 @@ def test_missing_and_exchanged_buckets_are_found(stored: Way, buckets, problem) 
 def test_a_machine_without_segments_receives_into_the_memory_of_the_process(stored: Way, monkeypatch) -> None:
     monkeypatch.setattr(segment, "IS_SUPPORTED", False)
     assert same(fetch(reader(), stored.publish(WEIGHTS, 1)).items(), WEIGHTS.items())
-    assert choose(one_host=True) == "objectStore"
-
-
-def test_the_transport_follows_from_where_the_pools_are() -> None:
-    assert choose(one_host=True) == "sharedMemory"
-    assert choose(one_host=False) == "objectStore"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights
 from qwen35_trainer.weights.segment import SegmentUnavailable
-from qwen35_trainer.weights.transports import TransportName
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightManifest, WeightsDamaged
 from tests.patience import PATIENCE
 from tests.weights.ways import WAYS, WEIGHTS, Way, bits, fetch, reader

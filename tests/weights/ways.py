@@ -24,14 +24,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard, joined
 from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle
 from qwen35_trainer.weights.staging import WeightShard
-from qwen35_trainer.weights.transports import RankContext, TransportName, WeightReceiver, object_store, receiver, sender
+from qwen35_trainer.weights.transports import RankContext, WeightReceiver, object_store, receiver, sender
 from tests.patience import PATIENCE
 
-WAYS: tuple[TransportName, ...] = ("sharedMemory", "objectStore")
+WAYS: tuple[TransportName, ...] = ("SharedMemory", "ObjectStore")
 RANKS = 3
 BUCKET_BYTES = 256
 """Size of a bucket in tests, so that a few values fill several. No tensor of a test may be larger on one rank."""

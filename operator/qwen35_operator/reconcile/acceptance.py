@@ -9,11 +9,13 @@ from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.conditions import no
 from qwen35_trainer.manifest import Problem, cannot_run
+from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
     """Return the problems for which the operator refuses a training although its spec is valid in itself."""
-    return [*cannot_run(training.spec), *all_objects.problems(training, settings)]
+    in_pods = [NO_SHARED_MEMORY] if training.spec.publication.transport == "SharedMemory" else []
+    return [*cannot_run(training.spec), *in_pods, *all_objects.problems(training, settings)]
 
 
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:

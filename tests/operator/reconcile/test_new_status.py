@@ -74,6 +74,7 @@ def test_a_spec_that_cannot_run_lists_every_reason(world):
             {"accelerator": {"devicesPerNode": 2}, "train": {"parallelism": {"tensor": 2}}},
             "spec.train.parallelism.tensor",
         ),
+        ({"publication": {"transport": "SharedMemory"}}, "spec.publication.transport"),
     ],
 )
 def test_what_this_release_cannot_run_is_not_accepted_and_gets_no_job(world, changes, field):

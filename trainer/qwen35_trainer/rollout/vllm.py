@@ -32,7 +32,6 @@ from torch import Tensor
 
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
-from qwen35_trainer.models.qwen3_5.hub_tensors import exported
 from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import (
     Completed,
@@ -167,7 +166,7 @@ class VLLMEngine:
             raise ValueError(f"version {version} was not received, so it cannot be committed")
         (_, weights), self._received = self._received, None
         self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
-        replace_weights(self._core, exported(weights.items(), tied=self._tied))
+        replace_weights(self._core, weights, tied=self._tied)
         self._version = version
         self._submit_again([name for name, held in self._sequences.items() if not held.ids])
 

@@ -13,7 +13,8 @@ Why the core runs in this process, and not in one of its own as in vLLM's server
 * Nothing of the replica outlives its process.
 
 A replica of several devices has a process for each of them, which vLLM starts (vllm_worker.py). Scheduling, sampling parameters
-and outputs stay in this process, so all of the above holds, except that weights are copied to the processes.
+and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
+elsewhere are copied to them.
 
 This file, `vllm_worker.py` and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
 """
@@ -23,12 +24,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
@@ -36,17 +38,23 @@ from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
 from qwen35_trainer.rollout.vllm_candidates import MAX_RETURNED_TOKENS
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors, set_variables
 from qwen35_trainer.rollout.vllm_memory import cpu_cache_bytes
-from qwen35_trainer.rollout.vllm_worker import begin_replacement, finish_replacement, join_replica, load_portion
+from qwen35_trainer.rollout.vllm_worker import (
+    begin_replacement,
+    finish_replacement,
+    for_vllm,
+    join_replica,
+    load_portion,
+    load_shared,
+)
+from qwen35_trainer.weights.host_weights import HostWeights
 
 type Core = Any
 """vLLM's LLMEngine. Its types are not followed (pyproject.toml)."""
 
-FLOAT32_PARAMETER = ".A_log"
-"""Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
 PORTION_BYTES = 256 * 2**20
-"""Worker processes get weights in messages of this size."""
+"""Worker processes get weights that they cannot read in shared memory in messages of this size."""
 REPLACEMENT_SECONDS = 600.0
-"""How long worker processes may take for one portion of the weights."""
+"""How long worker processes may take for all weights in shared memory, or for one portion of others."""
 
 
 @dataclass(frozen=True)
@@ -137,21 +145,27 @@ def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if on_cpu else contextlib.nullcontext()
 
 
-def replace_weights(core: Core, weights: Iterable[NamedTensor]) -> None:
+def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) -> None:
     """Replace all weights in place between two steps. Running sequences keep their state.
 
-    weights: tensors by the names of a published folder, on the host or on the device. Worker processes of the core get copies of
-    them, one portion after another.
+    weights: the tensors of a publication, on the host or on the device. tied: whether the output layer is the input embedding.
+    Worker processes of the core read weights in shared memory where they are. They get copies of others, one portion after another.
     Raises ValueError naming the parameters of the model that got no tensor; the core is unusable then.
     """
-    rounded = (
-        (name, tensor if name.endswith(FLOAT32_PARAMETER) else tensor.to(torch.bfloat16)) for name, tensor in weights
-    )
-    in_process = core.vllm_config.parallel_config.world_size == 1
-    core.collective_rpc(begin_replacement, timeout=REPLACEMENT_SECONDS)
-    for portion in (rounded,) if in_process else portions(rounded):
-        core.collective_rpc(load_portion, timeout=REPLACEMENT_SECONDS, args=(portion,))
-    missing = core.collective_rpc(finish_replacement, timeout=REPLACEMENT_SECONDS)
+
+    def on_workers(function: Callable[..., object], *arguments: object) -> list[Any]:
+        answers: list[Any] = core.collective_rpc(function, timeout=REPLACEMENT_SECONDS, args=arguments)
+        return answers
+
+    on_workers(begin_replacement)
+    if core.vllm_config.parallel_config.world_size == 1:
+        on_workers(load_portion, for_vllm(weights, tied=tied))
+    elif isinstance(weights, HostWeights) and weights.is_shared:
+        on_workers(load_shared, weights.shared, tied)
+    else:
+        for portion in portions(for_vllm(weights, tied=tied)):
+            on_workers(load_portion, portion)
+    missing = on_workers(finish_replacement)
     if names := sorted({name for of_worker in missing for name in of_worker}):
         raise ValueError(f"vLLM found no tensor for its parameters {names}")
 

@@ -1,10 +1,11 @@
 """Functions that run in the processes of vLLM's workers, between two steps.
 
     build_core      ─► join_replica                                          a worker that is a process of its own
-    replace_weights ─► begin_replacement ─► load_portion … ─► finish_replacement
+    replace_weights ─► begin_replacement ─► load_shared       ─► finish_replacement      weights in shared memory
+                                         └► load_portion …   ─┘                          any others
 
 With one device the worker is an object in the rollout worker's process. With several, vLLM starts a process for each device, and
-calls these functions there. The first argument is the worker.
+calls these functions there. Each of them reads weights in shared memory where they are. The first argument is the worker.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor, exported
 from qwen35_trainer.rollout.vllm_environment import reuse_freed_tensors
+from qwen35_trainer.weights.host_weights import SharedVersion
+from qwen35_trainer.weights.segment import MappedSegments
 
 type Worker = Any
 """vLLM's worker. Its types are not followed (pyproject.toml)."""
@@ -27,6 +31,10 @@ LOADED = "_qwen35_loaded"
 """Attribute of a worker: names of the parameters that got tensors since `begin_replacement`."""
 HEAD = "lm_head.weight"
 """End of the name of the output layer's parameter."""
+SEGMENTS = "_qwen35_segments"
+"""Attribute of a worker: the segments of shared memory that its process keeps mapped."""
+FLOAT32_PARAMETER = ".A_log"
+"""Suffix of the parameter that vLLM keeps in float32. All others are bfloat16."""
 _PR_SET_PDEATHSIG = 1
 """Number of the process setting PR_SET_PDEATHSIG, from Linux's prctl.h."""
 
@@ -64,6 +72,22 @@ def load_portion(worker: Worker, weights: Iterable[NamedTensor]) -> None:
 
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
         getattr(worker, LOADED).update(worker.model_runner.get_model().load_weights(weights))
+
+
+def load_shared(worker: Worker, version: SharedVersion, tied: bool) -> None:
+    """Load a version from shared memory into the model. The worker copies its part of each tensor, and nothing else is copied.
+
+    tied: whether the output layer is the input embedding. Raises SegmentUnavailable if the version is not there any more.
+    """
+    if not hasattr(worker, SEGMENTS):
+        setattr(worker, SEGMENTS, MappedSegments())
+    load_portion(worker, for_vllm(version.open(getattr(worker, SEGMENTS)), tied=tied))
+
+
+def for_vllm(weights: Mapping[str, Tensor], *, tied: bool) -> Iterator[NamedTensor]:
+    """Yield weights of a publication by the names and in the types by which vLLM loads them. tied: as in `load_shared`."""
+    for name, tensor in exported(weights.items(), tied=tied):
+        yield name, tensor if name.endswith(FLOAT32_PARAMETER) else tensor.to(torch.bfloat16)
 
 
 def finish_replacement(worker: Worker) -> list[str]:

@@ -287,7 +287,7 @@ class Driver(Process):
         options = worker_options(self._job, "train") | {"concurrency_groups": {SAVING: 1}}
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
         # In a cluster, the pods of the two pools share no memory.
-        transport = choose(one_host=not self._job.in_cluster)
+        transport = choose(spec.publication.transport, one_host=not self._job.in_cluster)
         return rollout, [
             worker.remote(spec, number, pictures=self._job.pictures, transport=transport, **common)
             for number in range(spec.world_size)

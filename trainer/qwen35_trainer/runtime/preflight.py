@@ -1,7 +1,8 @@
 """Quick checks of a manifest before Ray starts, which take a second or two.
 
-    unsupported   what `qwen35 run` cannot do on this machine, or anywhere in this release
-    problems_of   functions, paths and names in the manifest
+    unsupported     what `qwen35 run` cannot do on this machine, or anywhere in this release
+    untransported   why weights cannot get to the replicas by the manifest's transport
+    problems_of     functions, paths and names in the manifest
 
 prepare.py checks the rows of the data and everything that needs a tokenizer, which takes longer.
 """
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from qwen35_trainer.data.prompt_files import misnamed
-from qwen35_trainer.manifest import Manifest, Problem, RandomModelSpec, TrainingSpec, cannot_run
+from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomModelSpec, TrainingSpec, cannot_run
 from qwen35_trainer.manifest.problems import did_you_mean
 from qwen35_trainer.manifest.release import VLLM_CPU_HEADS
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
 from qwen35_trainer.runtime.user_code import problem_of
+from qwen35_trainer.weights.transports import choose
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 """Pattern of a model's name on the Hugging Face hub: OWNER/MODEL."""
@@ -69,6 +71,15 @@ def unsupported(manifest: Manifest) -> list[Problem]:
                     "Remove it and name local files in paths.",
                 )
     return problems + cannot_run(spec)
+
+
+def untransported(spec: TrainingSpec, *, one_host: bool) -> list[Problem]:
+    """Return the problem of `publication.transport` where the run would be. one_host: whether that is one machine, outside of pods."""
+    try:
+        choose(spec.publication.transport, one_host=one_host)
+    except ManifestError as error:
+        return list(error.problems)
+    return []
 
 
 def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:

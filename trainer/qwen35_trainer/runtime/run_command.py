@@ -42,7 +42,7 @@ from qwen35_trainer.runtime.job import Job, RunData
 from qwen35_trainer.runtime.link.reporter import Reporter
 from qwen35_trainer.runtime.machine import devices_here, too_few_devices
 from qwen35_trainer.runtime.owner import Claim, Owner, run_of
-from qwen35_trainer.runtime.preflight import problems_of, unsupported
+from qwen35_trainer.runtime.preflight import problems_of, unsupported, untransported
 from qwen35_trainer.runtime.prepare import prepare
 from qwen35_trainer.runtime.process import MemoryWatch, share_cores, trim
 from qwen35_trainer.runtime.resuming import find_start, start_name
@@ -110,7 +110,8 @@ def run(
     Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written, Interrupted if there
     is no time to save, and ReportFailed.
     """
-    problems = unsupported(manifest) + uninstalled(manifest.spec)
+    problems = [*unsupported(manifest), *uninstalled(manifest.spec)]
+    problems += untransported(manifest.spec, one_host=not in_cluster)
     if manifest.spec.accelerator.profile != "CPU" and not in_cluster:
         problems += too_few_devices(manifest.spec, devices_here(manifest.spec.accelerator.profile))
     if problems:

@@ -16,11 +16,12 @@ import ray
 from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.engines.train_engine import TrainEngine, UpdateMetrics
 from qwen35_trainer.manifest import TrainingSpec
+from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.runtime.machine import BACKENDS, device
 from qwen35_trainer.runtime.process import Process, starting
 from qwen35_trainer.runtime.site import WorkerLocation
 from qwen35_trainer.weights.published import StagedShard
-from qwen35_trainer.weights.transports import RankContext, TransportName, WeightSender, sender
+from qwen35_trainer.weights.transports import RankContext, WeightSender, sender
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 import xxhash
 from torch import Tensor
 
 from qwen35_trainer.weights.fit import TensorKind
-from qwen35_trainer.weights.segment import Memory, MemorySegment, SegmentHandle, SegmentUnavailable
+from qwen35_trainer.weights.segment import MappedSegments, Memory, MemorySegment, SegmentHandle, SegmentUnavailable
 from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, WeightManifest, WeightsDamaged, listed
+
+
+@dataclass(frozen=True)
+class SharedVersion:
+    """A version in shared memory, for another process of the host: its manifest and the handle of its segment. It contains no tensors."""
+
+    manifest: WeightManifest
+    handle: SegmentHandle
+
+    def open(self, segments: MappedSegments) -> HostWeights:
+        """Open the version without verifying it. segments: those that the process keeps mapped.
+
+        Raises SegmentUnavailable if the segment is gone or holds another version.
+        """
+        return HostWeights.of(self.manifest, segments.open(self.handle))
 
 
 class HostWeights(Mapping[str, Tensor]):
@@ -60,6 +76,16 @@ class HostWeights(Mapping[str, Tensor]):
 
     def __reduce__(self) -> tuple[Callable[..., HostWeights], tuple[WeightManifest, SegmentHandle]]:
         return HostWeights.open, (self.manifest, self.handle)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes of the host can open the same memory."""
+        return self._segment is not None
+
+    @property
+    def shared(self) -> SharedVersion:
+        """The version as another process of the host opens it. Raises TypeError if no other process can."""
+        return SharedVersion(self.manifest, self.handle)
 
     @property
     def handle(self) -> SegmentHandle:

@@ -33,6 +33,8 @@ type Memory = NDArray[np.uint8]
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
 """The first bytes of a segment hold the version that it contains."""
+MAX_MAPPED = 2
+"""Segments that a reader keeps mapped, whether or not it reads them: those that take turns."""
 
 
 class SegmentUnavailable(RuntimeError):
@@ -132,6 +134,21 @@ class MemorySegment:
         data: Memory = np.frombuffer(self._map, np.uint8, self.handle.size, HEADER_BYTES)
         weakref.finalize(data, os.close, descriptor)
         return data
+
+
+class MappedSegments:
+    """Segments of other processes that this process keeps mapped, so that a later version in the same memory is not mapped again."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
+
+    def open(self, handle: SegmentHandle) -> MemorySegment:
+        """Return the segment of a handle. It stays mapped until MAX_MAPPED others have been opened. Raises as `MemorySegment.open`."""
+        segment = self._opened.pop(handle.name, None) or MemorySegment.open(handle)
+        self._opened[handle.name] = segment
+        while len(self._opened) > MAX_MAPPED:
+            del self._opened[next(iter(self._opened))]
+        return segment
 
 
 def _mapped(descriptor: int, size: int, access: int) -> mmap.mmap:

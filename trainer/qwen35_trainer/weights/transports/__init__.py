@@ -2,20 +2,22 @@
 
 | transport      | used when                                   | bytes                                                        |
 |----------------|---------------------------------------------|--------------------------------------------------------------|
-| `sharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map it |
-| `objectStore`  | otherwise                                   | each rank puts its shard into Ray's object store in buckets; a replica fetches one bucket at a time |
+| `SharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map it |
+| `ObjectStore`  | otherwise                                   | each rank puts its shard into Ray's object store in buckets; a replica fetches one bucket at a time |
 
 Both copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
-NCCL, HCCL, RDMA and IPC are not implemented. The driver imports this module, so it imports torch and Ray only where tensors are copied.
+`spec.publication.transport` names one; Auto takes the first that works. NCCL, HCCL, RDMA and IPC are not implemented. The driver imports this module, so it imports torch and Ray only where tensors are copied.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from qwen35_trainer.manifest import ManifestError, Problem
+from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
 from qwen35_trainer.weights import segment
-from qwen35_trainer.weights.published import PublishedWeights, StagedShard
+from qwen35_trainer.weights.published import PublishedWeights, StagedShard, StoredBuckets, WeightSource
 from qwen35_trainer.weights.segment import SegmentHandle
 
 if TYPE_CHECKING:
@@ -25,8 +27,6 @@ if TYPE_CHECKING:
 
     from qwen35_trainer.weights.host_weights import HostWeights
     from qwen35_trainer.weights.staging import WeightShard
-
-type TransportName = Literal["sharedMemory", "objectStore"]
 
 
 class WeightSender(Protocol):
@@ -62,14 +62,34 @@ class RankContext:
     """A group of all ranks over gloo; None with one rank."""
 
 
-def choose(*, one_host: bool) -> TransportName:
-    """Return the transport of a run. one_host: whether all train workers and replicas are on one machine, outside of pods."""
-    return "sharedMemory" if one_host and segment.IS_SUPPORTED else "objectStore"
+@dataclass(frozen=True)
+class Transport:
+    """An entry of the registry: both ends of a transport, and when it works."""
+
+    sender: Callable[[RankContext], WeightSender]
+    receiver: Callable[[], WeightReceiver]
+    source: type[WeightSource]
+    """How a publication says where the bytes are, by which a replica recognises the transport."""
+    refusal: Callable[[bool], Problem | None]
+    """Returns why the transport cannot be used, or None. Its argument: whether trainer and replicas are on one machine."""
+
+
+def choose(wanted: TransportChoice, *, one_host: bool) -> TransportName:
+    """Return the transport of a run. wanted: `spec.publication.transport`. Auto is the first one of TRANSPORTS that works.
+
+    one_host: whether all train workers and replicas are on one machine, outside of pods. Raises ManifestError if the wanted
+    transport cannot work there, with the fix.
+    """
+    if wanted == "Auto":
+        return next(name for name, transport in TRANSPORTS.items() if transport.refusal(one_host) is None)
+    if (problem := TRANSPORTS[wanted].refusal(one_host)) is not None:
+        raise ManifestError(None, [problem])
+    return wanted
 
 
 def sender(name: TransportName, context: RankContext) -> WeightSender:
     """Return the sending end of the transport `name` on one train rank."""
-    return _SENDERS[name](context)
+    return TRANSPORTS[name].sender(context)
 
 
 def receiver() -> WeightReceiver:
@@ -82,10 +102,14 @@ class _Receiver:
         self._ends: dict[TransportName, WeightReceiver] = {}
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        name: TransportName = "sharedMemory" if isinstance(published.source, SegmentHandle) else "objectStore"
+        name = next(name for name, transport in TRANSPORTS.items() if isinstance(published.source, transport.source))
         if name not in self._ends:
-            self._ends[name] = _RECEIVERS[name]()
+            self._ends[name] = TRANSPORTS[name].receiver()
         return await self._ends[name].fetch(published)
+
+
+def _shared_memory_refusal(one_host: bool) -> Problem | None:
+    return None if one_host and segment.IS_SUPPORTED else NO_SHARED_MEMORY
 
 
 def _shared_memory_sender(context: RankContext) -> WeightSender:
@@ -112,11 +136,8 @@ def _object_store_receiver() -> WeightReceiver:
     return ObjectStoreReceiver()
 
 
-_SENDERS: Mapping[TransportName, Callable[[RankContext], WeightSender]] = {
-    "sharedMemory": _shared_memory_sender,
-    "objectStore": _object_store_sender,
+TRANSPORTS: Mapping[TransportName, Transport] = {
+    "SharedMemory": Transport(_shared_memory_sender, _shared_memory_receiver, SegmentHandle, _shared_memory_refusal),
+    "ObjectStore": Transport(_object_store_sender, _object_store_receiver, StoredBuckets, lambda _: None),
 }
-_RECEIVERS: Mapping[TransportName, Callable[[], WeightReceiver]] = {
-    "sharedMemory": _shared_memory_receiver,
-    "objectStore": _object_store_receiver,
-}
+"""Name in the manifest → transport, in the order in which Auto prefers them."""

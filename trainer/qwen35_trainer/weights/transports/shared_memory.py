@@ -22,13 +22,10 @@ import torch.distributed as dist
 
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights, StagedShard
-from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle, SegmentPool
+from qwen35_trainer.weights.segment import MappedSegments, MemorySegment, SegmentHandle, SegmentPool
 from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
 from qwen35_trainer.weights.transports import RankContext
 from qwen35_trainer.weights.weight_manifest import WeightLayout
-
-MAX_MAPPED = 2
-"""Segments that a replica keeps mapped, whether or not it reads them: those that take turns."""
 
 
 class SharedMemorySender:
@@ -76,18 +73,13 @@ class SharedMemoryReceiver:
     """The receiving end on a replica: it maps each segment once."""
 
     def __init__(self) -> None:
-        self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
+        self._segments = MappedSegments()
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         return await asyncio.to_thread(self._fetch, published)
 
     def _fetch(self, published: PublishedWeights) -> HostWeights:
-        handle = published.source
-        assert isinstance(handle, SegmentHandle)
-        segment = self._opened.pop(handle.name, None) or MemorySegment.open(handle)
-        self._opened[handle.name] = segment
-        while len(self._opened) > MAX_MAPPED:
-            del self._opened[next(iter(self._opened))]
-        weights = HostWeights.of(published.manifest, segment)
+        assert isinstance(published.source, SegmentHandle)
+        weights = HostWeights.of(published.manifest, self._segments.open(published.source))
         weights.verify()
         return weights
