@@ -156,20 +156,21 @@ class OwnEngine:
 @contextmanager
 def _watched(core: Any, computed: dict[str, int]) -> Iterator[None]:  # noqa: ANN401  # vLLM's LLMEngine
     """Context manager: write the prompt tokens that each request computes into `computed`."""
-    step = core.step
+    client = core.engine_core
+    get_output = client.get_output
 
-    def watched() -> Any:  # noqa: ANN401  # vLLM's outputs
-        outputs = step()
-        for output in outputs:
-            if output.request_id not in computed:
-                computed[output.request_id] = PROMPT_TOKENS - (output.num_cached_tokens or 0)
+    def watched() -> Any:  # noqa: ANN401  # vLLM's EngineCoreOutputs
+        outputs = get_output()
+        for output in outputs.outputs:
+            if output.prefill_stats is not None:
+                computed[output.request_id] = output.prefill_stats.num_computed_tokens
         return outputs
 
-    core.step = watched
+    client.get_output = watched
     try:
         yield
     finally:
-        core.step = step
+        client.get_output = get_output
 
 
 class Replica:
@@ -201,7 +202,8 @@ class Replica:
         ray.get(actor.open.remote())
         self._channel = ReplicaChannel(actor, "rollout-0")
         self._version, self._steps = 0, 0
-        asyncio.run(self._start())
+        self._loop = asyncio.Runner()  # one for all turns: the channel belongs to a loop
+        self._loop.run(self._start())
 
     async def _start(self) -> None:
         await self._publish()
@@ -220,11 +222,11 @@ class Replica:
 
     def generate(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         """Generate all sequences, and add what was done to `turn`."""
-        asyncio.run(self._generate(requests, turn))
+        self._loop.run(self._generate(requests, turn))
 
     def generate_publishing(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         """Do the same while weights are published."""
-        asyncio.run(self._generate_publishing(requests, turn))
+        self._loop.run(self._generate_publishing(requests, turn))
 
     async def _generate_publishing(self, requests: Sequence[SequenceRequest], turn: Turn) -> None:
         publications = asyncio.create_task(self._publications())

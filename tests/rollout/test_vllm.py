@@ -436,15 +436,17 @@ def test_greedy_sequences_next_to_sampled_ones_have_log_probabilities_at_tempera
 
 def test_samples_of_a_prompt_share_its_prefill_but_versions_do_not(replica: Replica, monkeypatch) -> None:
     cached: dict[str, int] = {}
-    step = replica.core.step
+    client = replica.core.engine_core
+    get_output = client.get_output
 
     def watched() -> Any:
-        outputs = step()
-        for output in outputs:
-            cached.setdefault(output.request_id, output.num_cached_tokens)
+        outputs = get_output()
+        for output in outputs.outputs:
+            if output.prefill_stats is not None:
+                cached[output.request_id.rpartition("-")[0]] = output.prefill_stats.num_cached_tokens
         return outputs
 
-    monkeypatch.setattr(replica.core, "step", watched)
+    monkeypatch.setattr(client, "get_output", watched)
     prompt = prompt_of(600, seed=6)
     of_group = []
     for seed in (0, 1):
@@ -524,6 +526,8 @@ def test_a_sequence_that_cannot_be_generated_is_refused_alone(replica: Replica) 
 
 
 def test_a_sequence_that_vllm_adds_in_part_or_gives_up_fails_alone(replica: Replica, monkeypatch) -> None:
+    from vllm.v1.engine import FinishReason
+
     prompt = prompt_of(8)
     add = replica.core.engine_core.add_request
 
@@ -539,18 +543,18 @@ def test_a_sequence_that_vllm_adds_in_part_or_gives_up_fails_alone(replica: Repl
     assert (refused.sequence, refused.reason) == ((9001, 0), EndReason.ERROR)
     assert refused.error == "vLLM refused the sequence: RuntimeError: no room in the queue"
     replica.engine.step()
-    step = replica.core.step
+    client = replica.core.engine_core
+    get_output = client.get_output
 
     def give_up() -> Any:
-        outputs = step()
-        for output in outputs:
-            if output.request_id == "9002-0":
-                replica.core.abort_request(["9002-0"])
-                output.finished, output.outputs[0].finish_reason = True, "error"
-                output.outputs[0].token_ids, output.outputs[0].logprobs = [], None
+        outputs = get_output()
+        for output in outputs.outputs:
+            if output.request_id.startswith("9002-0-"):
+                client.abort_requests([output.request_id])
+                output.finish_reason, output.new_token_ids, output.new_logprobs = FinishReason.ERROR, [], None
         return outputs
 
-    monkeypatch.setattr(replica.core, "step", give_up)
+    monkeypatch.setattr(client, "get_output", give_up)
     [gone] = replica.engine.step().finished
     monkeypatch.undo()
     assert (gone.sequence, gone.reason, len(gone.tokens)) == ((9002, 0), EndReason.ERROR, 1)

@@ -1,8 +1,8 @@
 """Candidates from the log-probabilities that vLLM returns, without vLLM."""
 
 import math
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
@@ -13,25 +13,22 @@ from qwen35_trainer.rollout.vllm_candidates import (
     CandidateRecord,
     returned_tokens,
 )
+from qwen35_trainer.rollout.vllm_requests import NewTokens
 
 
-def returned(*positions: list[tuple[int, float]]) -> SimpleNamespace:
-    """As vLLM's FlatLogprobs: for each position the drawn token and its probability, then the most likely tokens."""
-    ends, flat = [], []
-    for position in positions:
-        flat += position
-        ends.append(len(flat))
-    return SimpleNamespace(
-        start_indices=[0, *ends[:-1]],
-        end_indices=ends,
-        token_ids=[token for token, _ in flat],
-        logprobs=[math.log(probability) if probability else -math.inf for _, probability in flat],
-    )
+def returned(*positions: list[tuple[int, float]]) -> NewTokens:
+    """For each position the drawn token and its probability, then the most likely tokens."""
+    ids = np.array([[token for token, _ in position] for position in positions], np.int32)
+    probabilities = np.array([[probability for _, probability in position] for position in positions], np.float32)
+    with np.errstate(divide="ignore"):
+        return NewTokens("0-0", ids[:, 0].tolist(), ids, np.log(probabilities), None)
 
 
 def test_dropped_tokens_are_left_out_and_the_drawn_one_counts_once() -> None:
     record = CandidateRecord()
-    log_probs = record.add(returned([(7, 0.25), (9, 0.75), (7, 0.25), (1, 0.0)], [(4, 1.0), (4, 1.0), (3, 0.0)]))
+    log_probs = record.add(
+        returned([(7, 0.25), (9, 0.75), (7, 0.25), (1, 0.0)], [(4, 1.0), (4, 1.0), (3, 0.0), (2, 0.0)])
+    )
     assert log_probs == pytest.approx([math.log(0.25), 0.0])
     record.add(returned([(5, 0.5), (2, 0.5), (5, 0.5)]))
     assert (record.since(0).counts.tolist(), record.since(0).ids.tolist()) == ([2, 1, 2], [7, 9, 4, 2, 5])

@@ -9,6 +9,7 @@ import gc
 import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -421,3 +422,24 @@ def test_each_command_and_each_report_arrives_once_and_in_order(acts, exchanges,
         assert driver.numbers == list(range(1, len(driver.numbers) + 1))
 
     virtual.run(play())
+
+
+class Sleeping:
+    """A method of a worker that answers after a minute."""
+
+    async def remote(self, *_: object) -> tuple[EngineReport, ...]:
+        await asyncio.sleep(60.0)
+        return ()
+
+
+def test_a_channel_that_is_used_in_a_second_event_loop_raises() -> None:
+    """Otherwise it would send empty calls to the replica without a pause, which slow its engine down."""
+    channel = ReplicaChannel(SimpleNamespace(exchange=Sleeping(), obey=Sleeping()), "rollout-0")
+
+    async def briefly() -> None:
+        async with asyncio.timeout(1.0):
+            await channel.receive()
+
+    for error, message in ((TimeoutError, ""), (RuntimeError, "different event loop")):
+        with asyncio.Runner(loop_factory=VirtualTime().new_event_loop) as loop, pytest.raises(error, match=message):
+            loop.run(briefly())

@@ -16,6 +16,8 @@ compute its next token.
 
 A sequence that vLLM refuses or gives up ends with ERROR. An exception in a step ends the replica.
 
+Requests go to vLLM's engine core, and tokens come from it, without vLLM's OutputProcessor: `vllm_requests.py`.
+
 Under truncated sampling vLLM returns the most likely tokens of each position with their log-probabilities, -inf for those that
 it dropped: `vllm_candidates.py`.
 """
@@ -23,7 +25,8 @@ it dropped: `vllm_candidates.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,6 +47,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
+from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
 from qwen35_trainer.rollout.vllm_room import CacheRoom
 from qwen35_trainer.weights.adapters import are_adapters
 from qwen35_trainer.weights.fit import check_shapes, check_types, shapes
@@ -63,9 +67,9 @@ class _Generating:
     """A sequence that vLLM holds, and the tokens that vLLM has generated for it."""
 
     request: SequenceRequest
-    ids: list[int] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
+    ids: array[int] = field(default_factory=lambda: array("i"))
+    log_probs: array[float] = field(default_factory=lambda: array("f"))
+    versions: array[int] = field(default_factory=lambda: array("i"))
     candidates: CandidateRecord = field(default_factory=CandidateRecord)
     reported: int = 0
     """Number of generated tokens that `progress` has returned."""
@@ -79,12 +83,12 @@ class _Generating:
             self.candidates.since(start) if self.request.sampling.truncates else None,
         )
 
-    def add(self, generated: Any, version: int) -> None:  # noqa: ANN401  # vLLM's CompletionOutput
+    def add(self, new: NewTokens, version: int) -> None:
         """Add the tokens of a step."""
-        self.ids += generated.token_ids
-        returned = generated.logprobs
-        self.log_probs += self.candidates.add(returned) if self.request.sampling.truncates else returned.logprobs
-        self.versions += [version] * len(generated.token_ids)
+        truncates = self.request.sampling.truncates
+        self.ids.extend(new.ids)
+        self.log_probs.extend(self.candidates.add(new) if truncates else new.log_probs[:, 0].tolist())
+        self.versions.extend([version] * len(new.ids))
 
     def all(self) -> GeneratedTokens:
         return GeneratedTokens.join([self.request.kept, self.new()])
@@ -102,10 +106,10 @@ class VLLMEngine:
         self._end_token, self._on_cpu = end_token, on_cpu
         vocabulary = config.get_text_config().vocab_size
         self._limits = EngineLimits(max_length, vocabulary, min_prefill=MIN_CPU_PREFILL if on_cpu else 1)
-        self._room = CacheRoom(core, max_length)
+        self._requests, self._room = CoreRequests(core), CacheRoom(core, max_length)
         self._version = NO_VERSION
         self._received: tuple[int, Mapping[str, Tensor]] | None = None
-        self._sequences: dict[str, _Generating] = {}  # by vLLM's name of the request, in the order of submission
+        self._sequences: dict[str, _Generating] = {}  # by the name of the request, in the order of submission
 
     @property
     def version(self) -> int:
@@ -128,21 +132,18 @@ class VLLMEngine:
                 self._add(name, request)
             except Exception as error:  # whatever vLLM has against it, the others can be generated
                 logger.warning("vLLM refused sequence %s", name, exc_info=True)
-                self._core.abort_request([name])  # part of vLLM may have it
                 refused.append(failed(request, f"vLLM refused the sequence: {type(error).__name__}: {error}"))
             else:
                 self._sequences[name] = _Generating(request)
         return tuple(refused)
 
     def _add(self, name: str, request: SequenceRequest) -> None:
-        from vllm.inputs.engine import tokens_input
-
         prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
-        self._core.add_request(name, tokens_input(prompt, cache_salt=str(self._version)), self._parameters(request))
+        self._requests.add(name, prompt, self._parameters(request), salt=str(self._version))
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         taken = {name: self._sequences.pop(_name(name)).all() for name in sequences if _name(name) in self._sequences}
-        self._core.abort_request([_name(name) for name in taken])
+        self._requests.abort([_name(name) for name in taken])
         return taken
 
     def progress(self) -> dict[SequenceId, GeneratedTokens]:
@@ -176,7 +177,7 @@ class VLLMEngine:
         vLLM then computes their prompts with the committed weights. Otherwise their first tokens would be of the committed
         version, but follow from a prompt that older weights computed, in an earlier step or in cached blocks.
         """
-        self._core.abort_request(names)
+        self._requests.abort(names)
         for name in names:
             self._add(name, self._sequences[name].request)
 
@@ -189,25 +190,23 @@ class VLLMEngine:
                 "the engine has no complete weights: none were loaded, or a version was committed in part"
             )
         with stepping(on_cpu=self._on_cpu):
-            outputs: Iterable[Any] = self._core.step()
+            outputs = self._requests.step()
         started: dict[SequenceId, int] = {}
         finished: list[Completed] = []
         tokens = 0
-        for output in outputs:
-            held, [generated] = self._sequences[output.request_id], output.outputs
-            if generated.token_ids and not held.ids and not len(held.request.kept):
+        for new in outputs:
+            held = self._sequences[new.request]
+            if new.ids and not held.ids and not len(held.request.kept):
                 started[held.request.sequence] = self._version
-            if generated.token_ids:  # a sequence that vLLM gives up ends without a token
-                held.add(generated, self._version)
-                tokens += len(generated.token_ids)
-            if output.finished:
-                del self._sequences[output.request_id]
-                finished.append(_completed(held, generated.finish_reason))
+            held.add(new, self._version)
+            tokens += len(new.ids)
+            if new.finish_reason is not None:
+                del self._sequences[new.request]
+                finished.append(_completed(held, new.finish_reason))
         return StepOutput(tuple(finished), started, tokens)
 
     def _parameters(self, request: SequenceRequest) -> Any:  # noqa: ANN401  # vLLM's SamplingParams
         from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
 
         return SamplingParams(
             temperature=request.sampling.temperature,
@@ -220,8 +219,6 @@ class VLLMEngine:
             stop_token_ids=[self._end_token, *request.sampling.stop],
             detokenize=False,
             logprobs=returned_tokens(request.sampling, self._limits.vocabulary),
-            flat_logprobs=True,
-            output_kind=RequestOutputKind.DELTA,
         )
 
 

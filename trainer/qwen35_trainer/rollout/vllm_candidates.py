@@ -15,13 +15,14 @@ well, and Triton (Model Runner V2), which vLLM for CPUs lacks, and it refuses gr
 from __future__ import annotations
 
 import math
-from typing import Any
+from array import array
 
 import numpy as np
 
 from qwen35_trainer.data.candidates import Candidates
 from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 from qwen35_trainer.rollout.rollout_engine import Sampling
+from qwen35_trainer.rollout.vllm_requests import NewTokens
 
 TIED_TOKENS = 16
 """Number of tokens that vLLM returns in addition to the k most likely ones, for tokens whose logit equals that of the k-th."""
@@ -49,25 +50,24 @@ class CandidateRecord:
     """The candidates of a sequence's tokens, in the order of generation."""
 
     def __init__(self) -> None:
-        self._ids: list[list[int]] = []
+        self._counts, self._ids = array("i"), array("i")
 
-    def add(self, returned: Any) -> list[float]:  # noqa: ANN401  # vLLM's FlatLogprobs
+    def add(self, new: NewTokens) -> list[float]:
         """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
 
         The log-probabilities of all candidates are divided by their sum, which is 1, unless more tokens than `TIED_TOKENS` have the
         logit of the k-th: then it is that of the returned ones, and the trainer computes the same.
         """
         log_probs = []
-        for start, end in zip(returned.start_indices, returned.end_indices, strict=True):
-            ids, values = returned.token_ids[start:end], returned.logprobs[start:end]
-            drawn = values[0]
-            kept = {token: value for token, value in zip(ids, values, strict=True) if value != -math.inf}
-            self._ids.append(sorted(kept))
-            log_probs.append(drawn - math.log(math.fsum(map(math.exp, kept.values()))))
+        for returned, values in zip(new.returned_ids, new.log_probs.astype(np.float64), strict=True):
+            kept = values != -math.inf
+            candidates, positions = np.unique(returned[kept], return_index=True)
+            self._counts.append(len(candidates))
+            self._ids.extend(candidates.tolist())
+            log_probs.append(float(values[0] - np.log(np.exp(values[kept][positions]).sum())))
         return log_probs
 
     def since(self, start: int) -> Candidates:
         """Return the candidates from token number `start`."""
-        part = self._ids[start:]
-        flat = [token for ids in part for token in ids]
-        return Candidates(np.array([len(ids) for ids in part], np.int32), np.array(flat, np.int32))
+        first = sum(self._counts[:start])
+        return Candidates(np.array(self._counts[start:], np.int32), np.array(self._ids[first:], np.int32))

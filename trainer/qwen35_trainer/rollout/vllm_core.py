@@ -16,7 +16,7 @@ A replica of several devices has a process for each of them, which vLLM starts (
 and outputs stay in this process, so all of the above holds. The processes read weights in shared memory without another copy; weights
 elsewhere are copied to them.
 
-This file, `vllm_worker.py` and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
+This file, `vllm_worker.py`, `vllm_requests.py` and `vllm.py` are written for vLLM 0.32, whose internals they use: see `replace_weights`.
 """
 
 from __future__ import annotations

@@ -174,7 +174,7 @@ class ReportLog:
 class ReplicaChannel:
     """The driver's end of the channel: sends commands to one replica, and receives its reports.
 
-    One task calls `receive` again and again.
+    One task calls `receive` again and again, always in the same event loop.
     """
 
     def __init__(self, actor: Any, name: str) -> None:  # noqa: ANN401  # Ray's handles are untyped
@@ -216,6 +216,7 @@ class ReplicaChannel:
                 finally:
                     queued.cancel()
                 if not exchange.done():
+                    queued.result()  # raises in another event loop than the first one, instead of calling again and again
                     await self._obey(exchange)
             reports = exchange.result()
         finally:

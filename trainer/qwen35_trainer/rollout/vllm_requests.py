@@ -1,0 +1,120 @@
+"""Requests to vLLM's engine core, and the tokens that its steps generate.
+
+    CoreRequests.add ─► EngineCoreRequest ─► scheduler of the engine core
+    CoreRequests.step ◄─ EngineCoreOutputs ◄─ one step of the engine core
+
+`LLMEngine.step` passes every token through vLLM's OutputProcessor, which builds several Python objects for each of them and for each
+of its log-probs. A trainer needs no text, so this file uses the engine core directly and leaves the OutputProcessor out. vLLM's
+InputProcessor still checks each request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NO_IDS, _NO_LOG_PROBS = np.empty((0, 1), np.int32), np.empty((0, 1), np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class NewTokens:
+    """The n tokens that a step of vLLM generated for one request, with the m most likely tokens of each position.
+
+    The arrays share memory with the arrays of the whole step: copy what is kept.
+    """
+
+    request: str
+    """Name of the request."""
+    ids: Sequence[int]
+    """(n,) the drawn tokens. n is 0 if vLLM gives the request up."""
+    returned_ids: NDArray[np.int32]
+    """(n, 1 + m) at each position the drawn token, then the m most likely ones, which may contain the drawn one again."""
+    log_probs: NDArray[np.float32]
+    """(n, 1 + m) log-probs of `returned_ids` in the distribution from which the token was drawn; -inf: dropped by the sampler."""
+    finish_reason: str | None
+    """vLLM's reason why the request ended: "stop", "length", "abort", "error" or "repetition". None: it continues."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    """A request that the engine core has."""
+
+    name: str
+    columns: int
+    """1 + m: number of log-probs for each of its tokens. An engine core returns as many as the request with the most has."""
+
+
+class CoreRequests:
+    """The requests of an engine core, each with a name that is unique among the present ones.
+
+    core: vLLM's LLMEngine, whose scheduler runs in this process. No request may be added to it, and no step made, in another way
+    while it has requests of this object.
+    """
+
+    def __init__(self, core: Any) -> None:  # noqa: ANN401  # vLLM's, untyped
+        self._core = core
+        self._submitted: dict[str, _Submitted] = {}  # by vLLM's id
+        self._ids: dict[str, str] = {}  # name → vLLM's id
+
+    def add(
+        self,
+        name: str,
+        prompt: list[int],
+        parameters: Any,  # noqa: ANN401
+        *,
+        salt: str,
+        lora_request: Any = None,  # noqa: ANN401
+    ) -> None:
+        """Add a request for one sequence.
+
+        parameters: vLLM's SamplingParams, with `logprobs`. salt: only requests of the same salt share cached blocks.
+        lora_request: vLLM's LoRARequest of the adapter that generates; None: none. Raises vLLM's error if vLLM refuses the request.
+        The engine core does not have it then.
+        """
+        from vllm.inputs.engine import tokens_input
+
+        core = self._core
+        request = core.input_processor.process_inputs(
+            name,
+            tokens_input(prompt, cache_salt=salt),
+            parameters,
+            supported_tasks=core.get_supported_tasks(),
+            lora_request=lora_request,
+        )
+        core.input_processor.assign_request_id(
+            request
+        )  # the name and eight random letters: vLLM never uses an id again
+        try:
+            core.engine_core.add_request(request)
+        except Exception:
+            core.engine_core.abort_requests([request.request_id])  # part of vLLM may have it
+            raise
+        self._submitted[request.request_id] = _Submitted(name, 1 + parameters.logprobs)
+        self._ids[name] = request.request_id
+
+    def abort(self, names: Iterable[str]) -> None:
+        """Remove requests from the engine core. Unknown names are ignored."""
+        ids = [self._ids.pop(name) for name in names if name in self._ids]
+        for request_id in ids:
+            del self._submitted[request_id]
+        self._core.engine_core.abort_requests(ids)
+
+    def step(self) -> list[NewTokens]:
+        """Make one step of the engine core. Returns the new tokens of each request that has some, or that has ended."""
+        return [self._new_tokens(output) for output in self._core.engine_core.get_output().outputs]
+
+    def _new_tokens(self, output: Any) -> NewTokens:  # noqa: ANN401  # vLLM's EngineCoreOutput
+        submitted = self._submitted[output.request_id]
+        ids, log_probs = _NO_IDS, _NO_LOG_PROBS
+        if output.new_token_ids:  # a request that vLLM gives up ends without a token
+            returned = output.new_logprobs
+            ids = returned.logprob_token_ids[:, : submitted.columns]
+            log_probs = returned.logprobs[:, : submitted.columns]
+        reason = output.finish_reason
+        if reason is not None:
+            del self._submitted[output.request_id], self._ids[submitted.name]
+        return NewTokens(submitted.name, output.new_token_ids, ids, log_probs, None if reason is None else str(reason))
