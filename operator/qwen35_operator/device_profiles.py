@@ -1,4 +1,4 @@
-"""Device profiles: everything about a node that depends on its kind of device, by spec.accelerator.profile."""
+"""Device profiles, by the value of spec.accelerator.profile: everything about pods that depends on the kind of device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,9 +9,10 @@ from qwen35_trainer.manifest.accelerator import ProfileName
 
 @dataclass(frozen=True)
 class PodSize:
-    """CPU and memory of a pod, or of one device's share of a pod.
+    """The CPUs and memory of a pod, or of one device's share of a pod.
 
-    The memory includes the shared memory (/dev/shm), which holds Ray's object store. The store takes 30% of the memory.
+    cpu: number of CPUs. memory_gib: all memory, in GiB. shm_gib: the part of it that shared memory (/dev/shm) may take.
+    Ray's object store is in shared memory, and takes 30% of all memory.
     """
 
     cpu: float
@@ -21,7 +22,10 @@ class PodSize:
 
 @dataclass(frozen=True)
 class HostPath:
-    """A file or folder of the Kubernetes node that pods with devices mount read-only at the same path."""
+    """A file or folder of the Kubernetes node, which pods with devices mount read-only at the same path.
+
+    name: name of the volume in the pod.
+    """
 
     name: str
     path: str
@@ -37,15 +41,16 @@ class DeviceProfile:
     """
 
     resource: str | None
-    """The device's resource name in Kubernetes; None if nodes advertise no such resource."""
+    """The device's resource name in Kubernetes; None if there are no devices."""
     ray_resource: str | None
-    """The device's resource name in Ray, which actors request."""
+    """The device's resource name in Ray, which actors request; None if there are no devices."""
     head: PodSize
     per_device: PodSize
     grace_seconds: int
     """Seconds between SIGTERM and SIGKILL of a pod, for `ray stop` and the release of device memory."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the pods with devices. They must be set before `ray start`; Ray's runtime environment is too late."""
+    """Environment variables of the pods with devices. They must be set before `ray start`. A runtime environment of Ray
+    sets its variables too late."""
     host_paths: tuple[HostPath, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, rendered from the pydantic models.
+"""Renders the CustomResourceDefinition of Qwen35Training from the pydantic models.
 
     models ─► JSON schema ─► structural schema (no references, no unions) ─► + list types, CEL rules, printer columns ─► CRD
 
@@ -91,7 +91,10 @@ def schema() -> Schema:
 
 
 def fields(tree: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield every node of a structural schema with its path. The path of a list's items ends in [], that of a map's values in {}."""
+    """Yield every node of a structural schema with its path, such as spec.data.train[].
+
+    The path of a list's items ends in [], and the path of a map's values in {}. path: the path of `tree` itself.
+    """
     yield path, tree
     for name, inside in tree.get("properties", {}).items():
         yield from fields(inside, f"{path}.{name}" if path else name)
@@ -129,7 +132,10 @@ def _structural_of(model: type[BaseModel], description: str) -> Schema:
 
 
 def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
-    """Convert one node of pydantic's JSON schema to a structural schema."""
+    """Convert one node of pydantic's JSON schema to a structural schema.
+
+    defs: the `$defs` of the JSON schema, to which the node's references point.
+    """
     node, nullable = _resolved(source, defs)
     if "x-kubernetes-preserve-unknown-fields" in node:
         keywords = {key: node[key] for key in ("description", "maxProperties") if key in node}
@@ -156,7 +162,10 @@ def _structural(source: Mapping[str, Any], defs: Mapping[str, Any]) -> Schema:
 
 
 def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
-    """Resolve the node's references, and remove null from its union. Returns the node, and whether null is allowed."""
+    """Resolve a node's references and remove null from its union. Returns the new node, and whether `node` allows null.
+
+    A union of null and one type becomes this type. defs: the `$defs` of the JSON schema, to which references point.
+    """
     nullable = False
     while True:
         if "$ref" in node:
@@ -171,11 +180,12 @@ def _resolved(node: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping
 
 
 def _default(node: Mapping[str, Any], nullable: bool) -> Schema:
-    """Return the part of a field's schema that declares its default; {} if it has no fixed default.
+    """Return the keywords that declare a field's default; {} if the default is None or depends on the mode.
 
-    A section's default is {}, so that the defaults of its fields apply. nullable: whether the field's type allows null. A
-    field with a default keeps a null, because absence would mean the default. A field without a default needs no null:
-    the API server removes it, and absence means the same.
+    The default of a section is {}: the API server then applies the defaults of the section's fields. nullable: whether
+    the field's type allows null. The keyword `nullable` makes the API server keep an explicit null, which it otherwise
+    replaces by the default. A field without a default does not need the keyword: the API server removes the null, and
+    an absent field means the same.
     """
     if node.get("default") is None or node.get("x-default-by-mode"):
         return {}

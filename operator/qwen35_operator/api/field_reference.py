@@ -43,7 +43,10 @@ def text() -> str:
 
 
 def _sections(path: str, model: type[BaseModel], nodes: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the text about one model at `path`, then the texts about the models in its fields, in the order of the fields."""
+    """Yield the Markdown section about a model, then those about the models in its fields, in the order of the fields.
+
+    path: where the model is in the resource, such as spec.data. nodes: the nodes of the CRD's schema, by path.
+    """
     lines = [f"## {path}", "", (model.__doc__ or "").strip().split("\n\n")[0], ""]
     lines += _table("Field", "Type", "Default", "Description")
     inside: list[tuple[str, type[BaseModel]]] = []

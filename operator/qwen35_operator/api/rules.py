@@ -1,10 +1,19 @@
-"""The CEL rules of the CRD, by place in the schema. The API server evaluates them, without an admission webhook.
+"""The CEL rules of the CRD, by path in its schema. The API server evaluates them, so there is no admission webhook.
 
-They express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and the fields that are immutable in a
-running training. Fields with a default always exist; has() tests optional ones. The API server prunes a null in an optional
-field before it evaluates rules, so has() is enough. Only sections without a default get rules. If a section has the
-default {}, the API server would evaluate its rules on {}, before the defaults of its fields apply. Messages with values use
-format(): the API server estimates the cost of joining strings with + without a bound, and would refuse the rule.
+The rules express the checks of `qwen35_trainer.manifest.checks` that CEL can express, and declare which fields are
+immutable while a training runs. A test keeps the rules and the Python models in agreement:
+`test_every_rule_of_the_definition_refuses_what_the_models_refuse` in tests/controlplane/test_admission.py. The API
+server must refuse each spec that fails a check of the models, and admit the same spec when it is corrected. Each rule
+about new trainings must refuse at least one spec. `KNOWN` in that file lists the checks that CEL cannot express.
+
+Rules follow these conventions:
+
+* Fields with a default always exist, so only optional fields are tested with has(). A null in an optional field counts
+  as absent, because the API server removes it before it evaluates rules.
+* Only sections without a default have rules. If the default of a section is {}, the API server evaluates the rules of
+  the section on {}, before the section's fields get their defaults.
+* Messages with values use format(). If they joined strings with +, the API server could not limit the estimated cost,
+  and would refuse the rule.
 """
 
 from collections.abc import Mapping
@@ -15,11 +24,12 @@ from qwen35_trainer.manifest.rollout import MAX_VLLM_TOP_K
 
 @dataclass(frozen=True)
 class Rule:
-    """One validation rule of the CRD (x-kubernetes-validations).
+    """One validation rule of the CRD: an entry of x-kubernetes-validations.
 
-    rule: a CEL expression that is true for a valid object. expression: CEL that computes a message with the object's
-    values; `message` is used where its evaluation fails. field: path of the invalid field, from the section that the
-    rule is attached to.
+    rule: a CEL expression that is true for a valid object. message: the error message. expression: a CEL expression
+    that computes a message with the object's values; if it is None or fails, `message` is shown. field: path of the
+    invalid field, relative to the section that has the rule; None for the section itself. reason: the kind of the
+    error.
     """
 
     rule: str
@@ -48,7 +58,10 @@ REWARD_NAME = "(has({0}.name) ? {0}.name : {0}.type)"
 
 
 def _message(message: str, *values: str) -> str:
-    """Return a CEL expression that computes a message. values: CEL expressions of the integers for the %d in `message`."""
+    """Return a CEL expression that computes a message.
+
+    values: CEL expressions of the integers that replace each %d of `message`, in order.
+    """
     return f"'{message}'.format([{', '.join(values)}])"
 
 
@@ -93,7 +106,10 @@ def _fixed(what: str) -> Rule:
 
 
 def _suspended_option(field: str) -> Rule:
-    """Return the rule that an optional section of rollout can change only while the training is suspended."""
+    """Return the rule that an optional section of spec.rollout can change only while the training is suspended.
+
+    field: the name of the section.
+    """
     new, old = f"self.rollout.{field}", f"oldSelf.rollout.{field}"
     return Rule(
         "self.suspend || oldSelf.suspend || !has(self.rollout) || !has(oldSelf.rollout) || "
@@ -106,9 +122,10 @@ def _suspended_option(field: str) -> Rule:
 
 
 def _suspended(section: str, *fields: str) -> Rule:
-    """Return the rule that a section, or only some of its fields, can change only while the training is suspended.
+    """Return the rule that a section of spec can change only while the training is suspended.
 
-    fields: the fields of an optional section; without them the rule covers a whole required section.
+    Without `fields`, the rule covers the whole section, which every spec must have. With `fields`, the rule covers
+    these fields of a section that may be absent.
     """
     pairs = [f"self.{section}.{field} == oldSelf.{section}.{field}" for field in fields]
     same = f"self.{section} == oldSelf.{section}"

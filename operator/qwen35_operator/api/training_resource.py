@@ -8,7 +8,10 @@ from qwen35_trainer.manifest import TrainingSpec
 
 @dataclass(frozen=True, eq=False)
 class TrainingResource:
-    """One training whose spec could be read. Compared by identity, so that expensive results can be cached per object."""
+    """A Qwen35Training whose spec could be parsed.
+
+    Instances are compared by identity, so that they can be the keys of caches.
+    """
 
     name: str
     namespace: str

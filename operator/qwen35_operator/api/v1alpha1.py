@@ -1,6 +1,7 @@
-"""Qwen35Training, v1alpha1: the spec is `qwen35_trainer.manifest`, the status is the operator's report.
+"""The models of Qwen35Training, v1alpha1. `qwen35_trainer.manifest` defines the spec, this module the status.
 
-The field `state` only summarizes the conditions for people. No decision depends on it.
+The status is the operator's report. Its field `state` only summarizes the conditions for people. No decision depends on
+it.
 """
 
 from typing import Annotated, Literal
@@ -55,7 +56,7 @@ class Condition(Section):
 
 
 class PoolStatus(Section):
-    """The nodes of one pool."""
+    """The nodes of one pool: how many it should have, and how many work."""
 
     name: PodPool = Field(description="Name of the pool.")
     desired: StatusCount = Field(0, description="Nodes that the pool should have.")
@@ -64,7 +65,7 @@ class PoolStatus(Section):
 
 
 class Totals(Section):
-    """Totals since the first attempt of the training."""
+    """Numbers of prompts, samples and tokens on which the training has trained since its first attempt."""
 
     prompts: StatusCount = Field(0, description="Prompts trained on.")
     samples: StatusCount = Field(0, description="Sequences trained on.")
@@ -106,7 +107,7 @@ class LastCheckpoint(Section):
 
 
 class LastExport(Section):
-    """A checkpoint as a Hugging Face folder (spec.checkpoint.export)."""
+    """The newest checkpoint that was exported as a Hugging Face folder (spec.checkpoint.export)."""
 
     uri: str = Field(min_length=1, max_length=2048, description="The folder.")
     update: StatusCount = Field(description="Optimizer steps that it includes.")
@@ -114,7 +115,7 @@ class LastExport(Section):
 
 
 class Fault(Section):
-    """A pod's fault, recorded because KubeRay soon replaces the pod."""
+    """The reason why a pod stopped working, recorded because KubeRay soon replaces the pod."""
 
     pool: PodPool = Field(description="Pool of the pod.")
     pod: str = Field(min_length=1, max_length=253, description="Name of the pod.")
@@ -133,7 +134,7 @@ class AutoscaleStatus(Section):
 
 
 class Attempt(Section):
-    """One RayJob of the training."""
+    """One attempt to run the training: its RayJob, and how it ended."""
 
     number: Annotated[int, Field(ge=1)] = Field(description="Number of the attempt, starting at 1.")
     job: str = Field(min_length=1, max_length=253, description="Name of the RayJob.")

@@ -1,7 +1,8 @@
-"""`qwen35 status` and `qwen35 report`: trainings of a cluster in a terminal.
+"""The commands `qwen35 status` and `qwen35 report`, which show the trainings of a cluster.
 
-    API server ─► lookup · follow ─► TrainingView ─► screen · status_line · training_table     pure from TrainingView on
+    API server ─► lookup · follow ─► TrainingView ─► screen · status_line · training_table
                └► lookup ─► history ─► report
 
-This package writes nothing to the cluster, and the operator does not use it.
+The functions from TrainingView on are pure. This package writes nothing to the cluster, and the operator does not use
+it.
 """

@@ -1,4 +1,4 @@
-"""`qwen35 status` and `qwen35 report` for a cluster: from the options to an exit code."""
+"""Runs `qwen35 status` and `qwen35 report` against a cluster. Each command takes its options and returns an exit code."""
 
 import asyncio
 import json
@@ -45,12 +45,17 @@ type States = AsyncIterator[JsonObject | ConnectionProblem | None]
 MAX_COLUMNS: Final = 96
 """Maximum width of the screen of `qwen35 status`, in characters: longer lines are hard to read."""
 PIPED_COLUMNS: Final = 200
-"""Width, in characters, of a list that is written to a file or a pipe, where programs need whole names."""
+"""Width, in characters, of the list of trainings if it goes to a file or a pipe: programs need whole names."""
 
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """The cluster and the namespace that a command reads. A field that is None has the value of the kubeconfig."""
+    """The cluster and the namespace that a command reads.
+
+    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
+    both are None and this process runs in a pod, the command uses the pod's credentials. namespace: None for the
+    namespace of the context, or of the pod.
+    """
 
     kubeconfig: str | None = None
     context: str | None = None
@@ -62,7 +67,10 @@ class ClusterAccess:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[RestClient]:
-        """Context manager: connect to the cluster, and disconnect at the end. Raises NotShown without credentials."""
+        """Context manager: connect to the cluster, and disconnect at the end.
+
+        Raises NotShown if there are no valid credentials.
+        """
         check_credentials(self.kubeconfig, self.context)
         try:
             client = await connect(self.kubeconfig, lambda verb, resource, code: None, self.context)
@@ -77,9 +85,11 @@ class ClusterAccess:
 def status(
     cluster: ClusterAccess, name: str | None, *, everywhere: bool, watch: bool, as_json: bool, console: Console
 ) -> int:
-    """Show one training, or without `name` one line for each training. Raises NotShown.
+    """Run `qwen35 status`: show the training `name`, or, if `name` is None, one line for each training.
 
-    Returns an exit code. With `watch`, it is 0 if the training succeeded, otherwise FAILED.
+    everywhere: list the trainings of all namespaces. watch: follow the training until it ends. as_json: print JSON.
+    Returns an exit code: 0, or INTERRUPTED after Ctrl-C. With `watch`, it is FAILED if the training failed or was
+    deleted. Raises NotShown if options contradict each other, or if the training does not exist or cannot be read.
     """
     if name is None and watch:
         raise NotShown("--watch follows one training. Name it: qwen35 status NAME --watch")
@@ -93,7 +103,12 @@ def status(
 
 
 def report(cluster: ClusterAccess, name: str, output: Path | None, console: Console) -> int:
-    """Write the report of a training as one HTML file. Returns an exit code. Raises NotShown."""
+    """Run `qwen35 report`: write the report of a training as one HTML file.
+
+    output: path of the file; None for NAME-report.html in the current folder. Returns an exit code: 0, or INTERRUPTED
+    after Ctrl-C. Raises NotShown if the cluster has no such training or no readable history of it, or if the report
+    cannot be written.
+    """
     return _run(_report(cluster, name, output or Path(f"{name}-report.html"), console))
 
 
@@ -133,7 +148,10 @@ async def _show(cluster: ClusterAccess, name: str, *, as_json: bool, console: Co
 
 
 async def _watch(cluster: ClusterAccess, name: str, *, as_json: bool, console: Console) -> int:
-    """Follow the training until it ends. Returns 0 if it succeeded, otherwise FAILED."""
+    """Show the training at each change until it has ended or was deleted. Returns 0 if it succeeded, otherwise FAILED.
+
+    The output is a screen in a terminal. With `as_json` or without a terminal it is a line for each change.
+    """
     async with cluster.client() as client, aclosing(follow(client, cluster.effective_namespace, name)) as states:
         if console.is_terminal and not as_json:
             view = await _redraw(client, states, console)
@@ -147,7 +165,7 @@ async def _watch(cluster: ClusterAccess, name: str, *, as_json: bool, console: C
 async def _redraw(client: RestClient, states: States, console: Console) -> TrainingView | None:
     """Draw the screen at each change of the training, and each second, so that the ages on it stay correct.
 
-    Returns the training when it has ended, or None if it was deleted.
+    states: the items that `follow` yields. Returns the training when it has ended, or None if it was deleted.
     """
     view: TrainingView | None = None
     trouble = ""
@@ -170,7 +188,11 @@ async def _redraw(client: RestClient, states: States, console: Console) -> Train
 
 
 async def _log(client: RestClient, states: States, console: Console, *, as_json: bool) -> TrainingView | None:
-    """Print a line for each change. Returns the training when it has ended, or None if it was deleted."""
+    """Print a line of text, or with `as_json` of JSON, for each change of the training.
+
+    Problems with the connection are written to stderr. states: the items that `follow` yields. Returns the training
+    when it has ended, or None if it was deleted.
+    """
     printed = ""
     async for state in states:
         if state is None:
@@ -191,9 +213,10 @@ async def _log(client: RestClient, states: States, console: Console, *, as_json:
 
 
 async def _with_warnings(client: RestClient, raw: JsonObject, before: TrainingView | None) -> tuple[TrainingView, str]:
-    """Return the training with its latest warnings, and an empty text.
+    """Return the view of a training with its latest warnings, and an empty text.
 
-    If the warnings cannot be read, return the training with the warnings of `before`, and the reason.
+    If the warnings cannot be read, return the view with the warnings of `before`, and the reason as a text. before: the
+    previous view of the training; None if there is none.
     """
     try:
         return TrainingView.of(raw, await warnings_of(client, raw)), ""
@@ -226,7 +249,10 @@ async def _report(cluster: ClusterAccess, name: str, output: Path, console: Cons
 
 
 def _document(raw: JsonObject, view: TrainingView | None = None) -> JsonObject:
-    """Return the output of --json: the training's status with the field names of the custom resource."""
+    """Return what --json prints: the training's metadata and status, with the field names of the custom resource.
+
+    view: the warnings of this view are added; with None the output has no field for warnings.
+    """
     metadata = {
         key: raw["metadata"].get(key) for key in ("name", "namespace", "uid", "generation", "creationTimestamp")
     }

@@ -23,12 +23,13 @@ from qwen35_trainer.contract.retry import backoff_seconds
 
 FIRST_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS = 0.5, 10.0
 MAX_REFUSALS: Final = 5
-"""Number of refused requests in a row after which the command ends. An API server that has just started refuses all for a while."""
+"""Number of refused requests in a row after which the command ends. A few refusals are normal: an API server that has
+just started refuses every request for a while."""
 
 
 @dataclass(frozen=True)
 class ConnectionProblem:
-    """The cluster does not answer at the moment. The last known state remains valid."""
+    """The cluster does not answer at the moment. The last known state remains valid. text: the reason, for the user."""
 
     text: str
 
@@ -36,9 +37,10 @@ class ConnectionProblem:
 async def follow(
     client: RestClient, namespace: str, name: str
 ) -> AsyncGenerator[JsonObject | ConnectionProblem | None, None]:
-    """Yield the training's object, then again at each change. After its deletion, yield None and end.
+    """Yield the training's object, and again after each change. After the deletion of the training, yield None and end.
 
-    Raises NotShown if the training does not exist at first, and for errors that a retry cannot solve.
+    While the API server does not answer, yield a ConnectionProblem for each failed request. Raises NotShown at the
+    start if the training does not exist or cannot be read, and later after MAX_REFUSALS refused requests in a row.
     """
     raw, version = await training(client, namespace, name)
     uid, failures, refusals = raw["metadata"]["uid"], 0, 0

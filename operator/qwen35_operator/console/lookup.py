@@ -23,13 +23,14 @@ POD_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/
 
 
 class NotShown(Exception):
-    """The command cannot show the training. The message is one line with the reason and the fix."""
+    """A command cannot show what the user asked for. The message is one line with the reason and the fix."""
 
 
 def check_credentials(kubeconfig: str | None, context: str | None) -> None:
-    """Check that this process runs in a pod or has a valid kubeconfig. Raises NotShown otherwise.
+    """Check that there are credentials for a cluster, without contacting it. Raises NotShown otherwise.
 
-    It does not contact the cluster.
+    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
+    both are None, a process that runs in a pod has the pod's credentials and needs no kubeconfig.
     """
     if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
         return
@@ -42,7 +43,12 @@ def check_credentials(kubeconfig: str | None, context: str | None) -> None:
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
-    """Return the namespace of the kubeconfig's context, or of this pod. Raises NotShown."""
+    """Return the namespace of the kubeconfig's context, or of the pod in which this process runs; otherwise "default".
+
+    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. The
+    pod's namespace counts only if both are None. Raises NotShown if there is no valid kubeconfig, or if it has no
+    current context.
+    """
     if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
         return POD_NAMESPACE_FILE.read_text().strip() if POD_NAMESPACE_FILE.is_file() else "default"
     check_credentials(kubeconfig, context)
@@ -55,7 +61,7 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 
 
 async def list_trainings(client: RestClient, namespace: str | None) -> list[JsonObject]:
-    """Return the trainings of a namespace, or with None of all namespaces. Raises NotShown."""
+    """Return the trainings of a namespace; None for all namespaces. Raises NotShown if the request fails."""
     try:
         page = await client.get(TRAINING.path(namespace))
     except ApiError as error:
@@ -64,13 +70,19 @@ async def list_trainings(client: RestClient, namespace: str | None) -> list[Json
 
 
 async def find(client: RestClient, namespace: str, name: str) -> tuple[JsonObject | None, str]:
-    """Return the training if it exists, and a resourceVersion to watch from. Raises ApiError."""
+    """Return the training, or None if it does not exist, and the resourceVersion from which to watch it.
+
+    Raises ApiError if the request fails.
+    """
     page = await client.get(TRAINING.path(namespace), {"fieldSelector": f"metadata.name={name}"})
     return next(iter(page["items"] or ()), None), str(page["metadata"]["resourceVersion"])
 
 
 async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonObject, str]:
-    """Return the training, and a resourceVersion to watch from. Raises NotShown, with similar names if it does not exist."""
+    """Return the training, and the resourceVersion from which to watch it.
+
+    Raises NotShown if the request fails, or if the training does not exist; the message then lists similar names.
+    """
     try:
         raw, version = await find(client, namespace, name)
     except ApiError as error:
@@ -82,7 +94,10 @@ async def training(client: RestClient, namespace: str, name: str) -> tuple[JsonO
 
 
 async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent, ...] | None:
-    """Return the latest Warning events of a training, newest first; None without permission. Raises NotShown."""
+    """Return the latest Warning events of a training, newest first; None without the permission to list events.
+
+    raw: the training's object. Raises NotShown if the request fails for another reason.
+    """
     metadata = raw["metadata"]
     selector = f"involvedObject.kind={KIND},involvedObject.name={metadata['name']},type=Warning"
     try:
@@ -95,7 +110,10 @@ async def warnings_of(client: RestClient, raw: JsonObject) -> tuple[WarningEvent
 
 
 async def history_of(client: RestClient, namespace: str, name: str) -> bytes:
-    """Return the packed history that the trainer wrote for reports. Raises NotShown."""
+    """Return the packed history of a training, which its trainer wrote for reports.
+
+    Raises NotShown if the training or its history does not exist, or if the request fails.
+    """
     config_map = history_name(name)
     try:
         raw = await client.get(CONFIG_MAP.path(namespace, config_map))
@@ -136,7 +154,10 @@ def not_found(namespace: str, name: str, others: list[str]) -> str:
 
 
 def refused(error: ApiError, verb: str, kind: ObjectKind, namespace: str | None) -> NotShown:
-    """Explain why the API server did not answer a request, with the fix."""
+    """Return an exception that explains to the user why a request failed, and what to do.
+
+    error: the API server's error. verb: what was requested, such as "list". namespace: None for all namespaces.
+    """
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     if isinstance(error, NotFound) and kind is TRAINING:
         return NotShown(

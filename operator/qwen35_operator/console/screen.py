@@ -1,4 +1,4 @@
-"""One training on one screen of 80 columns, drawn with rich. All functions are pure."""
+"""Draws one training on one screen, with the library rich. All functions are pure."""
 
 from datetime import datetime
 from typing import Final
@@ -28,7 +28,10 @@ MAX_LINES: Final = 2
 
 
 def draw(view: TrainingView, now: datetime, trouble: str = "") -> Group:
-    """Draw the screen of `qwen35 status`. now: the API server's time. trouble: why the shown state may be outdated."""
+    """Draw the screen of `qwen35 status`.
+
+    now: the API server's time. trouble: why the shown state may be outdated; empty if it is current.
+    """
     rows = Table.grid(padding=(0, 2), expand=True)
     rows.add_column(style="dim", no_wrap=True, width=LABEL_COLUMNS)
     rows.add_column(ratio=1, overflow="fold")
@@ -51,7 +54,11 @@ def _head(view: TrainingView, now: datetime) -> Table:
 
 
 def _state_rows(view: TrainingView) -> list[tuple[str, RenderableType]]:
-    """Return the rows of the state and its reason, of the unmet conditions, and of a problem while the training continues."""
+    """Return the rows about the state with its reason, the unmet conditions, and the problem that Degraded reports.
+
+    A further row appears while the operator has not handled the latest change of the spec. Each row is a label and its
+    content.
+    """
     reason = explanation(view)
     state = Text.assemble(
         (view.state, f"bold {STATE_STYLES.get(view.state, 'yellow')}"), f": {reason}" if reason else ""
@@ -118,7 +125,10 @@ def _bar(view: TrainingView, progress: ProgressStatus, now: datetime) -> Rendera
 
 
 def _record_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
-    """Return the rows of the pools, the last checkpoint and export, attempts, and warnings."""
+    """Return the rows about the pools, the newest checkpoint and export, the attempts, and the warnings.
+
+    Each row is a label and its content.
+    """
     rows: list[tuple[str, RenderableType]] = []
     if view.status.pools:
         rows += [("", ""), ("pools", _pools(view))]
@@ -154,7 +164,10 @@ def _pools(view: TrainingView) -> Table:
 
 
 def _attempt_rows(view: TrainingView, now: datetime) -> list[tuple[str, RenderableType]]:
-    """Return a row for the open attempt, and a row that says how the last ended attempt ended."""
+    """Return a row about the open attempt, and a row about how the last ended attempt ended.
+
+    A row is left out if there is no such attempt.
+    """
     attempts = view.status.attempts
     if not attempts:
         return []
@@ -178,7 +191,7 @@ def _ended(view: TrainingView, attempt: Attempt, now: datetime) -> str:
 
 
 def _short(text: str) -> Text:
-    """Return the text, cut to MAX_LINES lines."""
+    """Return the text without line breaks, cut to what fits in MAX_LINES lines of the screen."""
     flat = " ".join(text.split())
     limit = (SCREEN_COLUMNS - LABEL_COLUMNS - 4) * MAX_LINES
     return Text(flat if len(flat) <= limit else f"{flat[: limit - 2]} …")

@@ -1,4 +1,4 @@
-"""One training as a log line, for output that is not a terminal."""
+"""Formats one training as a line of a log, for output that is not a terminal."""
 
 from datetime import datetime
 

@@ -1,4 +1,4 @@
-"""Texts about a status: what a training waits for, how old a time is, how long the run will still take."""
+"""Texts about a status: what a training waits for, how long ago something happened, how long the run will still take."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,18 +15,20 @@ UNMET: Final[Mapping[str, str]] = {
     "RolloutReady": "too few rollout nodes work",
     "TrainReady": "not all train nodes work",
 }
-"""For each condition that a training needs, in their order: what it means if the condition is not true."""
+"""The conditions that a running training needs, in the order of display, each with the text that is shown while it is
+not true."""
 PREREQUISITES: Final = ("Accepted", "QuotaReserved")
-"""Conditions without which no attempt starts. While one of them is not true, the later conditions add nothing."""
+"""Conditions without which no pod starts. While one of them is not true, the conditions after it in UNMET are not
+shown."""
 NO_OPERATOR: Final = "no operator has handled it; is an operator running, and does it serve this namespace?"
 FRESH_SECONDS: Final = 60.0
-"""Maximum age of a current report, in seconds, for a trainer with short updates."""
+"""A report counts as current for at least this number of seconds, and for longer if FRESH_UPDATES updates take longer."""
 FRESH_UPDATES: Final = 3
-"""Maximum age of a current report, in updates, for a trainer whose updates take long."""
+"""A report counts as current for as long as this number of updates takes, and for at least FRESH_SECONDS."""
 
 
 def explanation(view: TrainingView) -> str:
-    """Explain why the training is in its state, for people."""
+    """Return a text for people that explains why the training is in its state; empty if there is nothing to explain."""
     ready = view.condition("Ready")
     if ready is None:
         return NO_OPERATOR
@@ -36,9 +38,10 @@ def explanation(view: TrainingView) -> str:
 
 
 def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
-    """Return the type and meaning of each condition that is not true and that a running training would need.
+    """Return the conditions for which a training still waits: the type of each, and a text that says what is missing.
 
-    Conditions after an unmet one of `PREREQUISITES` are left out, because they only wait for it.
+    The list is empty for a training that has ended or is suspended. After an unmet condition of `PREREQUISITES` the
+    list ends, because all later conditions depend on it.
     """
     if view.state in ("Succeeded", "Failed", "Suspended"):
         return []
@@ -56,7 +59,7 @@ def unmet_conditions(view: TrainingView) -> list[tuple[str, str]]:
 
 
 def age(seconds: float) -> str:
-    """Format a duration in whole seconds, or in larger units."""
+    """Format a duration: whole seconds below a minute, larger units above. A negative duration counts as 0."""
     whole = max(0, round(seconds))
     return f"{whole} s" if whole < 60 else formatting.duration(whole)
 
@@ -70,15 +73,20 @@ def brief(seconds: float) -> str:
 
 
 def ago(time: datetime | str, now: datetime) -> str:
-    """Format how long ago a time was. A time in the future is described as ahead of the API server's clock."""
+    """Format how long ago something was, such as "5 min 02 s ago".
+
+    time: when it was; a text is in RFC 3339. now: the API server's time. The result for a time in the future says that
+    the time is ahead of the API server's clock.
+    """
     seconds = (now - time).total_seconds() if isinstance(time, datetime) else seconds_since(time, now)
     return f"{age(-seconds)} ahead of the API server's clock" if seconds < -2 else f"{age(seconds)} ago"
 
 
 def remaining_seconds(view: TrainingView, now: datetime) -> float | None:
-    """Return the seconds until the last update at the present pace.
+    """Return the expected seconds until the last update, if updates take as long as recently.
 
-    Returns None if the training does not run, if its pace or its last update is unknown, or if its report is too old.
+    Returns None if the training does not run, if the duration or the total number of updates is unknown, or if the
+    trainer's report is too old.
     """
     progress = view.status.progress
     if (

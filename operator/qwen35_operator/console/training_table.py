@@ -1,4 +1,4 @@
-"""Several trainings as a table, one line each."""
+"""Draws several trainings as a table, with one line for each."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -13,7 +13,10 @@ from qwen35_trainer import formatting
 
 
 def table(views: Sequence[TrainingView], now: datetime, *, namespaces: bool) -> Table:
-    """Draw a table with a line for each training, in the given order. namespaces: with a column for the namespace."""
+    """Draw a table with a line for each training, in the given order.
+
+    namespaces: whether the table has a column for the namespace.
+    """
     drawn = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for name in ("NAMESPACE",) * namespaces + ("NAME", "STATE"):
         drawn.add_column(name, no_wrap=True)
@@ -42,7 +45,8 @@ def _cells(view: TrainingView, now: datetime) -> list[str | Text]:
 def _waiting(view: TrainingView) -> str:
     """Return the first unmet condition and the number of further unmet conditions, such as "ClusterReady +2".
 
-    If every condition is met, return the reason why the training does not run, or an empty text.
+    If every condition is met, return the reason of the condition Ready, or an empty text if this reason repeats the
+    state or the training has ended.
     """
     if unmet := unmet_conditions(view):
         return unmet[0][0] + (f" +{len(unmet) - 1}" if len(unmet) > 1 else "")

@@ -13,7 +13,7 @@ from qwen35_operator.status.times import parse as parse_time
 
 
 class StatusUnreadable(ValueError):
-    """A training's status cannot be read by this version. The message names the training and the fault."""
+    """A training has a status that this version cannot read. The message names the training, the fault and the fix."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,10 @@ class TrainingView:
 
     @classmethod
     def of(cls, raw: KubeObject, warnings: tuple[WarningEvent, ...] | None = ()) -> Self:
-        """Read a training's object. Raises StatusUnreadable."""
+        """Return the view of a training's object. Raises StatusUnreadable if its status has an unknown format.
+
+        warnings: the latest Warning events, newest first; None without the permission to read events.
+        """
         metadata, spec = raw["metadata"], raw.get("spec") or {}
         try:
             status = TrainingStatus.model_validate(raw.get("status") or {})
@@ -81,7 +84,10 @@ class TrainingView:
         return next((pool for pool in self.status.pools if pool.name == name), None)
 
     def idle(self, pool: str) -> float | None:
-        """Return the pool's idle share of time, 0 to 1. None while nothing runs, and for the head, which is not measured."""
+        """Return the share of time, 0 to 1, in which the pool was idle.
+
+        Returns None while the training does not run, and for the head, whose idle time is not measured.
+        """
         progress = self.status.progress
         if progress is None or self.state != "Running":
             return None

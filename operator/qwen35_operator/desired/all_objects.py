@@ -1,4 +1,4 @@
-"""All child objects of a training except RayJobs and messages, and the problems that prevent creating them."""
+"""Builds all child objects of a training except RayJobs and message ConfigMaps, and checks that they can be created."""
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired import network_policy, object_names, pod_templates, rbac, volumes
@@ -10,7 +10,7 @@ from qwen35_trainer.manifest import Problem
 
 
 def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObject, ...]:
-    """Return every child except -progress, -history, -control and the RayJobs, in the order of creation.
+    """Return every child except RayJobs and the ConfigMaps -progress, -history and -control, in the order of creation.
 
     config_map: the result of `config.build(training)`. It is an argument because it is expensive to build and callers
     may already have it.
@@ -19,9 +19,9 @@ def always(training: TrainingResource, config_map: KubeObject) -> tuple[KubeObje
 
 
 def problems(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which the operator refuses a training, although the manifest's own checks accept its spec.
+    """Return the problems that prevent building a training's objects although its spec passes the manifest's checks.
 
-    Call the functions that build objects only if the list is empty.
+    The operator refuses the training if there are any. The functions that build objects must not be called then.
     """
     own_problems = [
         *object_names.problems(training),

@@ -1,4 +1,4 @@
-"""`-config`: the resolved manifest that the trainer inside the pods reads."""
+"""Builds the ConfigMap `-config`, with the manifest that the trainer inside the pods reads."""
 
 from qwen35_operator.api.training_resource import TrainingResource
 from qwen35_operator.desired.objects import KubeObject, metadata, sealed

@@ -1,7 +1,7 @@
-"""The ConfigMaps through which operator and trainer exchange messages: `-control`, `-progress` and `-history`.
+"""Builds the ConfigMaps `-control`, `-progress` and `-history`, through which operator and trainer exchange messages.
 
 The operator writes `-control`. It creates `-progress` and `-history` without content, and afterwards only the trainer
-writes these two. They therefore carry no hash of their content.
+writes these two. They therefore have no annotation with a hash of their content.
 """
 
 from qwen35_operator.api.training_resource import TrainingResource
@@ -12,7 +12,7 @@ from qwen35_trainer.contract.shared_names import CONTROL_KEY, control_name, hist
 
 
 def control(training: TrainingResource, message: Control) -> KubeObject:
-    """Return the ConfigMap `-control`, by which the operator gives orders to the trainer, with this message."""
+    """Return the ConfigMap `-control`, with the message of the operator to the trainer."""
     return sealed(
         {
             "apiVersion": "v1",

@@ -1,8 +1,8 @@
-"""The NetworkPolicy: which connections to and from the pods of a training are allowed.
+"""Builds the NetworkPolicy: which connections to and from the pods of a training are allowed.
 
     pods of the training ◄──► each other                   all ports: Ray, NCCL, HCCL and Gloo choose theirs
     KubeRay, this operator ──► 8265                        the dashboard: KubeRay submits and follows the job
-    any pod of the cluster ──► 8080                        metrics
+    any pod of the cluster ──► 8080                        Ray's metrics
     pods of the training ──► 53, 5353, 443, 6443           anywhere: DNS; metric services and object stores; the API server
 
 Ray executes any code that reaches its ports, so this policy keeps other pods from running code here. Every network
@@ -19,10 +19,11 @@ from qwen35_operator.desired.objects import KubeObject, metadata, sealed
 DASHBOARD_PORT: Final = 8265
 METRICS_PORT: Final = 8080
 DNS_PORTS: Final = (53, 5353)
-"""Ports of DNS servers: 53, and 5353 for OpenShift's, which is behind a Service with port 53."""
+"""Ports of DNS servers: 53, and 5353 for OpenShift's servers, which are behind a Service with port 53."""
 HTTPS_PORT: Final = 443
 API_SERVER_PORT: Final = 6443
-"""Port of API servers behind the Service `kubernetes`, whose port is 443. A policy has to allow both."""
+"""Port on which API servers listen behind the Service `kubernetes`. The port of the Service is 443. The policy allows
+both."""
 
 
 def build(training: TrainingResource) -> KubeObject:

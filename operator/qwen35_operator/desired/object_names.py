@@ -18,15 +18,15 @@ COMPONENT = "app.kubernetes.io/component"
 HASH = f"{DOMAIN}/hash"
 """Annotation: hash of the object as the operator last wrote it."""
 SPEC_HASH = f"{DOMAIN}/spec-hash"
-"""Annotation of a RayJob: hash of the part of the spec that its attempt runs with."""
+"""Annotation of a RayJob: the result of `spec_hash` for the spec with which the attempt was started."""
 
 HEAD, ROLLOUT, TRAIN = "head", "rollout", "train"
 HISTORY = "history"
 """Value of the label `COMPONENT` of the ConfigMap `-history`, the only ConfigMap whose content is not watched."""
 
 MAX_NAME_LENGTH = 40
-"""Maximum length of a training's name, in characters. KubeRay allows 47 in the name of a RayJob, which is that of its
-training, a dash, and the attempt's number of at most six digits."""
+"""Maximum length of a training's name, in characters. KubeRay allows 47 characters in the name of a RayJob, which
+consists of the training's name, a dash, and the number of the attempt with at most six digits."""
 
 LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
     "suspend": True,
@@ -37,11 +37,15 @@ LIVE_FIELDS: Final[Mapping[str, set[str] | bool]] = {
     "rollout": {"nodes", "minNodes", "maxNodes", "autoscale"},
     "checkpoint": {"everyUpdates", "keep", "export", "graceSeconds"},
 }
-"""Fields of the spec that may change without ending the attempt, which takes over the new value or does not use it."""
+"""Fields of the spec that may change while an attempt runs, because the attempt takes over the new value or does not
+use the field. True: all fields of the section. A set: only these fields."""
 
 
 def labels(training: str, component: str) -> dict[str, str]:
-    """Return the labels of a child object."""
+    """Return the labels of a child object.
+
+    training: name of the training. component: role of the object, such as "config".
+    """
     return {
         TRAINING: training,
         "app.kubernetes.io/name": "qwen35",
@@ -73,10 +77,10 @@ def rollout_selector(training: str) -> str:
 
 
 def spec_hash(training: TrainingResource) -> str:
-    """Return a hash of all fields whose change needs a new attempt, because a running attempt cannot take it over.
+    """Return a hash of all fields whose change a running attempt cannot take over, so that it needs a new attempt.
 
-    Fields with their default value do not count, so that an upgrade to a release with more fields ends no running
-    attempt.
+    Fields with their default value do not count. An upgrade to a release with additional fields therefore ends no
+    running attempt.
     """
     spec = training.spec.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=LIVE_FIELDS)
     return digest({section: value for section, value in spec.items() if value != {}})
@@ -89,7 +93,7 @@ def digest(document: object) -> str:
 
 
 def problems(training: TrainingResource) -> Iterator[Problem]:
-    """Yield a problem for each fault of the training's name, from which the names of its objects are made."""
+    """Yield a problem if the training's name is invalid, or too long to be contained in the names of its objects."""
     name = training.name
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name):
         message = f"{name} cannot name a RayJob: it needs lower-case letters, digits and dashes, and a letter first."

@@ -1,4 +1,4 @@
-"""Metadata of every object that the operator creates: its owner, and a hash of its content."""
+"""Metadata of every object that the operator creates: labels, the owner, and a hash of the object's content."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,8 @@ def metadata(
     """Return the metadata of a child. Its ownerReference makes Kubernetes delete the child together with its training.
 
     There is no finalizer, so the deletion of a training does not wait for the operator. The pods get SIGTERM and their
-    grace period.
+    grace period. component: role of the object, for a label. labels: added to the labels that every child has.
+    annotations: None for no annotations.
     """
     written: dict[str, Any] = {
         "name": name,
@@ -43,7 +44,7 @@ def metadata(
 
 
 def sealed(manifest: KubeObject) -> dict[str, Any]:
-    """Return the object with its hash in an annotation.
+    """Return the object with an annotation that contains the hash of the object.
 
     The hash shows whether the object must be written again. A comparison with the stored object could not show this,
     because the API server adds defaults to that object.

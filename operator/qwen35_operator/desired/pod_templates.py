@@ -22,7 +22,8 @@ from qwen35_trainer.contract.shared_names import (
 
 CONTAINER: Final = "ray"
 USER_ID: Final = 1000
-"""User and group of the trainer images. On Ascend nodes it is HwHiAiUser, which owns the devices."""
+"""Numeric id of the user and of the group of the trainer images. On Ascend nodes this user is HwHiAiUser, which owns
+the devices."""
 
 
 def template(training: TrainingResource, settings: OperatorSettings, pool: PodPool, attempt: int) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def _container(training: TrainingResource, settings: OperatorSettings, pool: Pod
 
 
 def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
-    """Return the pod's fields for its ServiceAccount.
+    """Return the fields of the pod's spec that name its ServiceAccount and mount the account's token.
 
     Only the head gets the account and its token, because only the driver contacts the API server.
     """
@@ -95,9 +96,10 @@ def _account(training: TrainingResource, pool: PodPool) -> dict[str, Any]:
 def _environment(
     training: TrainingResource, profile: DeviceProfile, pool: PodPool, attempt: int
 ) -> list[dict[str, Any]]:
-    """Return the environment variables: the operator's, then those of the device profile, then the user's.
+    """Return the environment variables of the container `ray`, set by the operator, the device profile and the user.
 
-    The user's variables cannot have the name of one of the operator's variables.
+    A user's variable replaces any other variable of the same name. `reserved_fields` has refused the names that must
+    not be replaced. The head has no variables of the device profile.
     """
     values = {
         TRAINING_VARIABLE: training.name,
@@ -125,10 +127,10 @@ def _environment(
 
 
 def _resources(training: TrainingResource, profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
-    """Return the requests and limits of the container.
+    """Return the requests and limits of the container `ray`.
 
-    CPU has no limit, because all ranks wait in a collective for a rank whose CPU is throttled. Memory has a limit,
-    because Ray sizes its object store by that limit.
+    CPU has no limit: if the CPU of one rank were throttled, all ranks would wait for that rank in their collectives.
+    Memory has a limit, because Ray sizes its object store by that limit.
     """
     size = size_of(training, pool)
     memory = {"memory": _gibibytes(size.memory_gib)}
@@ -139,22 +141,24 @@ def _resources(training: TrainingResource, profile: DeviceProfile, pool: PodPool
 
 
 def _cores(count: float) -> str:
-    """Format a number of CPUs as Kubernetes does.
+    """Format a number of CPUs in the form that the API server stores: "8", or "250m" for a quarter of a CPU.
 
-    In another format, the stored value would differ from the one that the operator wrote, as if KubeRay had changed it.
+    In another form, the stored value would differ from the value that the operator wrote, as if somebody had changed
+    it.
     """
     return f"{count:.0f}" if count == int(count) else f"{count * 1000:.0f}m"
 
 
 def _gibibytes(count: int) -> str:
-    """Format memory as Kubernetes does. count: GiB."""
+    """Format an amount of memory in the form that the API server stores: "64Gi", or "1Ti". count: GiB."""
     return f"{count // 1024}Ti" if count % 1024 == 0 else f"{count}Gi"
 
 
 def _tolerations(profile: DeviceProfile, pool: PodPool) -> dict[str, Any]:
-    """Return a toleration of the taint that Kubernetes nodes with devices conventionally have.
+    """Return the field `tolerations` of a pod that needs devices; {} for a pod that does not.
 
-    The key of the taint is the resource name of the device.
+    Nodes with devices conventionally have a taint, whose key is the resource name of the device. The toleration lets
+    the pod run there.
     """
     if pool == "head" or profile.resource is None:
         return {}

@@ -17,7 +17,7 @@ def worker_pools(spec: TrainingSpec) -> tuple[WorkerPool, ...]:
 
 
 def all_pools(spec: TrainingSpec) -> tuple[PodPool, ...]:
-    """Return the head and the pools of the worker groups."""
+    """Return all pools of a training: the head, then the pools that become worker groups."""
     return ("head", *worker_pools(spec))
 
 

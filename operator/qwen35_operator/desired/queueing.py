@@ -17,9 +17,13 @@ PREFIXES: Final = (
     "huawei.com/",
 )
 KEYS: Final = ("ray.io/priority-class-name", "ray.io/gang-scheduling-enabled")
-"""KubeRay's keys for schedulers, which are copied. Other keys below ray.io/ are not: they change how KubeRay works."""
+"""Keys that KubeRay reads for schedulers; they are copied too. All other keys that begin with ray.io/ change how
+KubeRay works and are not copied."""
 
 
 def copied_to_job(entries: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels, or annotations, that the RayJob gets from the training. KubeRay copies them to the RayCluster."""
+    """Return the entries that a RayJob copies from its training. KubeRay copies them from the RayJob to the RayCluster.
+
+    entries: the labels or the annotations of the training.
+    """
     return {key: value for key, value in sorted(entries.items()) if key.startswith(PREFIXES) or key in KEYS}

@@ -1,4 +1,4 @@
-"""The RayJob of an attempt: one Ray cluster with a head without devices and a worker group per pool.
+"""Builds the RayJob of an attempt: one Ray cluster, with a head without devices and a worker group for each other pool.
 
 The operator never writes `suspend`, which belongs to Kueue. KubeRay does not retry: the operator starts the next
 attempt by its own rules. Checked against KubeRay 1.6.1 (controllers/ray/utils/validation.go) and later.
@@ -30,7 +30,11 @@ ENTRYPOINT: Final = f"qwen35 run {CONFIG_FOLDER}/{CONFIG_KEY} --output {RUN_FOLD
 
 
 def build(training: TrainingResource, settings: OperatorSettings, *, attempt: int, rollout_nodes: int) -> KubeObject:
-    """Return the RayJob of an attempt. rollout_nodes: the first size of the rollout pool; ignored without such a pool."""
+    """Return the RayJob of an attempt.
+
+    rollout_nodes: the number of nodes with which the rollout pool starts; ignored if the mode has no separate rollout
+    pool.
+    """
     name = object_names.job_name(training.name, attempt)
     identity = {object_names.ATTEMPT: str(attempt)}
     groups = [_group(training, settings, attempt, pool, rollout_nodes) for pool in worker_pools(training.spec)]
@@ -89,7 +93,10 @@ def _group(
 
 
 def _ray_resources(training: TrainingResource, pool: PodPool) -> dict[str, str]:
-    """Return the resources of a pool's pods for Ray's scheduler. The head has none, so that only the driver runs there."""
+    """Return the resources of a pool's pods for Ray's scheduler.
+
+    The head has no CPU and no device: only the driver runs there.
+    """
     if pool == "head":
         return {"CPU": "0"}
     profile, devices = PROFILES[training.spec.accelerator.profile], training.spec.accelerator.devicesPerNode

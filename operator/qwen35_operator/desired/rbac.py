@@ -9,7 +9,10 @@ from qwen35_trainer.contract.shared_names import config_name, control_name, hist
 
 
 def build(training: TrainingResource) -> tuple[KubeObject, ...]:
-    """Return ServiceAccount, Role and RoleBinding. Only the head's pod uses the account and gets its token."""
+    """Return ServiceAccount, Role and RoleBinding of the trainer.
+
+    Only the head's pod uses the account and gets its token.
+    """
     name = account_name(training.name)
 
     def account_metadata() -> dict[str, Any]:

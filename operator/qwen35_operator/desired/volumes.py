@@ -5,9 +5,10 @@
     claim of checkpoint.storage  ──► CHECKPOINT_FOLDER     its folder checkpoints/<training>
                                  └─► RUN_FOLDER            its folder runs/<training>; without a claim, an emptyDir
     ConfigMap -config            ──► CONFIG_FOLDER         on the head
-    relative paths, no claim     ──► EXAMPLES_FOLDER       in the image
+    data files without a claim   ──► EXAMPLES_FOLDER       in the image, if their paths are relative
 
-A claim with several uses is still one volume of a pod, because some storage cannot be mounted twice by one pod.
+A claim that is used for several purposes is still one volume of a pod, because some storage cannot be mounted twice by
+one pod.
 """
 
 import posixpath
@@ -31,13 +32,18 @@ from qwen35_trainer.manifest.base import MAX_PATH_CHARACTERS, PersistentVolumeCl
 
 SHM_FOLDER: Final = "/dev/shm"  # noqa: S108, where NCCL and Ray look for shared memory
 OWN_FOLDERS: Final = (posixpath.dirname(RUN_FOLDER), CONFIG_FOLDER, SHM_FOLDER)
-"""Folders of a pod that the operator mounts. Users cannot mount anything at, below or above them."""
+"""Folders that are reserved for the operator's own mounts. Users cannot mount anything at, below or above them."""
 OWN_VOLUMES: Final = ("shm", "run", "config")
 """Names of the operator's volumes. They are reserved also in pods that have no such volume."""
 
 
 def volumes(training: TrainingResource, profile: DeviceProfile, pool: str, shm_gib: int) -> list[dict[str, Any]]:
-    """Return the volumes of a pool's pods: claims, shared memory, the run's folder, the manifest, and the node's device files."""
+    """Return the volumes of a pool's pods.
+
+    Every pod has shared memory, the claims, and, without a claim for checkpoints, an emptyDir for the run's folder. The
+    head also has the manifest, and other pods the device files of their node. shm_gib: maximum size of the shared
+    memory, in GiB.
+    """
     spec = training.spec
     result: list[dict[str, Any]] = [
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_gib}Gi"}},
@@ -79,7 +85,10 @@ def mounts(training: TrainingResource, profile: DeviceProfile, pool: str) -> lis
 
 
 def mounted(spec: TrainingSpec) -> TrainingSpec:
-    """Return the spec for the trainer inside a pod: each claim is replaced by the path of its mount."""
+    """Return the spec for the trainer inside a pod, in which the path of the mount replaces each claim.
+
+    Relative paths of data files without a claim become paths in the image.
+    """
     data = spec.data
     changes: dict[str, Any] = {
         "data": data.model_copy(
@@ -98,7 +107,10 @@ def mounted(spec: TrainingSpec) -> TrainingSpec:
 
 
 def problems(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem for each path that leads out of its claim or is too long after mounting, and for exports without storage."""
+    """Yield a problem for each path that leads out of its claim or is too long after mounting, and for missing storage.
+
+    Storage is missing if checkpoint.export needs checkpoint.storage, and the spec has none.
+    """
     places = [
         ("spec.model.source", spec.model.source.persistentVolumeClaim),
         ("spec.checkpoint.storage", _checkpoint_claim(spec)),
@@ -124,7 +136,7 @@ def problems(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def _claims(spec: TrainingSpec) -> dict[str, bool]:
-    """Return the names of the claims, in the order of first use, each with true if the pods write to the claim."""
+    """Return the names of the claims, in the order of first use, and for each whether the pods write to it."""
     model, storage = spec.model.source.persistentVolumeClaim, _checkpoint_claim(spec)
     reading = [] if model is None else [model]
     claims = dict.fromkeys([claim.claimName for claim in (*reading, *_data_claims(spec))], False)

@@ -8,9 +8,10 @@ from qwen35_trainer.manifest import Problem
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield a problem for each reference to a missing volume, value given twice, and invalid label in a pod template.
+    """Yield the problems of a merged pod template that the API server would report only for a pod.
 
-    place: the manifest's field that changed the template.
+    They are invalid label keys and values, mounts of missing volumes, containers without an image, and fields that
+    exclude each other. place: the field of the manifest with the user's change, such as spec.pods.head.
     """
     yield from label_syntax.problems(template, place)
     spec = template["spec"]

@@ -1,7 +1,7 @@
 """Checks labels, annotations and selectors of a merged pod template.
 
-The API server does not check them in a RayJob, but later it refuses every pod in which one is invalid. The rules are those of
-k8s.io/apimachinery/pkg/util/validation (IsQualifiedName, IsValidLabelValue).
+The API server does not check them in the pod template of a RayJob, but later it refuses every pod that has an invalid
+one. The rules are those of k8s.io/apimachinery/pkg/util/validation (IsQualifiedName, IsValidLabelValue).
 """
 
 import json
@@ -24,9 +24,10 @@ KEY_FIX: Final = f"Write name or prefix/name, the prefix a DNS name in lower cas
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield a problem for each invalid key or value of labels and annotations in a pod template.
+    """Yield a problem for each invalid label key or value in a merged pod template.
 
-    place: the manifest's field that changed the template.
+    Such keys and values are in labels, annotations, node selectors, tolerations, affinities and topology spread
+    constraints. place: the field of the manifest with the user's change, such as spec.pods.head.
     """
     metadata, spec = template["metadata"], template["spec"]
     yield from _labels(metadata["labels"], f"{place}.metadata.labels")
@@ -69,7 +70,10 @@ def _toleration(toleration: Mapping[str, Any], place: str) -> Iterator[Problem]:
 
 
 def _selectors(value: object, place: str) -> Iterator[Problem]:
-    """Yield a problem for each invalid label or expression of affinities and spread constraints, at any depth of `value`."""
+    """Yield a problem for each invalid label key or value in an affinity or in topology spread constraints.
+
+    value: the affinity, the constraints, or a part of them at any depth. place: the path of `value` in the manifest.
+    """
     if isinstance(value, list):
         for index, inside in enumerate(value):
             yield from _selectors(inside, f"{place}[{index}]")
@@ -95,9 +99,9 @@ def _expressions(value: object, place: str) -> Iterator[Problem]:
 
 
 def _key(key: object, place: str) -> Iterator[Problem]:
-    """Yield a problem if the key of a label or annotation is invalid.
+    """Yield a problem if the key of a label or annotation is invalid. place: the path of the key in the manifest.
 
-    Keys that are not strings need no check here: the RayJob's schema already refuses them.
+    A key that is not a string needs no check here: the schema of RayJobs already refuses it.
     """
     if isinstance(key, str):
         match = KEY.fullmatch(key)

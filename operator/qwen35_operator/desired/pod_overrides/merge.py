@@ -24,7 +24,7 @@ MERGE_KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("spec", "resourceClaims"): ("name",),
     ("spec", "topologySpreadConstraints"): ("topologyKey", "whenUnsatisfiable"),
 } | {("spec", kind, name): key for kind in ("containers", "initContainers") for name, key in _CONTAINER.items()}
-"""The keys that identify the items of a list, by the list's path."""
+"""For each list that is merged, by its path in the pod template: the keys whose values identify an item."""
 KEY_DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
 
 
@@ -34,7 +34,7 @@ def merge(template: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, A
 
 
 def identity(path: tuple[str, ...], item: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the values that identify an item of the list at `path`."""
+    """Return the values that identify `item` in the list at `path`: those of the list's keys in MERGE_KEYS."""
     return tuple(item.get(key, KEY_DEFAULTS.get(key)) for key in MERGE_KEYS[path])
 
 

@@ -1,7 +1,8 @@
 """The fields of the pod templates that are reserved for the operator, and why users cannot set them.
 
-If users changed these fields, the driver, KubeRay or the NetworkPolicy would not recognize a pod of the training.
-Users may set all other fields, and add containers, init containers, volumes and mounts.
+With other values, Ray would not start as KubeRay expects, or the driver, KubeRay or the NetworkPolicy would not
+recognize a pod of the training. Users may set all other fields of a pod's spec, and add labels, annotations,
+containers, init containers, volumes and mounts.
 """
 
 import posixpath
@@ -20,9 +21,8 @@ from qwen35_trainer.manifest import Problem
 
 POOLS: Final[tuple[PodPool, ...]] = ("head", "rollout", "train")
 LABEL_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/", "app.kubernetes.io/", "kueue.x-k8s.io/queue-name")
-"""Prefixes of reserved labels. The NetworkPolicy, KubeRay and KubeRay's head Service select pods by the first three. A
-pod with the last label would be queued by Kueue on its own.
-"""
+"""Prefixes of reserved labels. The NetworkPolicy, KubeRay and KubeRay's head Service select pods by labels with the
+first three prefixes. Kueue would queue a pod with the last label separately from its job."""
 ANNOTATION_PREFIXES: Final = ("rl.qwen35.io/", "ray.io/")
 """Prefixes of reserved annotations. For example, ray.io/overwrite-container-cmd changes the command that KubeRay starts."""
 VARIABLES: Final = frozenset(
@@ -36,7 +36,8 @@ VARIABLES: Final = frozenset(
         *("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"),
     }
 )
-"""Environment variables that KubeRay sets or refuses. Variables that begin with QWEN35_ are reserved too."""
+"""Environment variables that the operator or KubeRay sets, or that KubeRay refuses. Users cannot set them, nor any
+variable that begins with QWEN35_."""
 POD_FIELDS: Final[Mapping[str, str]] = {
     "restartPolicy": "KubeRay replaces a pod whose Ray has ended.",
     "serviceAccountName": "Grant missing permissions to the account that the operator creates.",
@@ -48,19 +49,20 @@ POD_FIELDS: Final[Mapping[str, str]] = {
     "setHostnameAsFQDN": "Reports identify pods by their hostname.",
     "ephemeralContainers": "Pod templates cannot have them; use kubectl debug.",
 }
-"""Reserved fields of a pod's spec, each with the reason, or with what to do instead."""
+"""Reserved fields of a pod's spec. The text gives the reason, or what to do instead."""
 RAY_CONTAINER_FIELDS: Final[Mapping[str, str]] = {
     "image": "Use spec.pods.image, which applies to every pool: Ray needs the same version everywhere.",
     "command": "KubeRay writes it; a lifecycle hook or an init container runs before Ray.",
     "args": "KubeRay writes them; a lifecycle hook or an init container runs before Ray.",
 }
-"""Reserved fields of the container `ray`, each with what to do instead."""
+"""Reserved fields of the container `ray`. The text says what to do instead."""
 RAY_PORTS: Final[Mapping[PodPool, Mapping[int, str]]] = {
     "head": {6379: "gcs-server", 8080: "metrics", 8265: "dashboard", 10001: "client", 52365: "dashboard-agent"},
     "rollout": {8080: "metrics", 52365: "dashboard-agent"},
     "train": {8080: "metrics", 52365: "dashboard-agent"},
 }
-"""Ports that Ray listens on, with KubeRay's names for them. All containers of a pod share the ports."""
+"""Ports that Ray listens on in the pods of each pool, with KubeRay's names for the ports. All containers of a pod share
+its ports."""
 RESERVED_CONTAINERS: Final = ("wait-gcs-ready", "autoscaler", "ray-job-submitter")
 """Names of containers that KubeRay adds."""
 
@@ -109,9 +111,10 @@ def _reserved(training: TrainingResource, pool: PodPool, change: Mapping[str, An
 
 
 def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str) -> Iterator[Problem]:
-    """Yield a problem if the resources of a container request devices.
+    """Yield a problem for each request or limit of devices in a container of the user's change.
 
-    The number of devices is set by accelerator.devicesPerNode.
+    The operator sets the number of devices, from accelerator.devicesPerNode. place: the path of the container in the
+    manifest.
     """
     for part, amounts in container.get("resources", {}).items():
         if isinstance(amounts, Mapping) and profile.resource in amounts:
@@ -120,10 +123,10 @@ def _container(container: Mapping[str, Any], profile: DeviceProfile, place: str)
 
 
 def _ports(ports: Sequence[Mapping[str, Any]], pool: PodPool, place: str, *, own: bool) -> Iterator[Problem]:
-    """Yield a problem for each port that conflicts with Ray's ports.
+    """Yield a problem for each port of a container that conflicts with Ray's ports.
 
-    own: whether the ports are those of the container `ray`. KubeRay copies these ports to the head's Service, and adds
-    Ray's ports only if the container `ray` has none.
+    own: whether the container is `ray`. KubeRay copies the ports of the container `ray` to the head's Service, and adds
+    Ray's ports only if that container has none. place: the path of the container in the manifest.
     """
     if own and pool == "head" and ports:
         message = "the head's Service would have these ports instead of Ray's: KubeRay could not reach the dashboard."

@@ -1,6 +1,7 @@
-"""Checks that a change of a pod template can be merged: mappings and lists in the right places, items with their keys.
+"""Checks that a user's change can be merged into a pod template.
 
-The API server checks this too, but only when the job is created, and it reports only the first problem.
+Mappings and lists must be where a pod template has them, and an item of a list must have the key by which the list is
+merged. The API server checks this too, but only when the RayJob is created, and it reports only the first problem.
 """
 
 import json
@@ -27,9 +28,10 @@ STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annota
 
 
 def problems(change: object, place: str) -> Iterator[Problem]:
-    """Yield a problem for each part of a user's change that has the wrong shape for a pod template.
+    """Yield a problem for each part of a user's change that cannot be merged into a pod template.
 
-    place: the field of the manifest that contains the change.
+    For example, a part is a text where a pod template has a list. place: the field of the manifest that contains the
+    change.
     """
     yield from _any(change, (), place)
 
