@@ -73,9 +73,9 @@ async def follow(
 
 
 async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], trainings: Trainings) -> None:
-    """Wait until trainings can be listed and watched.
+    """Wait until trainings can be listed and watched. Until then, `trainings.problem` says why they cannot.
 
-    If kopf started before that, it would end with an error that does not name the missing permission.
+    If kopf started earlier, it would end with an error that does not name the missing permission.
     """
     logged = ""
     while True:
@@ -125,8 +125,8 @@ async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | 
 def registry(apply: Callable[[Any], object], *, explicit: bool) -> kopf.OperatorRegistry:
     """Return the handlers for one run of kopf.
 
-    apply: called with each event of a training. explicit: whether the user named a kubeconfig. If so, its credentials are
-    preferred to those of the pod.
+    apply: called with each event of a training. explicit: whether the user named a kubeconfig. If so, its credentials
+    are preferred to those of the pod; otherwise the pod's are preferred.
     """
     handlers = kopf.OperatorRegistry()
     kopf.on.login(registry=handlers)(_login_by_kubeconfig if explicit else _login_by_pod)
@@ -146,7 +146,7 @@ class NoDiffs(kopf.AnnotationsDiffBaseStorage):
 
 
 def settings() -> kopf.OperatorSettings:
-    """Return settings for kopf: no annotations, finalizers or events of its own, and time limits that fit a reconcile."""
+    """Return settings for kopf: no annotations and events, no scan of the cluster, time limits, and little memory."""
     kopf_settings = kopf.OperatorSettings()
     kopf_settings.persistence.diffbase_storage = NoDiffs()
     kopf_settings.posting.enabled = False
@@ -205,10 +205,13 @@ def _set_outcome(ended: asyncio.Future[None], problem: BaseException | None) -> 
 
 
 def _login_by_pod(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """Use the pod's own credentials, or else those of KUBECONFIG. Neither needs the synchronous client library."""
+    """Return the pod's own credentials, otherwise those of KUBECONFIG; None if there are none.
+
+    Neither way needs the synchronous client library.
+    """
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
 def _login_by_kubeconfig(**arguments: Any) -> kopf.ConnectionInfo | None:  # noqa: ANN401  # kopf's calling convention
-    """Use the credentials of KUBECONFIG, otherwise those of the pod."""
+    """Return the credentials of KUBECONFIG, otherwise those of the pod; None if there are none."""
     return kopf.login_with_kubeconfig(**arguments) or kopf.login_with_service_account(**arguments)

@@ -19,7 +19,8 @@ from qwen35_operator.kube.store import TrainingKey
 type LogFormat = Literal["text", "json"]
 
 current: ContextVar[TrainingKey | None] = ContextVar("training", default=None)
-"""The training that the running asyncio task reconciles; None in other tasks. Tasks that it starts inherit the value."""
+"""The training that the running asyncio task reconciles; None in other tasks. Tasks that this task starts inherit the
+value."""
 
 
 class JsonLines(logging.Formatter):
@@ -42,7 +43,10 @@ class JsonLines(logging.Formatter):
 
 
 def begin(form: LogFormat, *, verbose: bool) -> None:
-    """Write the log of this process to stderr in the format `form`. verbose: log every step."""
+    """Start to write the log of this process to stderr.
+
+    form: "text" for people, "json" for log collectors. verbose: also log single steps.
+    """
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if form == "json" else text)

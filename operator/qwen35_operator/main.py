@@ -32,7 +32,11 @@ from qwen35_trainer.manifest import Problem
 def run(
     settings: OperatorSettings, kubeconfig: str | None, log_format: LogFormat = "text", *, verbose: bool = False
 ) -> None:
-    """Run until SIGTERM or SIGINT. Raises OSError if a port is taken, and SettingsRefused without credentials."""
+    """Run the operator until SIGTERM or SIGINT.
+
+    kubeconfig: None for the pod's credentials or kubectl's default. Raises OSError if a port is taken, and
+    SettingsRefused if there are no valid credentials.
+    """
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:
         os.environ["KUBECONFIG"] = kubeconfig  # kopf's login reads it
@@ -50,7 +54,7 @@ async def _until_signal(operating: Coroutine[None, None, None]) -> None:
 
 
 async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
-    """Run all parts of the operator, until cancelled."""
+    """Run all parts of the operator, until cancelled. Raises the exceptions that `run` raises."""
     metrics = Metrics()
     client = await connect(kubeconfig, metrics.requested)
     trainings, workers = Trainings(), ReconcileWorkers(metrics)
@@ -87,10 +91,10 @@ async def operate(settings: OperatorSettings, kubeconfig: str | None) -> None:
 
 
 async def _run_together(*parts: Coroutine[None, None, None]) -> None:
-    """Run all parts until one of them ends or this function is cancelled.
+    """Run all parts until one of them ends or this function is cancelled, then end the others.
 
-    Then end all parts in the order of the arguments, because an earlier part may need the later parts until it has
-    ended.
+    The parts are ended in the order of the arguments, because an earlier part may need the later parts until it has
+    ended. Raises the exception of the part that ended first, if any.
     """
     tasks = [asyncio.create_task(part) for part in parts]
     try:

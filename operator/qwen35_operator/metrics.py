@@ -1,4 +1,4 @@
-"""The operator's Prometheus metrics. The registry is passed as an argument, so that tests have their own."""
+"""The operator's Prometheus metrics. Each `Metrics` has a registry of its own, so that tests do not share numbers."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field

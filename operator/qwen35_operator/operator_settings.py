@@ -20,7 +20,10 @@ class SettingsRefused(ValueError):
 
 
 def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
-    """Return the default trainer images with changes such as CPU=registry/image:tag. Raises SettingsRefused."""
+    """Return the trainer image of each device profile: the default, or the image that a change names.
+
+    changes: such as CPU=registry/image:tag. Raises SettingsRefused if a change names an unknown profile or no image.
+    """
     chosen = dict(IMAGES)
     for change in changes:
         profile, _, image = change.partition("=")
@@ -32,7 +35,7 @@ def images(changes: Sequence[str]) -> Mapping[ProfileName, str]:
 
 
 def own_identity() -> str:
-    """Return the name of this process in the Lease. The name is unique, and differs after a restart of the process."""
+    """Return a name for this process in the Lease. Every call returns a new unique name."""
     return f"{socket.gethostname()}-{secrets.token_hex(4)}"
 
 
@@ -43,7 +46,7 @@ class OperatorSettings:
     namespaces: tuple[str, ...] = ()
     """Namespaces whose trainings the operator serves; empty for all."""
     images: Mapping[ProfileName, str] = field(default_factory=lambda: IMAGES)
-    """Trainer image by accelerator.profile, for trainings that do not name an image."""
+    """Trainer image of each device profile, for trainings whose spec names no image."""
     lease_namespace: str = "default"
     """Namespace of the Lease for leader election."""
     lease_name: str = "qwen35-operator"

@@ -14,10 +14,10 @@ from qwen35_trainer.manifest import Problem
 async def serving(
     metrics: Metrics, obstacles: Callable[[], Sequence[Problem]], *, metrics_port: int, health_port: int
 ) -> AsyncIterator[None]:
-    """Context manager: serve metrics and health checks while the context is open.
+    """Context manager: serve metrics and probes while the context is open.
 
-    Port 0 disables a server. Raises OSError if a port is taken. obstacles: returns the reasons why objects cannot be
-    watched. The operator is ready while there are no such reasons.
+    Port 0 disables a server. obstacles: returns the reasons why objects cannot be watched; the operator is ready while
+    there are none. Raises OSError if a port is taken.
     """
 
     async def show(_: web.Request) -> web.Response:

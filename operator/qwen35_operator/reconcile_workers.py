@@ -37,7 +37,7 @@ class ReconcileWorkers:
         self._queue.add(key)
 
     def progressed(self, key: TrainingKey) -> None:
-        """Reset the training's backoff after a successful write."""
+        """Reset the training's backoff. Called after each successful write."""
         self._queue.succeeded(key)
 
     async def run(self, reconciler: Reconciler, count: int) -> None:
@@ -61,7 +61,7 @@ class ReconcileWorkers:
                 self._queue.done(key)
 
     async def _reconcile(self, reconciler: Reconciler, key: TrainingKey) -> None:
-        """Reconcile once, in a task of its own, and schedule the next reconcile according to the outcome."""
+        """Reconcile one training, and schedule the next reconcile by the outcome. Errors are logged and not raised."""
         logs.current.set(key)
         started, since = time.monotonic(), self._since.pop(key, None)
         result = "done"

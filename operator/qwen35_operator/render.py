@@ -16,7 +16,7 @@ from qwen35_trainer.manifest.document import SCALARS, TAG
 
 NAMESPACE_PATTERN = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 UID = "00000000-0000-0000-0000-000000000000"
-"""Placeholder for the uid that the API server assigns."""
+"""The uid of the training in rendered objects. In a cluster the API server assigns another one."""
 
 
 def objects(
@@ -28,9 +28,9 @@ def objects(
 ) -> tuple[KubeObject, ...]:
     """Return the children of the first attempt, in the order of creation.
 
-    namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". file: the path
-    that errors name. Raises ManifestError with every problem for which the operator would not accept the manifest,
-    except parts that this release cannot run (see `cannot_run`).
+    namespace: replaces the namespace in the manifest. If neither is given, the namespace is "default". settings: None
+    for the default settings. file: the path that errors name. Raises ManifestError with every problem for which the
+    operator would not accept the manifest, except parts that this release cannot run (see `cannot_run`).
     """
     if namespace is not None and not NAMESPACE_PATTERN.fullmatch(namespace):
         fix = "Use lower-case letters, digits and -, at most 63, with a letter or digit at both ends."
@@ -65,7 +65,7 @@ def text(manifests: tuple[KubeObject, ...]) -> str:
 
 
 class _KubectlDumper(yaml.SafeDumper):
-    """Writes YAML with multi-line texts as blocks, without anchors, and quotes texts that kubectl would read as numbers."""
+    """Writes YAML for kubectl: no anchors, multi-line texts as blocks, texts that look like other values in quotes."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True

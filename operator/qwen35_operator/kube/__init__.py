@@ -1,1 +1,1 @@
-"""All cluster I/O: one client, watches that fill stores, the work queue, and the Lease."""
+"""Access to the cluster: the client, watches that fill stores, and the Lease. The work queue is also here."""

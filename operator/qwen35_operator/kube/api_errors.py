@@ -1,4 +1,4 @@
-"""Errors that the API server answers with."""
+"""Errors of requests to the API server, by HTTP status code."""
 
 from typing import Any
 
@@ -7,7 +7,11 @@ class ApiError(Exception):
     """The API server answered a request with an error, or not at all."""
 
     def __init__(self, status: int, message: str, details: dict[str, Any] | None = None) -> None:
-        """Create the error. message: the text of the API server's answer. details: the `details` of its Status object."""
+        """Create the error.
+
+        status: HTTP status code; 0 if there was no answer. message: text of the API server's answer. details: the
+        `details` of the Status object in the answer; None if it has none.
+        """
         super().__init__(f"{status}: {message}")
         self.status = status
         self.message = message
@@ -27,7 +31,7 @@ class Gone(ApiError):
 
 
 class Forbidden(ApiError):
-    """401 or 403: a permission is missing, or a quota is used up."""
+    """401 or 403: the credentials are not accepted, a permission is missing, or a quota is used up."""
 
 
 class Invalid(ApiError):
@@ -35,11 +39,14 @@ class Invalid(ApiError):
 
 
 class Unavailable(ApiError):
-    """The API server gave no answer in time, or 429 or 5xx. A retry may succeed, but a write may have been carried out already."""
+    """The API server gave no answer in time, or answered 429 or 5xx.
+
+    A retry may succeed. If the request was a write, the API server may have carried it out nevertheless.
+    """
 
 
 def api_error(status: int, message: str, details: dict[str, Any] | None = None) -> ApiError:
-    """Return the error for a status code."""
+    """Return an error of the class that stands for this HTTP status code."""
     if status == 429 or status >= 500:
         return Unavailable(status, message, details)
     classes: dict[int, type[ApiError]] = {404: NotFound, 409: Conflict, 410: Gone, 400: Invalid, 422: Invalid}

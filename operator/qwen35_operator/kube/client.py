@@ -37,7 +37,8 @@ GET_RETRY_WAITS_SECONDS = (0.1, 0.5, 2.0)
 IN_POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """Environment variable that Kubernetes sets in every container: its presence shows that this process runs in a pod."""
 NO_CONNECTION_LIMIT = 0
-"""aiohttp's value for any number of connections. The number of watches and workers limits them already."""
+"""aiohttp's value for an unlimited number of connections. The operator needs no limit, because it has few watches and
+workers."""
 PLAIN = "application/json"
 METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 """Value of the header Accept that requests only the metadata of objects."""
@@ -47,7 +48,7 @@ JSON_PATCH = "application/json-patch+json"
 type JsonObject = dict[str, Any]
 type Query = Mapping[str, str | int]
 type RequestObserver = Callable[[str, str, int], None]
-"""Called with verb, resource and status code of every answer."""
+"""Function that is called after every answer, with the verb, the resource and the HTTP status code."""
 
 
 class Client(Protocol):
@@ -83,7 +84,7 @@ class RestClient:
         self._observer = observer
 
     def now(self) -> datetime:
-        """Return the API server's time, according to its latest answer."""
+        """Return the API server's time: this machine's clock, corrected by the Date header of the latest answer."""
         return datetime.now(UTC) + self._offset
 
     async def get(self, path: str, query: Query | None = None, *, accept: str = PLAIN) -> JsonObject:
@@ -105,7 +106,8 @@ class RestClient:
     async def lines(self, path: str, query: Query, *, accept: str) -> AsyncIterator[AsyncIterator[bytes]]:
         """Context manager: open a watch. Gives an iterator of its lines.
 
-        The iterator ends with the watch, or when nothing has arrived for READ_IDLE_SECONDS. Raises ApiError.
+        The iterator ends when the API server ends the watch, or when nothing has arrived for READ_IDLE_SECONDS. accept:
+        media type of the lines. Raises ApiError if the API server refuses the watch or the connection fails.
         """
         limit = aiohttp.ClientTimeout(total=None, sock_connect=REQUEST_TIMEOUT_SECONDS, sock_read=READ_IDLE_SECONDS)
         try:
@@ -131,9 +133,11 @@ class RestClient:
         content: str = PLAIN,
         accept: str = PLAIN,
     ) -> JsonObject:
-        """Send a request and return the answer.
+        """Send a request and return the answer. Raises ApiError if the request fails.
 
-        A failed GET is sent again within the time limit. After a failed write the caller must decide again.
+        If the API server is unavailable, a GET is repeated within REQUEST_TIMEOUT_SECONDS. A write is not repeated: it
+        may have been carried out, so the caller must decide again. content, accept: media types of the request and of
+        the answer.
         """
         limit = aiohttp.ClientTimeout()  # no limit by aiohttp: two limits that expire together would hide each other
         try:
@@ -195,7 +199,12 @@ class RestClient:
 
 
 async def connect(kubeconfig: str | None, observer: RequestObserver, context: str | None = None) -> RestClient:
-    """Make a client with the credentials of the kubeconfig's context, or of this pod. Raises SettingsRefused."""
+    """Return a client with the credentials of the kubeconfig's context, or of the pod in which this process runs.
+
+    kubeconfig: path of the file. If it is None, kubectl's default applies. context: None for the current context. If
+    both are None, the credentials of the pod are preferred. observer: called after every answer. Raises SettingsRefused
+    if there are no valid credentials.
+    """
     configuration = Configuration()
     try:
         if kubeconfig is None and context is None and IN_POD_VARIABLE in os.environ:
@@ -211,7 +220,7 @@ async def connect(kubeconfig: str | None, observer: RequestObserver, context: st
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield whole lines of any length.
+    """Yield whole lines of any length. The iterator ends without an error after READ_IDLE_SECONDS of silence.
 
     aiohttp limits the length of a line when it reads by lines. A ConfigMap of 1 MiB can be six times as long in JSON.
     """
@@ -228,19 +237,19 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _proxy(url: str) -> str | None:
-    """Return the proxy that the environment names for the API server; None if it names none.
+    """Return the proxy that environment variables such as HTTPS_PROXY name for the API server; None if they name none.
 
-    Other clients read the environment in the same way.
+    url: the URL of the API server.
     """
     server = urlsplit(url)
     return None if proxy_bypass(server.hostname or "") else getproxies().get(server.scheme)
 
 
 def _offset(date: str, before: timedelta) -> timedelta:
-    """Return how far the API server's clock is ahead of this machine's, by the Date header `date`.
+    """Return how far the API server's clock is ahead of this machine's clock.
 
-    The result is in whole seconds, like the header. A difference below two seconds counts as zero. If the header is not
-    a valid date, the result is `before`.
+    date: the Date header of an answer. The result is in whole seconds, like the header. A difference below two seconds
+    counts as zero. before: the previous result, which is returned if the header is not a valid date.
     """
     try:
         shift = parsedate_to_datetime(date) - datetime.now(UTC)
@@ -258,9 +267,10 @@ def _refused(status: int, raw: bytes) -> ApiError:
 
 
 def _resource(path: str) -> str:
-    """Return the plural and the subresource in a URL path, as the value of a metric's label.
+    """Return the plural and the subresource in a URL path, such as "rayjobs" or "qwen35trainings/status".
 
-    Names of objects are left out, because there would be no limit to the number of values.
+    The result is the value of a metric's label. Names of objects are left out, because they would give the label any
+    number of values.
     """
     parts = path.strip("/").split("/")
     rest = parts[3:] if parts[0] == "apis" else parts[2:]

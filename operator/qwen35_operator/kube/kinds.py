@@ -1,4 +1,4 @@
-"""The kinds of objects that the operator reads and writes, and their paths."""
+"""The kinds of objects that the operator reads and writes, and the URL paths of their objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from qwen35_operator.desired import object_names
 
 @dataclass(frozen=True)
 class ObjectKind:
-    """A kind of Kubernetes object: its name, API group, version and plural, and the labels by which it is watched."""
+    """A kind of Kubernetes object: its name, API group, version and plural."""
 
     name: str
     group: str
@@ -26,10 +26,10 @@ class ObjectKind:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def path(self, namespace: str | None = None, name: str | None = None, part: str | None = None) -> str:
-        """Return the URL path of objects of this kind.
+        """Return the URL path of one object or of all objects of this kind.
 
-        namespace: None for objects in all namespaces. name: one object; None for all. part: a subresource of the object, such
-        as "status".
+        namespace: None for objects in all namespaces. name: name of the object; None for all objects. part: a
+        subresource of the object, such as "status"; None for the object itself.
         """
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         where = f"/namespaces/{quote(namespace)}" if namespace else ""
@@ -66,16 +66,17 @@ LEASE: Final = ObjectKind("Lease", "coordination.k8s.io", "v1", "leases")
 WRITTEN: Final = {
     kind.name: kind for kind in (RAY_JOB, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY)
 }
-"""Kinds of the objects that the operator creates."""
+"""Kinds of the child objects that the operator creates, by name."""
 WATCHED: Final = (*WRITTEN.values(), HISTORY, RAY_CLUSTER, POD)
 METADATA_ONLY: Final = (SERVICE_ACCOUNT, ROLE, ROLE_BINDING, NETWORK_POLICY, HISTORY)
-"""Kinds of objects whose metadata is enough: the operator reads only their owner and the hash of its last write."""
+"""Kinds of which the operator watches only the metadata: it needs only the owner and the hash that it wrote last."""
 
 
 def watched_as(kind: ObjectKind, raw: Mapping[str, Any]) -> ObjectKind:
-    """Return the kind whose watch reports `raw`, an object that the operator wrote.
+    """Return the kind by which an object that the operator wrote is watched.
 
-    This is `kind` itself, except for the ConfigMap `-history`, which has the kind HISTORY.
+    kind: the kind of the object `raw`. The result differs from `kind` only for a ConfigMap `-history`, which is watched
+    as HISTORY.
     """
     component = raw["metadata"].get("labels", {}).get(object_names.COMPONENT)
     return HISTORY if kind == CONFIG_MAP and component == object_names.HISTORY else kind

@@ -1,4 +1,4 @@
-"""Checks kubeconfig files before the client library reads them: its errors do not explain what is invalid."""
+"""Checks kubeconfig files first, because the errors of the client library do not say what is invalid in a file."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,10 @@ def files(kubeconfig: str | None) -> list[Path]:
 
 
 def problem(kubeconfig: str | None) -> str | None:
-    """Return what is wrong with the first file that is not a valid kubeconfig. None if every file that exists is valid."""
+    """Return what is wrong with the first kubeconfig that is invalid. None if every file that exists is valid.
+
+    kubeconfig: path of the file; None for the files that kubectl would read.
+    """
     for file in files(kubeconfig):
         if file.is_file() and (fault := _fault(file)) is not None:
             return f"{file} is not a valid kubeconfig: {fault}. Name another one with --kubeconfig, or set KUBECONFIG"

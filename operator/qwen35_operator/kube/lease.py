@@ -7,20 +7,20 @@
        ├── finds it deleted or held by another: stops immediately ◄─────────────────┤
        └── not renewed for GIVE_UP seconds: stops before another may start ◄────────┘ · after stopping: releases the Lease
 
-(LEASE, RENEW and GIVE_UP stand for the constants of these names below.)
+(LEASE, RENEW and GIVE_UP stand for LEASE_SECONDS, RENEW_SECONDS and GIVE_UP_SECONDS.)
 
 A leader works at most until LEASE seconds after its last renewal: it stops after GIVE_UP seconds, and reconciles in
 progress have the remaining time to end. The next leader may therefore start if it has seen no renewal for LEASE
 seconds, or if the Lease is released: no holder, but a renewTime. A released Lease means that the previous leader's work
 has ended.
 
-An absent Lease proves nothing. It may be the first start, or somebody may have deleted it a moment ago; the previous
+An absent Lease proves nothing. Either no operator has worked yet, or somebody has just deleted the Lease; the previous
 holder then works until it notices, or until its time is over. Nothing in the cluster distinguishes the two cases. The
-process that creates the Lease is therefore its holder, which keeps others from leading, but waits LEASE seconds before
-it leads: the last renewal came before the deletion, and the deletion before the creation. The wait begins when the
-answer arrives, because the request may have taken long. A holder that has not led yet must not release the Lease, which
-would claim that all work has ended. leaseTransitions is 0 in such a Lease, so that its creator recognizes it even if
-the answer to the creation was lost.
+process that creates the Lease therefore holds it, which keeps others from leading, but waits LEASE seconds before it
+leads. Any previous leader has stopped by then: its last renewal came before the deletion, and the deletion before the
+creation. The wait begins when the answer to the creation arrives, because the request may have taken long. A holder
+that has not led yet must not release the Lease, which would claim that all work has ended. leaseTransitions is 0 in
+such a Lease, so that its creator recognizes it even if the answer to the creation was lost.
 
 Only intervals of this process's monotonic clock count; dates in the Lease and differences between clocks do not matter.
 kubernetes.aio also has an election, but it reads wall clocks, does not wait for the work to end, and does not release.
@@ -53,15 +53,18 @@ class LeaseLost(Exception):
 
 
 class _ObservedLease(NamedTuple):
-    """The version of the Lease that this process saw last while it was not the holder."""
+    """The Lease as this process last read it while another process, or none, held it. version: its resourceVersion."""
 
     version: str
     since: float
-    """Time of `Election.clock` at which this process first saw the version."""
+    """Time of `Election.clock` at which this process first read this version."""
 
 
 class _OwnLease(NamedTuple):
-    """The Lease that this process held last."""
+    """The Lease that this process acquired last.
+
+    uid: uid of the Lease. may_lead_from: time of `Election.clock` before which this process must not lead.
+    """
 
     uid: str
     may_lead_from: float
@@ -69,14 +72,17 @@ class _OwnLease(NamedTuple):
 
 @dataclass
 class Election:
-    """A candidate for leadership, which holds the Lease while it leads."""
+    """A candidate for leadership, which holds the Lease while it leads.
+
+    namespace, name: those of the Lease. identity: unique name of this process. clock: returns monotonic seconds.
+    """
 
     client: Client
     namespace: str
     name: str
     identity: str
     lead: Callable[[], Awaitable[None]]
-    """The work of the leader. It is started when this process leads, then cancelled and awaited when it stops leading."""
+    """The work of the leader: called when this process becomes the leader, cancelled and awaited when it stops leading."""
     clock: Callable[[], float]
     leading: bool = False
     """Whether `lead` runs."""
@@ -85,14 +91,21 @@ class Election:
     _own: _OwnLease = field(default=_OwnLease("", 0.0))
 
     async def run(self) -> None:
-        """Take part in the election until cancelled, then release the Lease."""
+        """Take part in the election until cancelled, then release the Lease.
+
+        Raises the exception with which `lead` ends, if any.
+        """
         while True:
             if (requested := await self._acquire()) is not None:
                 await self._hold(requested)
             await asyncio.sleep(RENEW_SECONDS)
 
     async def _hold(self, renewed: float) -> None:
-        """Lead until the Lease is lost or the work ends. renewed: the time of the request that acquired the Lease."""
+        """Lead until the Lease is lost or `lead` ends. Then end `lead`, and release the Lease.
+
+        If `lead` takes too long to end, the Lease is not released. renewed: time of the request that acquired the
+        Lease. Raises the exception with which `lead` ends, if any.
+        """
         self._holds = True
         work = asyncio.ensure_future(self._work())
         try:
@@ -121,9 +134,10 @@ class Election:
         await self.lead()
 
     async def _renew(self, work: asyncio.Future[None], renewed: float) -> None:
-        """Renew the Lease until renewing has failed for GIVE_UP_SECONDS or the work has ended.
+        """Renew the Lease again and again, until no renewal has succeeded for GIVE_UP_SECONDS or the work has ended.
 
-        Raises LeaseLost if this process is no longer the holder.
+        work: the work of the leader. renewed: time of the last renewal. Raises LeaseLost if this process is no longer
+        the holder.
         """
         pause = RENEW_SECONDS
         while (remaining := renewed + GIVE_UP_SECONDS - self.clock()) > 0 and not work.done():
@@ -134,8 +148,9 @@ class Election:
     async def _acquire(self, timeout_seconds: float = REQUEST_SECONDS) -> float | None:
         """Acquire or renew the Lease. Returns the time of the request, or None if this did not succeed.
 
-        The time of the request counts, not that of the answer, because the API server may have renewed the Lease as
-        early as that. Raises LeaseLost if this process was the holder and no longer is.
+        The time of the request is returned and not that of the answer, because the API server may have renewed the
+        Lease as early as that. timeout_seconds: maximum duration. Raises LeaseLost if this process was the holder and
+        no longer is.
         """
         try:
             async with asyncio.timeout(min(REQUEST_SECONDS, timeout_seconds)):
@@ -166,9 +181,9 @@ class Election:
         return await self._write(lease)
 
     async def _write(self, lease: JsonObject | None) -> float | None:
-        """Make this process the holder of `lease`; None creates the Lease.
+        """Write the Lease with this process as its holder. lease: the Lease as it was read; None creates it.
 
-        Returns the time of the request, or None if another process was faster.
+        Returns the time of the request, or None if another process has changed or created the Lease first.
         """
         requested = self.clock()
         now = _micro_time(self.client.now())
@@ -191,7 +206,10 @@ class Election:
         return requested
 
     async def _put(self, lease: JsonObject | None, spec: dict[str, Any]) -> JsonObject | None:
-        """Create or update the Lease. Returns None if another process was faster."""
+        """Create or update the Lease. lease: the Lease as it was read; None creates it.
+
+        Returns the stored Lease, or None if another process has changed or created the Lease first.
+        """
         try:
             if lease is None:
                 metadata = {"name": self.name, "namespace": self.namespace}
@@ -215,5 +233,5 @@ class Election:
 
 
 def _micro_time(time: datetime) -> str:
-    """Format a time as Kubernetes' MicroTime."""
+    """Format a UTC time as Kubernetes' MicroTime, such as 2026-01-02T03:04:05.000006Z."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

@@ -22,8 +22,9 @@ class ObjectCache:
     ) -> None:
         """Create an empty cache.
 
-        namespaces: those to watch; empty for all. changed: called with each training whose objects have changed.
-        restarted: called with the kind of a watch that starts again. recovered: called when a kind can be watched again.
+        namespaces: the namespaces to watch; empty for all. changed: called with each training whose objects have
+        changed. restarted: called with the name of a kind when its watch starts again. recovered: called when a kind
+        can be watched again.
         """
         self.stores: dict[ObjectKind, Store] = {kind: Store() for kind in WATCHED}
         self.watches = [
@@ -39,7 +40,7 @@ class ObjectCache:
                 tasks.create_task(watch.run(client))
 
     async def settled(self) -> None:
-        """Wait until every watch has a complete list, or knows that it cannot get one."""
+        """Wait until each watch either has listed its objects completely or is known to be impossible."""
         await asyncio.gather(*(watch.settled.wait() for watch in self.watches))
 
     def incomplete(self) -> list[Problem]:

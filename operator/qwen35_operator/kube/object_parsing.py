@@ -1,4 +1,6 @@
-"""Parses raw Kubernetes objects into records. The raw objects are dropped immediately, because there are thousands."""
+"""Parses raw Kubernetes objects into records. Only the records are kept, because a cluster can have thousands of
+objects.
+"""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -32,14 +34,15 @@ DISRUPTION_REASONS: Final = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
 }
-"""Reason of a pod's condition DisruptionTarget → reason that this project reports."""
+"""The reason that the operator reports for a pod, by the reason of the pod's condition DisruptionTarget."""
 POD_STATUS_REASONS: Final = {
     "Evicted": "Evicted",
     "NodeLost": "NodeLost",
     "Preempting": "Preempted",
     "NodeShutdown": "NodeLost",
 }
-"""`status.reason` of a pod that its Kubernetes node has ended → reason that this project reports."""
+"""The reason that the operator reports for a pod which its Kubernetes node has ended, by the `status.reason` of the
+pod."""
 STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 
 
@@ -58,7 +61,7 @@ def record(kind: ObjectKind, raw: KubeObject) -> ObjectRecord:
 
 
 def training_of(raw: KubeObject) -> str:
-    """Return the name of the training that an object belongs to, from its label."""
+    """Return the name of the training that an object belongs to, from its label; empty if it has no such label."""
     return sys.intern(str(raw["metadata"].get("labels", {}).get(object_names.TRAINING, "")))
 
 
@@ -88,7 +91,7 @@ def _config_map(raw: KubeObject) -> Child:
 
 
 def _owns(entry: Mapping[str, Any], key: str) -> bool:
-    """Whether an entry of managedFields covers this key of `data`."""
+    """Whether the manager of this entry of managedFields has written the field `key` of `data`."""
     return f"f:{key}" in entry.get("fieldsV1", {}).get("f:data", {})
 
 
@@ -162,7 +165,7 @@ def _pod(raw: KubeObject) -> Pod:
 
 
 def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
-    """Return when a pod's deletion was requested; None if it was not.
+    """Return when a pod's deletion was requested; None if the pod is not being deleted.
 
     deletionTimestamp is the end of the grace period, so the period is subtracted.
     """
@@ -174,11 +177,12 @@ def _deletion_requested(metadata: Mapping[str, Any]) -> datetime | None:
 def _fault(
     status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]], deleting: datetime | None
 ) -> tuple[str, int | None, str]:
-    """Return the reason, exit code and message of a pod that does not work; an empty reason if there is no fault.
+    """Return the reason, exit code and message of a pod that does not work; an empty reason if the pod has no fault.
 
+    The exit code is None unless a container has ended. deleting: when the pod's deletion was requested, or None.
     Disruptions are checked first, then containers, then scheduling. A container that ended after the pod's deletion was
-    requested does not count: the deletion ended it. A container that ended before is the cause of the deletion: KubeRay
-    deletes such a pod immediately, and only the pod's last state shows what happened.
+    requested does not count, because the deletion ended it. A container that ended earlier does count: KubeRay deletes
+    a pod because its container has ended, and only the last state of the pod shows why.
     """
     disruption = conditions.get("DisruptionTarget", {})
     if disruption.get("status") == "True":

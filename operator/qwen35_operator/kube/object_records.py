@@ -19,7 +19,7 @@ class Child:
     owner: str | None
     """uid of the object's controller; None if it has none."""
     hash: str | None
-    """Hash of the object as the operator last wrote it."""
+    """Hash of the object as the operator last wrote it, from an annotation; None if the object has no such annotation."""
     deleting: datetime | None
     """deletionTimestamp of the object; None if it is not being deleted."""
 
@@ -29,9 +29,9 @@ class MessageConfigMap(Child):
     """The ConfigMap `-progress` or `-control` of a training, with its message as text."""
 
     text: str | None
-    """The message; None if the ConfigMap does not contain one."""
+    """The message as JSON; None if the ConfigMap does not contain one."""
     written: datetime | None
-    """When the text last changed, by the API server's clock."""
+    """When the text was last written, by the API server's clock; None if the ConfigMap does not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,8 @@ class RayJob(Child):
     training: str
     attempt: int
     spec_hash: str
-    """Hash of the fields that a running attempt cannot take over."""
+    """Result of `object_names.spec_hash` for the spec with which the attempt was started; empty if the annotation is
+    missing."""
     created: datetime
     suspended: bool
     """spec.suspend: true while Kueue does not admit the job."""
@@ -56,7 +57,7 @@ class RayJob(Child):
 
     @property
     def held(self) -> bool:
-        """Whether a queue holds the job back: spec.suspend is set, or KubeRay has not yet resumed the job."""
+        """Whether a queue holds the job back: spec.suspend is true, or KubeRay has not yet resumed the job."""
         return self.suspended or self.deployment in ("Suspending", "Suspended")
 
 
@@ -69,7 +70,7 @@ class WorkerGroup:
     min_replicas: int
     max_replicas: int
     leaving: tuple[str, ...]
-    """Names of the pods that KubeRay deletes when it shrinks the group: scaleStrategy.workersToDelete."""
+    """Names of the pods that KubeRay deletes first when it shrinks the group: scaleStrategy.workersToDelete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class RayCluster(Child):
     attempt: int
     created: datetime
     state: str
-    """status.state: ready, suspended, failed or empty."""
+    """status.state: ready, suspended or failed; empty until KubeRay has set it."""
     failure: str
     """Message of the condition ReplicaFailure while it is true; otherwise empty."""
     groups: tuple[WorkerGroup, ...]
@@ -103,7 +104,7 @@ class Pod:
     ready: bool
     created: datetime
     deleting: datetime | None
-    """When the pod's deletion was requested; None if it was not."""
+    """When the pod's deletion was requested; None if the pod is not being deleted."""
     reason: str
     """Why the pod does not work, in one word: OOMKilled, Evicted, Preempted, NodeLost, ImagePullBackOff, Unschedulable,
     Error, …; empty for a healthy pod and for one that ends because it was deleted."""

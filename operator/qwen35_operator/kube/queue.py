@@ -1,4 +1,4 @@
-"""The work queue: each key is queued at most once and processed by at most one worker.
+"""The work queue: each key is queued at most once, and processed by at most one worker at a time.
 
 add(key) ────────► ready ──► take() ──► done(key)
 add_later(key) ──► later ──┘             └── added meanwhile: ready again
@@ -18,7 +18,7 @@ MAX_BACKOFF_SECONDS = 60.0
 
 
 class WorkQueue:
-    """The queue of the trainings to reconcile, by key, for one event loop."""
+    """The queue of the trainings to reconcile, for one event loop. The key of a training is its namespace and name."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         """Create an empty queue. clock: returns monotonic seconds."""
@@ -37,7 +37,7 @@ class WorkQueue:
         return len(self._ready)
 
     def add(self, key: TrainingKey) -> None:
-        """Enqueue the key for the next free worker."""
+        """Enqueue the key for the next free worker. A key that is being processed is enqueued when `done` is called."""
         self._due.pop(key, None)
         if key in self._processing:
             self._requeue.add(key)
@@ -47,7 +47,7 @@ class WorkQueue:
             self._changed.set()
 
     def add_later(self, key: TrainingKey, seconds: float) -> None:
-        """Enqueue the key after a delay, unless it is already queued for an earlier time."""
+        """Enqueue the key after this number of seconds, unless it is already queued for an earlier time."""
         due = self._clock() + seconds
         if key in self._queued or key in self._requeue or self._due.get(key, due + 1) <= due:
             return
@@ -63,7 +63,7 @@ class WorkQueue:
         return wait
 
     def succeeded(self, key: TrainingKey) -> None:
-        """Reset the key's backoff."""
+        """Forget the failures of the key, so that its next backoff is the shortest one."""
         self._failures.pop(key, None)
 
     async def take(self) -> TrainingKey:
@@ -82,14 +82,17 @@ class WorkQueue:
                 continue  # a delayed key is due
 
     def done(self, key: TrainingKey) -> None:
-        """Mark the key as processed: another worker may take it now."""
+        """Mark the key as processed. Another worker may take it from now on, if it is enqueued again."""
         self._processing.discard(key)
         if key in self._requeue:
             self._requeue.discard(key)
             self.add(key)
 
     def _move_due(self) -> float | None:
-        """Enqueue the delayed keys that are due. Returns the seconds until the next one."""
+        """Enqueue the delayed keys that are due.
+
+        Returns the seconds until the next key is due; None if no key is delayed.
+        """
         now = self._clock()
         while self._later:
             due, _, key = self._later[0]

@@ -1,11 +1,12 @@
-"""The cached records of one kind, by training. The cache may lag behind the API server but never goes back.
+"""Caches the records of one kind of object, by training. The cache may lag behind the API server but never goes back.
 
 An event older than the stored record of the same object is ignored, so a watch may repeat events. Every method that
 changes records returns the trainings that the change affects. There are two if an object's label now names another
 training.
+
 Answers to the operator's own writes are stored immediately, so that the next decision sees them. Such an answer may
-arrive after the watch has reported the deletion of the object. The answer must not restore the record then, because no
-later event would remove the record.
+arrive after the watch has reported the deletion of the object. The answer must not restore the record in this case,
+because no later event would remove the record.
 """
 
 from collections import defaultdict
@@ -18,7 +19,7 @@ type TrainingKey = tuple[str, str]
 
 
 class Store:
-    """The known child objects of one kind, as records, by training."""
+    """The records of the known child objects of one kind, by training."""
 
     def __init__(self) -> None:
         self._records: dict[TrainingKey, dict[str, ObjectRecord]] = defaultdict(dict)
@@ -31,7 +32,10 @@ class Store:
         return self._records.get(training, {}).values()
 
     def put(self, training: str, record: ObjectRecord) -> set[TrainingKey]:
-        """Store a record, unless a newer one of the object is stored. Returns the affected trainings."""
+        """Store a record, unless a newer record of the same name is stored. Returns the affected trainings.
+
+        training: name of the training to which the object belongs.
+        """
         stored = self._stored(record.namespace, record.name)
         if stored is not None and stored.uid == record.uid and int(record.version) <= int(stored.version):
             return set()
@@ -52,7 +56,10 @@ class Store:
         return self.put(training, record)
 
     def remove(self, namespace: str, name: str, uid: str, version: str) -> set[TrainingKey]:
-        """Remove the record of a deleted object, unless a newer object has its name. Returns the affected trainings."""
+        """Remove the record of a deleted object. Returns the affected trainings.
+
+        The record of a newer object with the same name is kept. version: the resourceVersion of the deletion.
+        """
         self._advance(namespace, version)
         stored = self._stored(namespace, name)
         if stored is None or (stored.uid != uid and int(version) < int(stored.version)):
@@ -62,9 +69,10 @@ class Store:
     def replace(
         self, namespace: str | None, records: Iterable[tuple[str, ObjectRecord]], version: str
     ) -> set[TrainingKey]:
-        """Replace the records of a namespace by a complete list, whose resourceVersion is `version`.
+        """Replace the records of a namespace by a complete list. Returns the affected trainings.
 
-        namespace: None replaces the records of all namespaces. Returns the affected trainings.
+        namespace: None for all namespaces. records: the listed objects, each with the name of its training. version:
+        the resourceVersion of the list. Records that are newer than the list are kept.
         """
         self._advance(namespace, version)
         changed: set[TrainingKey] = set()
@@ -88,7 +96,7 @@ class Store:
         return None if training is None else self._records[training].get(name)
 
     def _drop(self, namespace: str, name: str) -> set[TrainingKey]:
-        """Drop the record of an object. Returns its training, or an empty set if no record was stored."""
+        """Drop the record of an object. Returns its training, or an empty set if there was no record."""
         training = self._training_of.pop((namespace, name), None)
         if training is None:
             return set()

@@ -22,7 +22,7 @@ class _Body(NamedTuple):
 
 
 class Trainings:
-    """The newest known object of each training, as the API server sent it."""
+    """The newest known object of each training. managedFields are left out."""
 
     def __init__(self) -> None:
         self.problem: Problem | None = not_listed(TRAINING)
@@ -62,7 +62,7 @@ class Trainings:
             del self._bodies[key]
 
     def get(self, key: TrainingKey) -> dict[str, Any] | None:
-        """Return a copy of the training's body."""
+        """Return a copy of the training's object; None if the training is not known."""
         stored = self._bodies.get(key)
         return None if stored is None else json.loads(stored.text)
 

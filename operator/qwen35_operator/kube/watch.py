@@ -35,7 +35,7 @@ METADATA_LIST = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v
 
 @dataclass
 class Watch:
-    """Keeps a `Store` up to date with the objects of one kind, in one namespace or in all of them."""
+    """Keeps a `Store` up to date with the objects of one kind, in one namespace, or in all if `namespace` is None."""
 
     kind: ObjectKind
     namespace: str | None
@@ -45,13 +45,14 @@ class Watch:
     restarted: Callable[[str], None] = lambda kind: None
     """Called with the kind's name whenever the watch starts again."""
     recovered: Callable[[], None] = lambda: None
-    """Called when `problem` is solved. The caller then reconciles the trainings that waited: no event reports them."""
+    """Called when the watch works again after a `problem`. The function must enqueue all trainings, because no event
+    reports those that waited."""
     problem: Problem | None = None
     """Why the kind cannot be watched; None while it can."""
     synced: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set while the store contains a complete list."""
+    """Set while the store contains a complete list. Cleared while there is a `problem`."""
     settled: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once it is known whether the kind can be watched."""
+    """Set once it is known whether the kind can be watched. Never cleared."""
     _version: str = ""  # resourceVersion to continue from; empty if a list is needed first
     _failures: int = 0  # in a row
 
@@ -75,7 +76,10 @@ class Watch:
             await asyncio.sleep(wait * random.uniform(0.25, 0.5))  # noqa: S311, not a secret: spreads the requests
 
     async def _list(self, client: RestClient) -> str:
-        """List all objects, in pages. Returns the resourceVersion to watch from."""
+        """List all objects, in pages, and replace the store's records by them.
+
+        Returns the resourceVersion to watch from.
+        """
         records: list[tuple[str, ObjectRecord]] = []
         token = ""
         accept = METADATA_LIST if self.kind in METADATA_ONLY else PLAIN
@@ -99,7 +103,10 @@ class Watch:
         return version
 
     async def _follow(self, client: RestClient) -> None:
-        """Apply events until the stream ends."""
+        """Watch from the last known resourceVersion on, and apply the events to the store until the stream ends.
+
+        Raises Gone if the resourceVersion is too old, and ApiError for any other failure.
+        """
         path, selector = self.kind.path(self.namespace), {"labelSelector": self.kind.selector}
         accept = METADATA if self.kind in METADATA_ONLY else PLAIN
         async with watch_events(client, path, selector, self._version, accept=accept) as events:
@@ -166,7 +173,10 @@ def not_listed(kind: ObjectKind) -> Problem:
 
 
 def not_allowed(kind: ObjectKind, namespace: str | None, error: Forbidden) -> Problem:
-    """Return the problem to report when the operator may not watch a kind; it names the permission to grant."""
+    """Return the problem to report when the operator may not watch a kind; it names the permission to grant.
+
+    namespace: None for all namespaces.
+    """
     where = "all namespaces" if namespace is None else f"namespace {namespace}"
     fix = f"Grant get, list and watch on {kind.resource} in {where} to the operator."
     return Problem(kind.resource, f"the operator may not watch it: {error.message}.", fix)

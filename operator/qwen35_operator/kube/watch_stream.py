@@ -8,17 +8,17 @@ from qwen35_operator.kube.api_errors import ApiError, Gone
 from qwen35_operator.kube.client import JsonObject, Query, RestClient
 
 SERVER_TIMEOUT_SECONDS = 290
-"""The API server ends a watch after this time, so that connections move to API servers that started later."""
+"""Time after which the API server ends a watch. New watches then also reach API servers that were started later."""
 
 
 @asynccontextmanager
 async def watch_events(
     client: RestClient, path: str, selector: Query, version: str, *, accept: str
 ) -> AsyncIterator[AsyncIterator[JsonObject]]:
-    """Context manager: open a watch from resourceVersion `version` on. Gives an iterator of its events, Bookmarks included.
+    """Context manager: open a watch. Gives an iterator of its events, bookmarks included, which ends with the stream.
 
-    The iterator ends with the stream. selector: labelSelector or fieldSelector. accept: the media type of the answer.
-    Raises Gone if the version is too old to continue from, and ApiError for any other refusal.
+    version: the resourceVersion from which to watch. selector: labelSelector or fieldSelector. accept: media type of
+    the events. Opening and iterating raise Gone if the version is too old, and ApiError for any other error.
     """
     query: Query = {
         "watch": "true",

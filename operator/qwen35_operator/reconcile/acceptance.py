@@ -13,7 +13,11 @@ from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
-    """Return the problems for which the operator refuses a training although its spec is valid in itself."""
+    """Return the problems for which the operator refuses a training whose spec is valid.
+
+    They are features that this release cannot run, settings that cannot work in pods, and settings from which no objects
+    can be built.
+    """
     in_pods = [NO_SHARED_MEMORY] if training.spec.publication.transport == "SharedMemory" else []
     return [*cannot_run(training.spec), *in_pods, *all_objects.problems(training, settings)]
 

@@ -22,7 +22,7 @@ MAX_ATTEMPTS = 64
 
 
 def with_adopted(observed: Observed) -> Observed:
-    """Return the observation with an attempt added for each RayJob that is newer than all attempts in the status."""
+    """Return the observation with an open attempt added for each RayJob that is newer than all attempts in the status."""
     newest = max((attempt.number for attempt in observed.status.attempts), default=0)
     missing = [job for job in observed.jobs if job.attempt > newest]
     if not missing:
@@ -40,30 +40,33 @@ def last_attempt(status_attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 def open_attempt(observed: Observed) -> Attempt | None:
-    """Return the attempt that has not ended."""
+    """Return the attempt that has not ended; None if there is none."""
     attempt = last_attempt(observed.status.attempts)
     return attempt if attempt is not None and attempt.outcome == "Running" else None
 
 
 def next_number(observed: Observed) -> int:
-    """Return a number above those of all recorded attempts and existing RayJobs."""
+    """Return the number for the next attempt, which is above the numbers of all recorded attempts and existing RayJobs."""
     numbers = [job.attempt for job in observed.jobs] + [attempt.number for attempt in observed.status.attempts]
     return 1 + max(numbers, default=0)
 
 
 def report_of(observed: Observed, attempt: Attempt) -> ProgressReport | None:
-    """Return the attempt's latest report. A report of an earlier attempt does not count."""
+    """Return the trainer's latest report, or None if it is absent, unreadable or of another attempt."""
     progress = None if observed.report is None else observed.report.progress
     return progress if progress is not None and progress.attempt == attempt.number else None
 
 
 def job_of(observed: Observed, number: int) -> RayJob | None:
-    """Return the attempt's RayJob."""
+    """Return the RayJob of the attempt with this number; None if there is none."""
     return next((job for job in observed.jobs if job.attempt == number), None)
 
 
 def cluster_of(observed: Observed, number: int) -> RayCluster | None:
-    """Return the attempt's RayCluster. If there are several, the one that the RayJob names."""
+    """Return the RayCluster of the attempt with this number; None if there is none.
+
+    If there are several, the cluster that the RayJob names is returned.
+    """
     job = job_of(observed, number)
     clusters = [cluster for cluster in observed.clusters if cluster.attempt == number]
     named = [cluster for cluster in clusters if job is not None and cluster.name == job.cluster]
@@ -71,7 +74,7 @@ def cluster_of(observed: Observed, number: int) -> RayCluster | None:
 
 
 def pods_of(observed: Observed, number: int) -> tuple[Pod, ...]:
-    """Return the attempt's pods that are not being deleted."""
+    """Return the pods of the attempt with this number, except those that are being deleted."""
     return tuple(pod for pod in observed.pods if pod.attempt == number and pod.deleting is None)
 
 
@@ -90,7 +93,11 @@ def ended(
     message: str,
     counted: bool = False,
 ) -> dict[str, Any]:
-    """Return the changes of the status that record the end of an attempt."""
+    """Return the changes of the status that record the end of an attempt: new values by field name.
+
+    reason: one word for programs. message: for people. counted: whether the attempt uses up one of
+    failurePolicy.maxRestarts.
+    """
     status = observed.status
     closed = attempt.model_copy(
         update={

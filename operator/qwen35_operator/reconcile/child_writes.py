@@ -1,4 +1,4 @@
-"""Writes that keep the child objects of a training as desired, except RayJobs: they create missing ones and update different ones."""
+"""Returns the writes that create missing children of a training and update changed ones, except RayJobs."""
 
 from weakref import WeakKeyDictionary
 
@@ -10,7 +10,7 @@ from qwen35_operator.reconcile.writes import ClusterWrite, Create, Update
 from qwen35_trainer.contract import Control, LiveSettings, StopOrder
 
 _config_maps: WeakKeyDictionary[TrainingResource, KubeObject] = WeakKeyDictionary()
-"""Cache of the ConfigMap `-config` by training: writing its YAML takes longer than the rest of a decision."""
+"""Cache of the ConfigMap `-config`, by training: building its YAML takes longer than the rest of a decision."""
 
 
 def config_map(training: TrainingResource) -> KubeObject:
@@ -21,7 +21,10 @@ def config_map(training: TrainingResource) -> KubeObject:
 
 
 def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
-    """Return the writes that create or update every child except RayJobs, in the order of creation."""
+    """Return the writes that create missing children and update changed ones, except RayJobs, in the order of creation.
+
+    control: the message that `-control` should contain.
+    """
     writes = [_ensure(observed, manifest) for manifest in all_objects.always(training, config_map(training))]
     for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)
     writes += [
@@ -36,7 +39,10 @@ def ensure(observed: Observed, training: TrainingResource, control: Control) -> 
 def order_to_stop(
     observed: Observed, training: TrainingResource, attempt: int, order: StopOrder
 ) -> tuple[ClusterWrite, ...]:
-    """Return the write that adds an order to stop to the `-control` message, and keeps the rest of the message."""
+    """Return the write that adds an order to stop to the `-control` message, and keeps the rest of the message.
+
+    Returns no write if the message already contains the order.
+    """
     current = observed.control if observed.control is not None and observed.control.attempt == attempt else None
     control = (current or control_message(training, attempt, 0)).model_copy(update={"stop": order})
     write = _ensure(observed, message_config_maps.control(training, control))
@@ -46,7 +52,11 @@ def order_to_stop(
 def control_message(
     training: TrainingResource, attempt: int, rollout_nodes: int, leaving: tuple[str, ...] = ()
 ) -> Control:
-    """Return the `-control` message to an attempt that is not ordered to stop."""
+    """Return the `-control` message to an attempt that is not ordered to stop.
+
+    rollout_nodes: the number of nodes that the rollout pool should have. leaving: names of the pods that are removed
+    next.
+    """
     spec = training.spec
     live = LiveSettings(
         checkpointEveryUpdates=spec.checkpoint.everyUpdates,

@@ -1,6 +1,7 @@
 """Deletes RayJobs that must not outlive their attempt, and the children of trainings that have ended.
 
-The children are deleted cleanupSecondsAfterFinished seconds after the end of their training.
+The children are deleted cleanupSecondsAfterFinished seconds after the end of their training, or never without this
+field.
 """
 
 from datetime import datetime
@@ -17,14 +18,14 @@ from qwen35_operator.status.times import seconds_since
 type FinalCondition = Literal["Succeeded", "Failed"]
 
 JOB_SHUTDOWN_SECONDS = 60.0
-"""Time that a RayJob has to end after its attempt has ended. If it ends in this time, it is kept as a record; otherwise it is
-deleted."""
+"""Time that a RayJob has to end after its attempt has succeeded or failed. A RayJob that ends in this time is kept as a
+record of the attempt. Any other is deleted."""
 
 
 def decide(observed: Observed, now: datetime) -> Verdict | None:
-    """Keep a training that has ended as it is, and delete its children cleanupSecondsAfterFinished after its end.
+    """Return a verdict that keeps the state of a training that has ended, and deletes its children when they are due.
 
-    Returns None if the training has not ended.
+    They are due cleanupSecondsAfterFinished after the end. Returns None if the training has not ended.
     """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)
@@ -46,10 +47,10 @@ def decide(observed: Observed, now: datetime) -> Verdict | None:
 
 
 def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, ...], float | None]:
-    """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion.
+    """Return the due deletions of RayJobs whose attempts have ended, and the seconds until the next deletion is due.
 
-    A RayJob that has ended is kept as a record of its attempt. The RayJob of a suspended attempt is deleted, because a
-    suspended training must have no pods.
+    The seconds are None if no further deletion will be due. A RayJob that has ended is kept as a record of its attempt.
+    The RayJob of a suspended attempt is deleted, because a suspended training must have no pods.
     """
     closed = {attempt.number: attempt for attempt in observed.status.attempts if attempt.outcome != "Running"}
     waits = [
@@ -62,7 +63,10 @@ def ended_jobs(observed: Observed, now: datetime) -> tuple[tuple[ClusterWrite, .
 
 
 def _wait(attempt: Attempt, *, job_ended: bool, now: datetime) -> float | None:
-    """Return the seconds until the RayJob of an ended attempt is deleted; None if it is kept as a record of the attempt."""
+    """Return the seconds until the RayJob of an ended attempt is deleted; None if it is kept as a record.
+
+    job_ended: whether the RayJob itself has ended.
+    """
     if attempt.outcome == "Suspended":
         return 0.0
     if job_ended:

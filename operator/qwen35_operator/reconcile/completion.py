@@ -1,4 +1,6 @@
-"""Detects that the open attempt has ended, and decides what follows. Nothing else is done until the status records both.
+"""Detects that the open attempt has ended, and decides what follows.
+
+Until the status records the end and what follows, nothing else is done.
 
 report: Succeeded ──────────────────────► Succeeded
 report: Stopped, after an order ────────► the order's consequence: suspended, the next attempt, or past the deadline
@@ -7,8 +9,8 @@ RayJob ended without a final report ────┤
 head pod lost or replaced ──────────────┼► failure rules ─► next attempt after a backoff, or Failed
 RayJob deleted · no new version ────────┘
 
-A lost pod of the rollout pool does not end the attempt: KubeRay replaces the pod, and the trainer its replica
-(`qwen35_trainer/runtime/rollout_pool.py`).
+A lost pod of the rollout pool does not end the attempt: KubeRay replaces the pod, and the trainer replaces the replica
+that ran in the pod (`qwen35_trainer/runtime/rollout_pool.py`).
 """
 
 from qwen35_operator.kube.object_records import Pod

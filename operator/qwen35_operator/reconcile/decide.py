@@ -27,7 +27,11 @@ from qwen35_operator.reconcile.situation import AttemptSituation, situation_of
 
 
 def decide(observed: Observed, settings: OperatorSettings, now: datetime) -> Decision:
-    """Return the decision of the first policy that has a verdict; policies are asked in order."""
+    """Return what to write to the cluster and to the status, and when to decide again at the latest.
+
+    The first policy that has a verdict decides, and policies are asked in order. For a training that is being deleted,
+    nothing is written.
+    """
     if observed.deleting:
         return Decision((), observed.status)  # the API server deletes the children with their owner
     recorded = observed.status.attempts

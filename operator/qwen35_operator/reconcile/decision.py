@@ -1,4 +1,4 @@
-"""The results of deciding: a policy returns a `Verdict`, `decide` turns it into a `Decision`."""
+"""The results of deciding. A policy returns a `Verdict`, from which `decide` makes a `Decision`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,16 +16,17 @@ class Verdict:
     state: State
     reason: str
     message: str
-    """Explanation of the state for people. `reason` is the same in one word."""
+    """Explanation of the state for people. `reason` is an explanation in one word, for programs."""
     writes: tuple[ClusterWrite, ...] = ()
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the status to change, apart from conditions, pools and progress."""
+    """New values of fields of the status, by name. Conditions, pools and progress are not among them: `new_status`
+    computes these."""
     after: float | None = None
     """Seconds after which to decide again, even if nothing changes; None to wait for an event."""
     accepted: Finding | None = None
     """The condition Accepted; None means that the training is accepted."""
     degraded: Finding | None = None
-    """The condition Degraded; None means that it is False."""
+    """The condition Degraded; None means that its status is False."""
 
 
 @dataclass(frozen=True)

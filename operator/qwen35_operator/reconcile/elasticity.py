@@ -22,14 +22,16 @@ ELASTIC_LABEL = "kueue.x-k8s.io/elastic-job"
 
 @dataclass(frozen=True)
 class Resize:
-    """The target size of the rollout pool, and the writes that lead to it."""
+    """The target size of the rollout pool, and the writes that bring a running cluster to this size. nodes: the target
+    size.
+    """
 
     nodes: int
     leaving: tuple[str, ...] = ()
-    """Pods that are removed next. The trainer gives their replicas no new sequences."""
+    """Names of the pods that are removed next. The trainer gives the replicas in these pods no new sequences."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
-    """Why the running cluster keeps a size that is not the target; None if it does not."""
+    """Why the running cluster keeps a size other than the target; None if there is no such obstacle."""
 
 
 def target(training: TrainingResource, status: TrainingStatus) -> int:
@@ -43,7 +45,11 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
 
 
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
-    """Return the writes that give the attempt's cluster this number of rollout nodes; none if it has that number."""
+    """Return the writes that give the attempt's cluster this number of rollout nodes.
+
+    There are no writes if the cluster already has this number, must keep another number (`held` says why), or does not
+    exist.
+    """
     training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
     if cluster is None or cluster.deleting is not None or pool is None or nodes == 0:
         return Resize(nodes)
@@ -75,7 +81,8 @@ def resize(situation: AttemptSituation, nodes: int) -> Resize:
 def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
     """Return the next size of the rollout pool, one step larger or smaller, or None to keep its size.
 
-    The choice depends on the shares of time in which the pools are idle, according to the trainer's report.
+    The choice depends on the shares of time in which the pools are idle, according to the trainer's report. A step is
+    one node, or as many nodes as one replica needs.
     """
     pool, report = situation.spec.rollout, situation.report
     if pool is None or pool.autoscale is None or report is None or report.state != "Running":
@@ -99,7 +106,10 @@ def autoscaled(situation: AttemptSituation) -> AutoscaleStatus | None:
 
 
 def _is_settled(situation: AttemptSituation, stabilization_seconds: float) -> bool:
-    """Whether the pool has had its present size for long enough to be judged."""
+    """Whether all nodes of the rollout pool work, and have had time to show how busy the pools are at the present size.
+
+    stabilization_seconds: minimum time since the start of the attempt and since the last choice of a size.
+    """
     status, attempt = situation.status, situation.attempt
     ready = [pod for pod in situation.pods if pod.pool == ROLLOUT_GROUP and pod.ready]
     times = [attempt.startTime or "", *([status.autoscale.time] if status.autoscale else [])]
@@ -117,9 +127,10 @@ def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
-    """Return the `count` pods to delete when the pool shrinks.
+    """Return the names of the `count` pods to delete when the pool shrinks; none if `count` is negative.
 
-    Pods that are already leaving come first, then pods that are not ready, then whole replicas, the idlest first.
+    Pods that are already leaving come first, then pods that are not ready, then the pods of whole replicas, of which
+    the idlest comes first.
     """
     if count <= 0:
         return ()

@@ -22,9 +22,9 @@ that fails much later has survived the fault."""
 MAX_BACKOFF_SECONDS = 3600.0
 
 FAULTS: Final = ("OOMKilled", "Evicted", "Preempted", "NodeLost", "Error")
-"""Reasons of pods that have ended. The status records them, because KubeRay soon replaces such a pod. With any other reason,
-for example ImagePullBackOff or Unschedulable, a pod may still start. The attempt is then Degraded and waits, at most until
-activeDeadlineSeconds."""
+"""Values of `Pod.reason` for pods that have ended. The status records such a fault, because KubeRay soon replaces the
+pod. With any other reason, for example ImagePullBackOff or Unschedulable, a pod may still start. The attempt is then
+Degraded and waits, at most until activeDeadlineSeconds."""
 PREEMPTIONS: Final = ("Preempted", "Evicted")
 NOT_RETRYABLE: Final = tuple(reason for reason in FailureReason if not reason.retryable)
 """Reasons in the trainer's report that would also end the next attempt."""
@@ -35,7 +35,10 @@ accelerator has no memory left."""
 
 @dataclass(frozen=True)
 class Evidence:
-    """One observation about a failed attempt, such as the exit code of a pod. Rules match observations."""
+    """One observation about a failed attempt, such as the exit code of a pod. Rules match observations.
+
+    pool, exit_code: of the pod that the observation is about; None if they are unknown.
+    """
 
     reason: str
     message: str = ""
@@ -49,7 +52,8 @@ class Evidence:
 class BuiltInRule:
     """A built-in rule for failed attempts. It is tried after the user's rules.
 
-    A field that is empty or False matches any evidence.
+    A field that is empty or False matches any evidence. before_training: match only if the training had not completed
+    an update before the attempt failed.
     """
 
     name: str
@@ -72,7 +76,7 @@ BUILT_IN: Final = (
 
 @dataclass(frozen=True)
 class RuleDecision:
-    """The rule that matched, its action, and the evidence that it matched."""
+    """The action of the rule that matched first, the rule's name, and the evidence that it matched."""
 
     action: FailureAction
     rule: str
@@ -82,9 +86,9 @@ class RuleDecision:
 def apply_rules(rules: Sequence[FailureRuleSpec], evidence: Sequence[Evidence]) -> RuleDecision:
     """Return the decision of the first rule that matches any piece of evidence. `evidence` must not be empty.
 
-    If several pieces match the same rule, the decision names the earliest piece, which explains most. The order of the
-    rules counts before the order of the evidence: a preempted pod restarts the attempt although the trainer, which lost
-    that pod, reported another reason.
+    If several pieces match the same rule, the decision names the first of them in the list, because it explains most.
+    The order of the rules counts before the order of the evidence: a preempted pod restarts the attempt although the
+    trainer, which lost that pod, reported another reason.
     """
     for rule in rules:
         if (match := next((piece for piece in evidence if _matches(rule, piece)), None)) is not None:
@@ -129,7 +133,7 @@ def failing_pods(situation: AttemptSituation) -> list[Pod]:
 def backoff(seconds: float, restarts: int) -> float:
     """Return the seconds to wait before the next attempt: `seconds`, doubled with each counted restart after the first.
 
-    The maximum is an hour, or `seconds` if that is longer.
+    The result is at most an hour, or `seconds` if that is longer. restarts: number of counted restarts so far.
     """
     return backoff_seconds(restarts, first=seconds, maximum=max(seconds, MAX_BACKOFF_SECONDS))
 

@@ -32,13 +32,13 @@ MIN_PROGRESS_SECONDS = 10.0
 """Minimum time between two copies of the trainer's numbers into the status: each copy is a write to etcd."""
 
 PERMANENT_REFUSALS: Final = ("NameTaken", "Rejected", "KubeRayTooOld")
-"""Reasons of refused writes that the API server refuses again until the spec or the cluster changes."""
+"""Reasons for which the API server refuses a write every time, until the spec or the cluster changes."""
 
 
 def new_status(observed: Observed, verdict: Verdict, now: datetime) -> tuple[TrainingStatus, float | None]:
     """Return the status to write, and the seconds until newer numbers of the trainer may be copied into it.
 
-    The seconds are None if the status already has the newest numbers.
+    The seconds are None if the status contains the newest numbers.
     """
     changed = observed.status.model_copy(update=dict(verdict.changes))
     attempt = attempts.last_attempt(changed.attempts)
@@ -68,8 +68,8 @@ def status_after_refusal(
 ) -> TrainingStatus:
     """Return the status after the API server has refused a write of the decision.
 
-    An attempt that was already open continues, and the condition Degraded gives the reason of the refusal. Without such
-    an attempt the training is Pending, and the status records nothing of the decision.
+    An attempt that was already open continues, and the condition Degraded gives the reason of the refusal. If no
+    attempt was open, the training is Pending, and the status records nothing of the decision.
     """
     observed = attempts.with_adopted(observed)
     message = "; ".join(refusal.message for refusal in refused)
@@ -141,7 +141,7 @@ def _pool_findings(
 
 
 def _needed_nodes(training: TrainingResource | None, pool: PoolStatus) -> int:
-    """Return the number of nodes of the pool without which the training cannot continue."""
+    """Return the number of nodes that the pool needs for the training to continue."""
     if pool.name != "rollout" or training is None or training.spec.rollout is None:
         return pool.desired
     return min(pool.desired, training.spec.rollout.minNodes or pool.desired)

@@ -33,9 +33,9 @@ CACHED_TRAININGS = 2048
 
 
 class TrainingParser:
-    """Parses trainings and caches the results.
+    """Parses trainings and keeps the results of the most recently used ones.
 
-    Most reconciles follow a change of a child object, so the training itself has not changed.
+    Most reconciles follow a change of a child object and not of the training, so its spec need not be parsed again.
     """
 
     def __init__(self, size: int = CACHED_TRAININGS) -> None:
@@ -45,7 +45,7 @@ class TrainingParser:
     def parse(self, raw: KubeObject) -> tuple[TrainingResource | None, tuple[Problem, ...]]:
         """Return the training, or None and the problems of its spec.
 
-        As long as the training has not changed, every call returns the same object.
+        As long as the spec and the copied labels have not changed, every call returns the same object.
         """
         metadata = raw["metadata"]
         labels, annotations = (copied_to_job(metadata.get(field, {})) for field in ("labels", "annotations"))
@@ -106,7 +106,10 @@ async def observe(raw: KubeObject, cache: ObjectCache, parser: TrainingParser, c
 
 
 def read_report(config_map: MessageConfigMap) -> ReadReport | None:
-    """Parse the trainer's report in the ConfigMap `-progress`; None while it is empty."""
+    """Parse the trainer's report in the ConfigMap `-progress`.
+
+    Returns None if the ConfigMap is empty. If the report is unreadable, the result contains the problem.
+    """
     if not config_map.text:
         return None
     try:
@@ -135,17 +138,17 @@ def _children(cache: ObjectCache, key: TrainingKey, uid: str) -> dict[ChildKey, 
 
 
 def _clusters(cache: ObjectCache, key: TrainingKey, jobs: set[str]) -> tuple[RayCluster, ...]:
-    """Return the training's clusters.
+    """Return the training's clusters. jobs: uids of the training's RayJobs.
 
-    A cluster whose RayJob is not among `jobs` gets attempt number 0: it belongs to no attempt. The next attempt must
-    wait until that cluster is gone.
+    A cluster that none of these RayJobs owns gets attempt number 0: it belongs to no attempt, but the next attempt must
+    wait until it is gone.
     """
     clusters = [cluster for cluster in cache.stores[RAY_CLUSTER].of(key) if isinstance(cluster, RayCluster)]
     return tuple(cluster if cluster.owner in jobs else replace(cluster, attempt=0) for cluster in clusters)
 
 
 def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod, ...]:
-    """Return the training's pods.
+    """Return the training's pods. created: when the training was created.
 
     A pod of an earlier training of the same name gets attempt number 0: it belongs to no attempt.
     """
@@ -154,10 +157,10 @@ def _pods(cache: ObjectCache, key: TrainingKey, created: datetime) -> tuple[Pod,
 
 
 async def _final_report(progress: Child | None, jobs: list[RayJob], client: Client) -> Child | None:
-    """Return the ConfigMap `-progress`, with the final report if the newest job has ended.
+    """Return the ConfigMap `-progress`, with the final report if the newest job has ended; None if it does not exist.
 
-    If the cached report of that job is not final, the ConfigMap is read from the API server. Without this read, a late
-    watch event could turn a success into a failure.
+    If the job has ended and the cached report is not final, the ConfigMap is read from the API server. Without this
+    read, a late watch event could turn a success into a failure. progress: the cached ConfigMap.
     """
     newest = max(jobs, key=lambda job: job.attempt, default=None)
     if not isinstance(progress, MessageConfigMap) or newest is None:

@@ -11,17 +11,20 @@ from qwen35_trainer.contract import Control, ProgressReport
 from qwen35_trainer.manifest import Problem
 
 type ChildKey = tuple[str, str]
-"""Kind and name: ("ConfigMap", "demo-progress")."""
+"""Kind and name of a child, such as ("ConfigMap", "demo-progress")."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """The text in `-progress` after parsing: either the trainer's report, or the problem with the text."""
+    """The result of parsing the text in `-progress`: either the trainer's report, or the problem with the text.
+
+    One of `progress` and `problem` is None.
+    """
 
     progress: ProgressReport | None
     problem: str | None
     written: datetime | None
-    """When `-progress` was last written, by the API server's clock."""
+    """When `-progress` was last written, by the API server's clock; None if the ConfigMap does not say it."""
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,17 @@ class Observed:
     uid: str
     generation: int
     version: str
-    """resourceVersion of the training. The API server refuses the status if the training has changed since."""
+    """resourceVersion of the training. It is sent with the status, which the API server refuses if the training has
+    changed since."""
     created: datetime
     deleting: bool
     status: TrainingStatus
     problems: tuple[Problem, ...] = ()
     unavailable: tuple[Problem, ...] = ()
-    """Kinds that cannot be watched, for example because KubeRay is missing. The operator then changes nothing."""
+    """A problem for each kind that cannot be watched, for example because KubeRay is missing. If there are any, the
+    operator changes nothing but the status."""
     children: Mapping[ChildKey, Child] = field(default_factory=dict)
-    """The training's ConfigMaps, ServiceAccount, Role, RoleBinding and NetworkPolicy."""
+    """All children of the training except RayJobs, by kind and name."""
     jobs: tuple[RayJob, ...] = ()
     clusters: tuple[RayCluster, ...] = ()
     pods: tuple[Pod, ...] = ()

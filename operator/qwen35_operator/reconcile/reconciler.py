@@ -3,7 +3,8 @@
     key ─► body ─► observe ─► decide ─► write ─┬─► status, if it changed ─► again after …
                                      refused ──┘ (the status then explains the refusal)
 
-Only caches survive between two calls. If a reconcile is interrupted, the next one repeats the steps that were not done.
+Only caches survive between two reconciles. If a reconcile is interrupted, the next one takes the steps that are
+missing.
 """
 
 import logging
@@ -30,11 +31,11 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Exception):
-    """Raised if the API server refused a write. The status then explains why. A later try may succeed."""
+    """Raised if the API server refused a write. The status then explains the refusal. A later try may succeed."""
 
 
 class Reconciler:
-    """Reconciles one training at a time: observes, decides, writes, and records the result in the status."""
+    """Reconciles trainings: observes one, decides, writes, and records the result in its status."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class Reconciler:
     async def reconcile(self, key: TrainingKey) -> float | None:
         """Reconcile the training. Returns the seconds until the next reconcile, or None to wait for an event.
 
-        Raises Refusal if the API server refused a write, and ApiError if the cluster does not answer.
+        Raises Refusal if the API server refused a write, Conflict if an object has changed since it was observed, and
+        another ApiError if a request failed.
         """
         raw = self._trainings.get(key)
         if raw is None:
@@ -72,7 +74,7 @@ class Reconciler:
         raise Refusal(refused.message)
 
     async def _exists(self, observed: Observed) -> bool:
-        """Ask the API server whether the training still exists.
+        """Ask the API server whether the training still exists and is not being deleted.
 
         kopf does not report trainings that were deleted while its watch was interrupted. For such a training the
         operator would create children and the garbage collector would delete them, forever. The operator creates
@@ -92,7 +94,10 @@ class Reconciler:
         self._trainings.remove((observed.namespace, observed.name), observed.uid)
 
     async def _write_status(self, observed: Observed, raw: dict[str, Any], status: TrainingStatus) -> None:
-        """Write the status if it changed. Raises Conflict if the training has changed since it was observed."""
+        """Write the status if it changed. Raises Conflict if the training has changed since it was observed.
+
+        raw: the object of the training, with the old status.
+        """
         written = status.model_dump(mode="json", exclude_none=True)
         if written == raw.get("status") or observed.deleting:
             return

@@ -60,7 +60,7 @@ def _state(situation: AttemptSituation) -> tuple[State, str, str]:
 
 
 def _new_fault(situation: AttemptSituation) -> Fault | None:
-    """Return a pod's fault that the attempt's record does not contain yet."""
+    """Return the fault of the newest failed pod; None if no pod has failed or the attempt's record contains the fault."""
     failing = [pod for pod in failure_rules.failing_pods(situation) if pod.reason in failure_rules.FAULTS]
     if not failing:
         return None
@@ -79,7 +79,10 @@ def _new_fault(situation: AttemptSituation) -> Fault | None:
 
 
 def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
-    """Return the most important problem that the attempt has while it continues; None if it has no problem."""
+    """Return the most important problem that the attempt has while it continues; None if it has no problem.
+
+    held: why the rollout pool keeps a size other than its target; None if there is no such obstacle.
+    """
     report = situation.observed.report
     if report is not None and report.problem is not None:
         return yes("ProgressUnreadable", report.problem)

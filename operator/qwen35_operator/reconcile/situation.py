@@ -51,13 +51,13 @@ class AttemptSituation(Situation):
     job: RayJob | None
     """The attempt's RayJob; None if it was deleted."""
     cluster: RayCluster | None
-    """The attempt's RayCluster; None until KubeRay has created it, and while a queue has evicted the attempt."""
+    """The attempt's RayCluster; None while KubeRay has not created it, or while a queue has evicted the attempt."""
     pods: tuple[Pod, ...]
     """The attempt's pods, without those that are being deleted."""
     report: ProgressReport | None
-    """The trainer's latest report; None until this attempt has reported."""
+    """The trainer's latest report; None if this attempt has not reported yet or its report is unreadable."""
     report_written: datetime | None
-    """When `-progress` was last written, by the API server's clock."""
+    """When `-progress` was last written, by the API server's clock; None if the time is unknown."""
     stop: StopOrder | None
     """The order to stop that the operator has sent to the attempt; None if it has not sent any."""
 
@@ -69,7 +69,7 @@ class AttemptSituation(Situation):
 def situation_of(
     observed: Observed, training: TrainingResource, settings: OperatorSettings, now: datetime
 ) -> Situation | AttemptSituation:
-    """Look up everything that policies read about an accepted training."""
+    """Return the facts about an accepted training by which policies decide; an AttemptSituation if an attempt is open."""
     attempt = attempts.open_attempt(observed)
     if attempt is None:
         return Situation(observed, training, settings, now)

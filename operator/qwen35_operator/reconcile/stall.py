@@ -13,16 +13,16 @@ from qwen35_operator.reconcile.situation import AttemptSituation
 from qwen35_operator.status.times import at
 
 MIN_STALL_SECONDS = 60.0
-"""Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions a second,
-and a busy node may pause them for many times as long."""
+"""Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions per
+second, so that a short pause on a busy node would otherwise count as a stall."""
 MAX_SKEW_SECONDS = 30.0
-"""Difference between the clocks of trainer and API server above which the condition Degraded reports it. The measured
-difference includes the time that a report takes to arrive."""
+"""Maximum difference between the clocks of trainer and API server that is not reported. A larger one makes the training
+Degraded. The measured difference includes the time that a report takes to arrive."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The seconds since the latest weight version, and the limit above which the attempt counts as stalled."""
+    """Seconds since the latest weight version (`age`), and the `limit` above which the attempt counts as stalled."""
 
     age: float
     limit: float
@@ -33,10 +33,10 @@ class Pace:
 
 
 def pace(situation: AttemptSituation) -> Pace | None:
-    """Return the seconds since the attempt's latest weight version, and the limit for them; or None.
+    """Return the seconds since the attempt's latest weight version, and the limit above which the attempt is stalled.
 
     The result is None until three versions exist, until the current head pod has reported, and while a queue holds the
-    job. After an eviction the attempt continues in a new cluster. Reports from the old cluster then do not count,
+    job. After an eviction the attempt continues in a new cluster. Reports from the old cluster do not count any more,
     although the pods of the old cluster may exist for a while.
     """
     report, job, cluster = situation.report, situation.job, situation.cluster
@@ -54,7 +54,10 @@ def pace(situation: AttemptSituation) -> Pace | None:
 
 
 def skew(report: ReadReport | None) -> float | None:
-    """Return the seconds by which the API server's clock is ahead of the trainer's, according to the latest report."""
+    """Return the seconds by which the API server's clock is ahead of the trainer's, according to the latest report.
+
+    Negative seconds mean that it is behind. None if there is no readable report.
+    """
     if report is None or report.progress is None or report.written is None:
         return None
     return (report.written - at(report.progress.time)).total_seconds()

@@ -12,12 +12,15 @@ from qwen35_operator.reconcile.writes import Create, PostEvent
 from qwen35_operator.status.times import rfc3339, seconds_since
 
 LOST_POD_SECONDS = 120.0
-"""Time after the request to delete a pod from which the pod does not delay the next attempt any more. Its Kubernetes node is
-probably lost, and nothing will confirm the end of the pod."""
+"""Maximum time for which a pod delays the next attempt after its deletion was requested. A pod that exists for longer
+is probably on a lost Kubernetes node, and nothing will confirm that it has ended."""
 
 
 def decide(situation: Situation) -> Verdict:
-    """Start the next attempt, or wait for the end of the backoff and for the pods of earlier attempts to go."""
+    """Return the verdict that starts the next attempt, or that waits until this is possible.
+
+    It waits for the end of the backoff, and until the clusters and pods of earlier attempts are gone.
+    """
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
     state: State = "Starting" if last is None or last.outcome != "Failed" else "Restarting"
@@ -47,7 +50,7 @@ def decide(situation: Situation) -> Verdict:
 
 
 def leftovers(observed: Observed, now: datetime) -> list[str]:
-    """List the clusters and pods of earlier attempts that must be gone before a new attempt starts.
+    """Return names of the clusters and pods of earlier attempts that must be gone before a new attempt starts.
 
     Two trainers must never write to the same checkpoint folder.
     """
@@ -62,7 +65,10 @@ def leftovers(observed: Observed, now: datetime) -> list[str]:
 
 
 def _backoff(situation: Situation, last: Attempt) -> float:
-    """Return the seconds until the next attempt may start; zero or negative if it may start now."""
+    """Return the seconds until the next attempt may start; zero or negative if it may start now.
+
+    last: the last attempt.
+    """
     if last.outcome != "Failed" or last.endTime is None:
         return 0.0
     wait = failure_rules.backoff(situation.spec.failurePolicy.backoffSeconds, situation.status.restarts)

@@ -1,12 +1,12 @@
 """Stops an attempt: orders the trainer to save, waits for its answer or the grace period, and records the end.
 
-An attempt is stopped for `spec.suspend`, for a deadline, and for a spec that was edited while it runs. In the last case the
-next attempt uses the new spec.
-
-`cleanup.py` then deletes the RayJob.
+An attempt is stopped if `spec.suspend` is set, if its time is over (`spec.activeDeadlineSeconds`), or if the spec has
+changed in a way that the attempt cannot take over. In the last case the next attempt uses the new spec.
 
     -control: stop ──► trainer saves ──► -progress: Stopped ──► status: attempt ended ──► RayJob deleted
                             └── grace period over ──────────────────────▲
+
+The RayJob is deleted by `cleanup.py`.
 
 The order in `-control` records when and why the attempt was ordered to stop. An order is never withdrawn: the attempt
 stops even if the reason for the order disappears meanwhile. The next attempt then starts immediately.
@@ -23,10 +23,11 @@ SUSPEND, DEADLINE, CHANGED = "Suspend", "DeadlineExceeded", "SpecChanged"
 
 
 def decide(situation: AttemptSituation) -> Verdict | None:
-    """Stop the open attempt if the spec, the deadline or an earlier order requires it; otherwise return None.
+    """Return a verdict that stops the open attempt; None if there is no reason to stop it.
 
-    If no trainer has reported yet, the end of the attempt is recorded immediately. Otherwise the trainer is ordered to
-    stop. The end is recorded here only if the grace period ends before the trainer has stopped.
+    The reasons are spec.suspend, the deadline, a change of the spec, and an earlier order to stop. If no trainer has
+    reported yet, the end of the attempt is recorded immediately. Otherwise the trainer is ordered to stop. This
+    function records the end only if the grace period is over before the trainer has stopped.
     """
     if situation.stop is None:
         reason = _reason_to_stop(situation)
@@ -39,7 +40,7 @@ def decide(situation: AttemptSituation) -> Verdict | None:
 
 
 def stay_stopped(situation: Situation) -> Verdict | None:
-    """Return the verdict on a training that must have no attempt, because it is suspended or past its deadline.
+    """Return the verdict on a training that must not start an attempt, because it is suspended or past its deadline.
 
     Returns None for any other training.
     """
@@ -72,7 +73,10 @@ def stopped(situation: AttemptSituation, order: StopOrder, how: str) -> Verdict:
 
 
 def time_to_deadline(situation: Situation) -> float | None:
-    """Return the seconds that are left of spec.activeDeadlineSeconds; None without such a limit."""
+    """Return the seconds that are left of spec.activeDeadlineSeconds; None without such a limit.
+
+    The result is zero or negative if the deadline has passed.
+    """
     deadline = situation.spec.activeDeadlineSeconds
     return None if deadline is None else deadline - situation.active_seconds
 

@@ -2,7 +2,8 @@
 
 The API server checks a condition of every write: a new object needs a free name, and every other write names the uid of
 its object or tests the object's fields. A write that is repeated or outdated therefore changes nothing.
-The API server's answers go into the stores immediately.
+
+The answers of the API server are stored in the cache immediately.
 """
 
 import logging
@@ -32,7 +33,7 @@ from qwen35_operator.reconcile.writes import (
 logger = logging.getLogger(__name__)
 
 EVENT_REPEAT_TIME = timedelta(minutes=10)
-"""Minimum time between two equal events of one training; repetitions within it are not posted."""
+"""Minimum time between two equal events of one training. An event that is repeated earlier is not posted."""
 MAX_EVENT_CHARACTERS = 1024
 MAX_CAUSES = 10
 """Maximum number of causes that the message of a refused write lists."""
@@ -40,7 +41,7 @@ NAMESPACE_TERMINATING = "NamespaceTerminating"
 
 
 class ClusterWriter:
-    """Writes to the cluster on behalf of trainings."""
+    """Carries out writes to the cluster, and stores the API server's answers in the cache."""
 
     def __init__(
         self,
@@ -49,7 +50,11 @@ class ClusterWriter:
         component: str,
         progressed: Callable[[TrainingKey], None] = lambda key: None,
     ) -> None:
-        """Create a writer. progressed: called after each successful write, to reset the backoff of the training."""
+        """Create a writer.
+
+        component: the source that events name. progressed: called with the training after each successful write, to
+        reset the training's backoff.
+        """
         self._client = client
         self._cache = cache
         self._component = component
@@ -57,7 +62,11 @@ class ClusterWriter:
         self._posted: dict[tuple[str, str, str], datetime] = {}
 
     async def write(self, observed: Observed, writes: Sequence[ClusterWrite]) -> RefusedWrite | None:
-        """Carry out all writes, or stop at the first refused one and return it. Raises ApiError if a retry may help."""
+        """Carry out all writes, or stop at the first refused one and return it. Returns None if no write was refused.
+
+        Raises Conflict if an object has changed since it was observed, and another ApiError if a request fails
+        otherwise.
+        """
         for write in writes:
             if (refused := await self._write(observed, write)) is not None:
                 return refused
@@ -95,9 +104,9 @@ class ClusterWriter:
     async def _adopt_or_refuse(
         self, observed: Observed, write: Create, kind: ObjectKind, manifest: KubeObject
     ) -> RefusedWrite | None:
-        """Handle a creation whose name is taken.
+        """Handle a creation whose name is taken. Returns None if the existing object is adopted.
 
-        The existing object is adopted if this training owns it. Otherwise the write is refused.
+        The object is adopted if this training owns it. Otherwise the write is refused.
         """
         name = manifest["metadata"]["name"]
         try:
@@ -177,7 +186,7 @@ class ClusterWriter:
         return None
 
     async def _post_event(self, observed: Observed, event: PostEvent) -> None:
-        """Post an event, best effort: no decision depends on it."""
+        """Post an event. If this fails, the failure is only logged, because no decision depends on events."""
         now = self._client.now()
         while self._posted and now - next(iter(self._posted.values())) >= EVENT_REPEAT_TIME:
             del self._posted[next(iter(self._posted))]  # the oldest is first
@@ -225,7 +234,10 @@ class ClusterWriter:
 def refusal(
     write: ClusterWrite, kind: ObjectKind, namespace: str, name: str, verb: str, error: ApiError
 ) -> RefusedWrite:
-    """Explain why the API server refused a write, and what to do."""
+    """Return the refused write with the reason of the API server's error, and a message that says what to do.
+
+    verb: what was requested, such as "create".
+    """
     if isinstance(error, NotFound):
         message = f"the cluster has no kind {kind.resource}: KubeRay is not installed. Install KubeRay 1.5.1 or newer"
         return RefusedWrite(write, "KubeRayMissing", message)

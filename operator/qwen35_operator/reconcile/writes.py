@@ -8,8 +8,10 @@ from qwen35_operator.desired.objects import KubeObject
 
 @dataclass(frozen=True)
 class Create:
-    """Create a child. An existing object of that name is adopted if this training owns it, and otherwise refused
-    (`NameTaken`).
+    """Create a child. An existing object of that name is adopted if this training owns it.
+
+    Otherwise the write is refused, with reason Cleaning if the object is still being deleted, or NameTaken if it
+    belongs to another owner.
     """
 
     manifest: KubeObject
@@ -25,7 +27,11 @@ class Update:
 
 @dataclass(frozen=True)
 class Scale:
-    """Resize a worker group. The API server refuses the patch if the uid, index, group or current replicas have changed."""
+    """Resize a worker group of a RayCluster.
+
+    index: position of the worker group in the RayCluster. group: its name. The API server refuses the patch if the
+    RayCluster has another uid, or if the group at this position has another name or does not have `current_replicas`.
+    """
 
     cluster: str
     uid: str
@@ -36,7 +42,7 @@ class Scale:
     min_replicas: int
     max_replicas: int
     pods_to_delete: tuple[str, ...] = ()
-    """Pods that KubeRay deletes first when the group shrinks."""
+    """Names of the pods that KubeRay deletes first when the group shrinks."""
 
 
 @dataclass(frozen=True)

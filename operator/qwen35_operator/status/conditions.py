@@ -1,7 +1,7 @@
-"""Every condition type and reason (documented API, listed in docs/reference/conditions.md), and the conditions of a
-status.
+"""Every condition type and reason, and the conditions of a status.
 
-Conditions follow metav1.Condition: one per type, and its transition time changes only with its status.
+The types and reasons are documented API (docs/reference/conditions.md). Conditions follow metav1.Condition: a status
+has one condition per type, and lastTransitionTime changes only if the status of the condition changes.
 """
 
 from collections.abc import Mapping
@@ -77,7 +77,8 @@ REASONS: Final[Mapping[str, str]] = {
 }
 
 MAX_MESSAGE_CHARACTERS = 4096
-"""Maximum length of a condition's message. The schema allows eight times as many characters, but people read it."""
+"""Maximum length of a condition's message; longer messages are cut. The schema allows eight times as many characters,
+but people have to read the message."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ def conditions(
 ) -> tuple[Condition, ...]:
     """Return a condition for each finding, in the same order.
 
-    A condition whose status has not changed since `earlier` keeps its transition time.
+    earlier: the previous status. A condition whose status has not changed since then keeps its transition time.
+    generation: the generation of the training that was observed.
     """
     before = {condition.type: condition for condition in earlier.conditions}
     return tuple(_condition(kind, finding, before.get(kind), generation, now) for kind, finding in findings.items())

@@ -14,10 +14,10 @@ def parse(text: str) -> datetime:
 
 
 def seconds_since(text: str, now: datetime) -> float:
-    """Return the seconds from the time in `text` until `now`; negative if it is in the future."""
+    """Return the seconds from the time in `text` until `now`; negative if `text` is in the future."""
     return (now - parse(text)).total_seconds()
 
 
 def at(unix: float) -> datetime:
-    """Return the time of a Unix timestamp in seconds."""
+    """Return the time in UTC for a Unix timestamp in seconds."""
     return datetime.fromtimestamp(unix, UTC)
