@@ -7,10 +7,10 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial", durable: bool = False) -> None:
-    """Write to `.<name>.<suffix>` and rename it to `path`, so that a reader never sees half a file.
+    """Write `content` to `.<name>.<suffix>` and rename that file to `path`, so that a reader never sees half a file.
 
     suffix: must differ between processes that may write the same file at the same time. durable: return only when the file
-    is on disk. If writing fails, removes the file `.<name>.<suffix>` and raises OSError, which names a file.
+    is on disk. If writing fails, this function removes `.<name>.<suffix>` and raises an OSError with the name of the file.
     """
     partial = path.with_name(f".{path.name}.{suffix}")
     try:
@@ -28,7 +28,7 @@ def write_atomically(path: Path, content: str | bytes, *, suffix: str = "partial
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the list of a folder's entries, to disk. Raises OSError."""
+    """Flush a file, or the list of a folder's entries, to disk. Raises OSError if that fails or `path` does not exist."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

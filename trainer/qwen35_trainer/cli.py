@@ -1,7 +1,7 @@
 """The entry point of `qwen35`. For `run`, runtime/signals.py takes over signals before anything slow is imported.
 
-A run continues when the reader of its stdout or stderr has ended. After Ctrl-C in `qwen35 run … | tee log`, tee ends immediately. The
-run still finishes its update, saves, and prints to the broken pipe.
+A run continues when the reader of its stdout or stderr has ended. Ctrl-C in `qwen35 run … | tee log`, for example, ends tee
+immediately, while the run still finishes its update, saves, and prints to the broken pipe.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _commands(signals: Signals | None = None) -> None:
 
 
 def survive_readers() -> None:
-    """Make stdout and stderr discard text whose reader has ended, instead of raising an error."""
+    """Replace stdout and stderr by streams that discard text without an error when their reader has ended."""
     sys.stdout, sys.stderr = _surviving(sys.stdout), _surviving(sys.stderr)
 
 

@@ -17,7 +17,10 @@ The operator reads Preempted from the pod's status (kube/object_parsing.py).
 
 
 class Interrupted(Exception):
-    """A signal, or the operator, ended the run without a last checkpoint. The message says what was kept."""
+    """A signal, or the operator, ended the run without a last checkpoint.
+
+    The message says what the output folder still has.
+    """
 
     failure = FailureReason.INTERRUPTED
 

@@ -1,4 +1,7 @@
-"""Numbers as text, the same in the terminal, the report, the simulator and the operator's console. None becomes "–"."""
+"""Formats numbers as text, in the same way for terminal, report, simulator and the operator's console.
+
+None becomes "–".
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +40,7 @@ def counted(value: int, noun: str) -> str:
 
 
 def by_name(values: Mapping[str, float]) -> str:
-    """Format the values of rewards or sources: "digit 0.500, brevity 0.250"."""
+    """Format the values of several rewards or data sources, each with its name: "digit 0.500, brevity 0.250"."""
     return ", ".join(f"{name} {value:.3f}" for name, value in values.items())
 
 

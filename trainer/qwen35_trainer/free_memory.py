@@ -8,8 +8,8 @@ _LIMITS = (
     (".", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""For control groups of version 2, then of version 1: the folder, its files with the memory limit and the memory in use, and the
-line of memory.stat with the inactive file pages, which the kernel can reclaim."""
+"""Where control groups of version 2, and then those of version 1, have the memory of a container: the folder, its file with the
+limit, its file with the memory in use, and the line of memory.stat with the inactive file pages, which the kernel can reclaim."""
 
 
 def free_memory(limits: Path = Path("/sys/fs/cgroup")) -> int:

@@ -10,12 +10,12 @@ name               advantage of a token, R the sample's score                   
 GRPO               (R - mean) / (std + 1e-6)                                                   its group
 DrGRPO             R - mean                                                                    its group
 RLOO               R - mean of the group's other samples                                       its group
-ReinforcePlusPlus  discounted rewards from the token on, whitened                              the batch's tokens
+ReinforcePlusPlus  sum of the discounted rewards from the token on, whitened                   the batch's tokens
 GAE                λ-weighted temporal differences of a value function, whitened               the batch's tokens
 
 All estimators deviate from the textbook formulas in the same way:
 - Where samples cannot be distinguished (equal scores, or a single valid one) the advantage is exactly 0. The usual
-  formula gives rounding noise over 1e-6 in the first case, and the raw reward in the second. A group of equal scores still
+  formula gives rounding noise divided by 1e-6 in the first case, and the raw reward in the second. A group of equal scores still
   takes its place in the batch, unless `algorithm.dynamicSampling` leaves it out (pipeline/coordinator.py, `_scored`).
 - A sample that could not be scored (`valid` false) gets 0 and enters no statistic.
 - Time steps are the tokens that train. Other tokens, such as a tool's output, count neither for the discount nor for λ, and
@@ -47,12 +47,12 @@ class AdvantageInputs:
     group: Tensor
     """(N,) int64, equal for the samples of one prompt; the numbers themselves have no meaning."""
     mask: Tensor
-    """(N, T) 1 on tokens that train."""
+    """(N, T) 1 for tokens that train, 0 for all others."""
     token_penalty: Tensor | None = None
-    """(N, T) number to subtract from each token's reward: the KL penalty times its coefficient; None: no penalty.
+    """(N, T) number to subtract from each token's reward: the KL penalty times its coefficient. None: no penalty.
     Group-relative advantages subtract the sum over a sequence from the sequence's reward."""
     values: Tensor | None = None
-    """(N, T) expected return before each token, which only GAE uses."""
+    """(N, T) expected return before each token, as a value function predicts it. Only GAE needs it; None otherwise."""
     gamma: float = 1.0
     """Discount per token, which ReinforcePlusPlus and GAE use."""
     lam: float = 1.0
@@ -68,19 +68,25 @@ class AdvantageInputs:
 
 
 class Shares(Protocol):
-    """Reductions over ranks, each of which has one share of the batch. Every rank calls them in the same order."""
+    """Sums and maxima over all shares of a batch, of which each rank has one.
+
+    All ranks must make the same calls in the same order.
+    """
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum `values`, on the host, over all shares, entry by entry. Every rank gets the sums."""
+        """Sum `values`, a tensor in host memory, over all shares, entry by entry. Every rank gets the sums."""
         ...
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the maximum of `values`, on the host, over all shares, entry by entry. Every rank gets the maxima."""
+        """Return the maximum of each entry of `values`, a tensor in host memory, over all shares.
+
+        Every rank gets the maxima.
+        """
         ...
 
 
 class OneShare:
-    """The reductions of a batch that is not divided: each returns its argument."""
+    """The `Shares` of a batch that is not divided: a sum or maximum over one share is the argument itself."""
 
     def sum(self, values: Tensor) -> Tensor:
         return values
@@ -93,7 +99,7 @@ class OneShare:
 class TrainedTokens:
     """The scores of all N samples of a batch, and the R trained tokens of one rank's share of the samples, one after another.
 
-    Raises ValueError naming every field that is not finite.
+    Raises ValueError naming every field with a value that is not finite.
     """
 
     rewards: Tensor
@@ -107,7 +113,7 @@ class TrainedTokens:
     token_penalty: Tensor | None = None
     """(R,) number to subtract from each token's reward; None: no penalty."""
     values: Tensor | None = None
-    """(R,) expected return before each token, which only GAE uses."""
+    """(R,) expected return before each token, as a value function predicts it. Only GAE needs it; None otherwise."""
     gamma: float = 1.0
     lam: float = 1.0
 
@@ -263,7 +269,9 @@ def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
 
 
 def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
-    """Return (R - distance,) the value `distance` tokens later, 0 past the end of the sample."""
+    """Return, for each token but the last `distance`, the value `distance` tokens later, or 0 if its sample ends
+    before: (R - distance,).
+    """
     return torch.where(sample[distance:] == sample[:-distance], values[distance:], 0.0)
 
 
@@ -310,7 +318,10 @@ def _valid(inputs: AdvantageInputs) -> Tensor:
 
 
 def _not_finite(rewards: Tensor, penalty: Tensor | None, values: Tensor | None, counted: Tensor) -> list[str]:
-    """Return a text for each field with a value that is not finite. counted: bool, the tokens whose penalty and value are checked."""
+    """Return a text for each argument with a value that is not finite.
+
+    counted: bool, in the shape of `penalty` and `values`; entries where it is false are not checked.
+    """
     entries = {
         "rewards": rewards,
         "token_penalty": None if penalty is None else penalty[counted],

@@ -4,7 +4,7 @@ Every denominator is a count over the whole batch, so that micro-batches may dif
 all micro-batches and data-parallel ranks is the value for the undivided batch. An engine that averages gradients over
 ranks must undo the average (multiply by the number of ranks); it never divides by the number of micro-batches.
 
-`GlobalCounts.sequences` does not count sequences without a token that trains.
+A sequence without a token that trains does not count in `GlobalCounts.sequences`.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,9 @@ def aggregate(name: str) -> AggregationFunction:
 
 @AGGREGATIONS.register("TokenMean")
 def token_mean(per_token: Tensor, mask: Tensor, counts: GlobalCounts) -> Tensor:
-    """Weigh every token equally, so that long sequences weigh more (DAPO, arXiv:2503.14476)."""
+    """Average over all trained tokens: every token weighs the same, so long sequences weigh more (DAPO,
+    arXiv:2503.14476).
+    """
     return token_sum(per_token, mask) / counts.tokens
 
 

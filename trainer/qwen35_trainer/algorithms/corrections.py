@@ -1,7 +1,10 @@
 """Off-policy corrections: weights of tokens that another policy sampled.
 
 The behaviour policy is the one that sampled the token: older weights, in an inference engine that rounds differently.
-With r = exp(proximal - behaviour) per token, clamped to exp(±20), s = Π r and g = (Π r)^(1/tokens) over a sequence:
+The proximal policy is the centre of the trust region: the current weights themselves, or those at the batch's start if the
+caller has computed their log-probs. The table in objective.py lists which log-probs each correction uses as proximal.
+With r = exp(log-prob of the proximal policy - log-prob of the behaviour policy) per token, clamped to exp(±20), and with
+s = Π r and g = (Π r)^(1/tokens) over a sequence:
 
 name          weight of a token                            tokens left out
 None          1                                            none
@@ -11,8 +14,8 @@ IcePop        r                                            those with r outside 
 SequenceMask  1                                            sequences with g outside [floor, cap]
 DecoupledPPO  min(r, cap)                                  none
 
-Tokens that are left out have weight 0 but still count in the denominators of the aggregation, which are fixed before any
-log-prob is computed. Weights are not normalised to mean 1.
+`cap` and `floor` are `spec.algorithm.correction.cap` and `floor`. Tokens that are left out have weight 0 but still count in
+the denominators of the aggregation, which are fixed before any log-prob is computed. Weights are not normalised to mean 1.
 
 Sources: truncated importance sampling, Ionides 2008, for rollout engines Yao et al. 2025 ("Your efficient RL framework
 secretly brings you off-policy RL training"); IcePop, Ling Team, arXiv:2510.18855; sequence masks, Liu et al. 2025
@@ -56,14 +59,16 @@ def correction(name: str) -> CorrectionFunction:
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1. The loss itself then corrects, by its ratio to the behaviour policy."""
+    """Weigh every token by 1, because with this correction the ratio of the loss has the behaviour policy in its
+    denominator.
+    """
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
 
 @CORRECTIONS.register("DecoupledPPO")
 @CORRECTIONS.register("TokenTIS")
 def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its ratio proximal / behaviour, at most `cap` (truncated importance sampling).
+    """Weigh each token by its probability ratio proximal / behaviour, at most `cap` (truncated importance sampling).
 
     The correction DecoupledPPO uses the same weights; it differs only in requiring proximal log-probs as an argument.
     """
@@ -72,7 +77,7 @@ def token_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, flo
 
 @CORRECTIONS.register("SequenceTIS")
 def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by the product of the ratios in its sequence, at most `cap`."""
+    """Weigh each token by the product of the ratios proximal / behaviour of all tokens in its sequence, at most `cap`."""
     log_ratio = sequence_sum(_log_ratio(behaviour, proximal, mask), mask)
     ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp().clamp(max=cap)
     return _corrected(ratio[:, None].expand(mask.shape), mask.bool())
@@ -80,14 +85,16 @@ def sequence_tis(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, 
 
 @CORRECTIONS.register("IcePop")
 def ice_pop(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh each token by its ratio, and leave out tokens whose ratio is outside [floor, cap]."""
+    """Weigh each token by its ratio proximal / behaviour, and leave out tokens whose ratio is outside [floor, cap]."""
     ratio = _log_ratio(behaviour, proximal, mask).exp()
     return _corrected(ratio, mask.bool() & (ratio >= floor) & (ratio <= cap))
 
 
 @CORRECTIONS.register("SequenceMask")
 def sequence_mask(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh tokens by 1, and leave out sequences whose geometric mean ratio is outside [floor, cap]."""
+    """Weigh tokens by 1, and leave out sequences whose geometric mean of the ratios proximal / behaviour is outside
+    [floor, cap].
+    """
     log_ratio = _log_ratio(behaviour, proximal, mask)
     mean_ratio = sequence_mean(log_ratio, mask).exp()
     inside = (mean_ratio >= floor) & (mean_ratio <= cap)

@@ -4,7 +4,7 @@ Source: J. Schulman, "Approximating KL Divergence" (2020), http://joschu.net/blo
 ref_log_probs on tokens x ~ policy:
 
 name  value               as a number (or in the reward)     gradient when it is a loss, d/dθ
-K1    d                   unbiased, high variance            ∇logp: 0 in expectation, no restraint
+K1    d                   unbiased, high variance            ∇logp: 0 in expectation, so it has no effect
 K2    d²/2                biased, low variance               d·∇logp: in expectation that of KL(policy ‖ reference)
 K3    exp(-d) + d - 1     unbiased, low variance, never < 0  (1 - exp(-d))·∇logp: that of KL(reference ‖ policy)
 

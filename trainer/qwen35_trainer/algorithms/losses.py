@@ -30,15 +30,18 @@ class LossInputs:
     log_probs: Tensor
     """(N, T) log-probability of each sampled token under the policy that trains; the only field with gradient."""
     proximal_log_probs: Tensor
-    """(N, T) log-probability of each sampled token under the policy in the denominator of the ratio."""
+    """(N, T) log-probability of each sampled token under the policy in the denominator of the ratio r.
+
+    This is the behaviour policy with the correction None, and the proximal policy with every other (objective.py).
+    """
     advantages: Tensor
     """(N, T) advantage of each token."""
     mask: Tensor
     """(N, T) 1 on tokens that train."""
     clip_low: float
-    """The ratio is clipped below 1 - clip_low."""
+    """A ratio below 1 - clip_low is clipped to 1 - clip_low."""
     clip_high: float
-    """The ratio is clipped above 1 + clip_high."""
+    """A ratio above 1 + clip_high is clipped to 1 + clip_high."""
     dual_clip: float | None
     """Ratio above which PPOClip gives no gradient to a token with a negative advantage; None: no such bound."""
 
@@ -51,7 +54,8 @@ class LossOutput:
     """(N, T) loss of each token, 0 on padding."""
     metrics: dict[str, Tensor]
     """Scalar sums over the trained tokens, which the caller adds over micro-batches and ranks, and divides by the number of
-    tokens. ratio: the ratio of each token. clip_fraction_low, _high and _dual: 1 for each token whose loss the bound changed."""
+    tokens. ratio: sum of the tokens' ratios. clip_fraction_low, _high and _dual: number of tokens whose loss the bound
+    changed."""
 
 
 type LossFunction = Callable[[LossInputs], LossOutput]

@@ -9,7 +9,10 @@ from torch import Tensor
 
 
 def zero_padding(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace `values` (N, T) by 0, without gradient, where `mask` (N, T) is not set. Returns at least float32."""
+    """Replace `values` (N, T) by 0, without gradient, where `mask` (N, T) is 0.
+
+    Returns float32, or float64 for float64 values.
+    """
     values = values.to(torch.promote_types(values.dtype, torch.float32))
     return torch.where(mask.bool(), values, torch.zeros_like(values))
 

@@ -121,11 +121,11 @@ def policy_objective(
     All tensors (N, T); only log_probs and entropy carry gradient. proximal_log_probs, entropy and reference_log_probs
     may be None where the objective does not use them; ValueError names all that are missing.
 
-    Returns the scalar loss and scalar sums over trained tokens. The caller adds loss and sums over micro-batches and
-    data-parallel ranks, and divides the sums by `tokens`. They are: tokens, policy_loss (weighted), ratio,
+    Returns the scalar loss, and scalar sums over trained tokens. The caller adds loss and sums over micro-batches and
+    data-parallel ranks, and divides the sums by `tokens`. The sums are tokens, policy_loss (weighted), ratio,
     clip_fraction_*, correction_weight, kept_tokens, behaviour_kl (K3 estimate of KL(behaviour ‖ current), nats), entropy
-    and kl if passed. The sums do not depend on the aggregation: policy_loss / tokens equals the policy's part of the loss
-    only for TokenMean.
+    if `entropy` is passed, and kl if `reference_log_probs` are passed. The sums do not depend on the aggregation:
+    policy_loss / tokens equals the policy's part of the loss only for TokenMean.
     """
     _require_inputs(objective, entropy, proximal_log_probs, reference_log_probs)
     # All gradients pass through this line, and aggregation selects the values; in between, padding may hold NaN.

@@ -65,7 +65,10 @@ def _imported(target: str) -> Callable[..., Any]:
 
 
 def _check_result(target: str, result: object, mask: Tensor) -> Tensor:
-    """Check the type and shape of what a user's function returned, and return it with 0 on padding. Raises ValueError."""
+    """Return what a user's function returned, with 0 on padding.
+
+    Raises ValueError if it is not a tensor of the mask's shape.
+    """
     if not isinstance(result, Tensor):
         raise ValueError(f"{target} returned {type(result).__name__}. Return a tensor, one number for each token.")  # noqa: TRY004
     if result.shape != mask.shape:

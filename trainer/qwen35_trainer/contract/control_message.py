@@ -1,4 +1,4 @@
-"""`-control`: the operator's orders to the running attempt."""
+"""The message in the ConfigMap `-control`: the operator's orders to the running attempt."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ class StopOrder(ContractMessage):
 
 
 class LiveSettings(ContractMessage):
-    """Fields of the spec that may change while an attempt runs. The attempt takes over all of them at the next update."""
+    """Fields of the spec that may change while an attempt runs. The attempt applies all of them at the next update."""
 
     checkpointEveryUpdates: Annotated[int, Field(ge=1)]
     checkpointKeep: Annotated[int, Field(ge=1)]
@@ -42,5 +42,8 @@ class Control(ContractMessage):
 
 
 def parse_control(text: str) -> Control:
-    """Parse the operator's orders from the JSON text in the `-control` ConfigMap. Raises ContractError."""
+    """Parse the operator's orders from the JSON text in the `-control` ConfigMap.
+
+    Raises ContractError if the text is not valid.
+    """
     return parse(Control, text, CONTROL_KEY)

@@ -7,7 +7,7 @@ MAX_MESSAGE_CHARACTERS = 256 * 1024
 
 
 class ContractError(ValueError):
-    """A message cannot be read. The text contains the key and what is wrong."""
+    """A message cannot be read. str() of this error names the key of the ConfigMap and what is wrong."""
 
 
 class ContractMessage(BaseModel):
@@ -24,7 +24,10 @@ class ContractMessage(BaseModel):
 
 
 def parse[M: ContractMessage](kind: type[M], text: str, key: str) -> M:
-    """Parse a message of class `kind` from JSON text. key: the ConfigMap's key, for errors. Raises ContractError."""
+    """Parse a message of class `kind` from JSON text.
+
+    key: the ConfigMap's key, for errors. Raises ContractError if the text is not valid.
+    """
     if len(text) > MAX_MESSAGE_CHARACTERS:
         raise ContractError(f"{key} has {len(text)} characters; at most {MAX_MESSAGE_CHARACTERS} are read")
     try:

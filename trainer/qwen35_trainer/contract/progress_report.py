@@ -1,4 +1,4 @@
-"""`-progress`: the trainer's latest progress report about an attempt."""
+"""The message in the ConfigMap `-progress`: the trainer's latest report about an attempt."""
 
 from typing import Annotated, Literal
 
@@ -40,11 +40,17 @@ class ProgressReport(ContractMessage):
     time: ReportedSeconds
     """Unix time of this report."""
     stopAcknowledged: str | None = None
-    """`StopOrder.id` of the order that the driver is carrying out or, in state Stopped, has carried out."""
+    """`StopOrder.id` of the order that the driver is carrying out or, in state Stopped, has carried out.
+
+    None: no order has arrived.
+    """
     reason: Annotated[str, Field(max_length=128)] | None = None
-    """Why the attempt failed: the value of a `FailureReason`, possibly one that the reader's release does not have."""
+    """Why the attempt failed: the value of a `FailureReason`, possibly one that the reader's release does not have.
+
+    None: it has not failed.
+    """
     message: Annotated[str, Field(max_length=4096)] = ""
-    """Explanation of the reason, for people."""
+    """Explanation, for people, of how the attempt ended; empty while it runs."""
     head: Annotated[str, Field(max_length=253)] | None = None
     """The driver's pod; None outside a pod. When another head pod replaces it, the driver has ended."""
     phase: Annotated[str, Field(max_length=256)] = ""
@@ -53,7 +59,7 @@ class ProgressReport(ContractMessage):
     updates: ReportedCount | None = None
     version: ReportedCount = 0
     versionTime: ReportedSeconds | None = None
-    """Unix time at which `version` was published."""
+    """Unix time of the latest publication of weights; None until this attempt has published."""
     versionSeconds: ReportedSeconds | None = None
     """Median seconds between the latest versions; None until three versions exist."""
     prompts: ReportedCount = 0
@@ -63,9 +69,13 @@ class ProgressReport(ContractMessage):
     """Mean seconds of the latest updates; None until three updates have ended."""
     reward: float | None = None
     accuracy: ReportedShare | None = None
-    """Share of the held-out prompts with a correct response in the latest evaluation."""
+    """Share of the held-out prompts with a correct response in the latest evaluation.
+
+    None before the first evaluation, in SFT, and if it is 0 although the mean reward is not (graded rewards).
+    """
     heldOutReward: float | None = None
-    """Mean reward of the held-out responses of the latest evaluation; None where it equals `accuracy`."""
+    """Mean reward of the held-out responses in the latest evaluation. None if it equals `accuracy`, before the first
+    evaluation, and in SFT."""
     lagMean: Annotated[float, Field(ge=0)] | None = None
     lagMax: ReportedCount | None = None
     rolloutIdle: ReportedShare | None = None
@@ -73,10 +83,13 @@ class ProgressReport(ContractMessage):
     tokensPerSecond: Annotated[float, Field(ge=0)] | None = None
     checkpoint: CheckpointReport | None = None
     export: CheckpointReport | None = None
-    """The newest checkpoint that was exported, and the path of its Hugging Face folder."""
+    """The newest checkpoint that was exported, and the path of its Hugging Face folder. None: no export has completed."""
     replicas: Annotated[tuple[ReplicaReport, ...], Field(strict=False, max_length=1024)] = ()
 
 
 def parse_progress(text: str) -> ProgressReport:
-    """Parse the trainer's report from the JSON text in the `-progress` ConfigMap. Raises ContractError."""
+    """Parse the trainer's report from the JSON text in the `-progress` ConfigMap.
+
+    Raises ContractError if the text is not valid.
+    """
     return parse(ProgressReport, text, PROGRESS_KEY)

@@ -1,6 +1,6 @@
 """Computes backoffs: waits that grow with each failure.
 
-Operator and trainer use them between tries of a request; the operator also uses them between attempts of a training.
+Operator and trainer wait in this way before they repeat a request, and the operator before the next attempt of a training.
 """
 
 

@@ -36,15 +36,15 @@ def config_name(training: str) -> str:
 
 
 def progress_name(training: str) -> str:
-    """Return the name of the ConfigMap that the trainer writes."""
+    """Return the name of the ConfigMap with the trainer's progress report."""
     return f"{training}-progress"
 
 
 def control_name(training: str) -> str:
-    """Return the name of the ConfigMap that the trainer watches."""
+    """Return the name of the ConfigMap with the operator's orders, which the trainer watches."""
     return f"{training}-control"
 
 
 def history_name(training: str) -> str:
-    """Return the name of the ConfigMap with the history, from which reports are drawn."""
+    """Return the name of the ConfigMap with the run's history, from which `qwen35 report` draws its report."""
     return f"{training}-history"

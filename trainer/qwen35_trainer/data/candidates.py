@@ -2,7 +2,7 @@
 
 Top-p, top-k and min-p draw from a part of the vocabulary, and a token's log-probability is that of the distribution over this
 part. The trainer computes its log-probabilities over the same part, so that the ratio of an unchanged policy is 1: "Keep
-Sampling Mask" of DeepSeek-V3.2, arXiv:2512.02556 section 3.1. `KeptLogits` applies them to the trainer's logits.
+Sampling Mask" of DeepSeek-V3.2, arXiv:2512.02556 section 3.1. `KeptLogits` removes all other tokens from the trainer's logits.
 
     counts     3         1     2          one per token
     ids        4 7 9  │  5  │  2 8  │ …   the candidates of one token after another
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of T tokens. The candidates of a token are all tokens that sampling could have drawn there.
+    """The candidates of T tokens. The candidates of a token are all tokens that sampling could have drawn in its place.
 
     A count of 0 means that the candidates are the whole vocabulary.
     """

@@ -4,7 +4,7 @@
                     └ no: wait for the thread, or compute it here
 
 waits on              unblocked by                            deadline
-of: the other thread  its computation, 0.5 s per 1M prompts   none: it computes, and waits for nothing
+of: the other thread  its computation, 0.5 s per 1M prompts   none: that thread computes, and waits for nothing
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_PREPARED_PROMPTS: Final = 20_000
-"""Minimum number of prompts for which a permutation is computed in advance. With fewer, it takes less than 10 ms."""
+"""Minimum number of prompts for which a permutation is computed in advance.
+
+For fewer, the computation takes less than 10 ms.
+"""
 _MAX_KEPT_PERMUTATIONS: Final = 3
-"""Maximum number of permutations in memory: of the previous epoch (its last groups may be dispatched again), the
-present one, and the next."""
+"""Maximum number of permutations in memory: those of the previous epoch, whose last groups may be dispatched again, of the
+present one, and of the next."""
 
 
 class EpochPermutations:
@@ -49,7 +52,10 @@ class EpochPermutations:
             threading.Thread(target=self._compute, args=(epoch, future), name="prompt order", daemon=True).start()
 
     def _future(self, epoch: int) -> tuple[Future[NDArray[np.int64]], bool]:
-        """Return the future permutation of an epoch, and whether the caller must compute it, because nobody does yet."""
+        """Return the future permutation of an epoch, and whether the caller must compute it.
+
+        The caller must compute it if no earlier call has asked for this epoch, or if the permutation has been dropped.
+        """
         with self._lock:
             is_new = epoch not in self._computed
             future = self._computed.setdefault(epoch, Future())

@@ -23,7 +23,7 @@ _ROLES_WITH_PICTURES = ("user", "tool")
 
 
 def read_messages(entries: Sequence[object], name: str, media: RowMedia, *, columnar: bool) -> tuple[ChatMessage, ...]:
-    """Read the chat messages in a field of a row. Raises RowError that names the message.
+    """Read the chat messages in a field of a row. Raises RowError for an invalid message, which the error names.
 
     entries: the value of the field `name`. media: assigns the row's images and videos to the messages, in order.
     columnar: whether the file gives every row the fields of all other rows, with null where the row has no such field.

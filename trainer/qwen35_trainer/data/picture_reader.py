@@ -37,7 +37,7 @@ class Patching:
     """The settings by which pictures are divided into patches.
 
     patch: side of a patch in pixels. frames: frames of a video per patch. merge: number of patches per side that become
-    one token. pixels: minimum and maximum number of pixels, to which an image is resized.
+    one token. pixels: minimum and maximum number of pixels of a resized image; None: those of the image processor.
     """
 
     patch: int
@@ -138,7 +138,8 @@ class PictureReader:
     def _video_run(self, video: Video) -> TokenIds:
         """Return the tokens of a video, as transformers' Qwen3VLProcessor writes them.
 
-        For every patch in time (such as two frames) they are its time as text, and its placeholders.
+        A video is divided along time into patches of, for example, two frames. The tokens of such a patch are its time as
+        text, and its placeholders.
         """
         with _opened(video.frames[0]) as pixels:
             width, height = pixels.size
@@ -153,7 +154,7 @@ class PictureReader:
     def _times(self, video: Video) -> Iterator[float]:
         """Yield the time of the middle of each patch, in seconds.
 
-        If frames are missing in the last patch, the last is repeated.
+        If the last patch has too few frames, the last frame is repeated.
         """
         frames = self.patching.frames
         for first in range(0, len(video.frames), frames):

@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 type ChatMessage = Mapping[str, object]
-"""`role` and `content`, a text or a list of parts ({type: text, text: …}, {type: image}, {type: video}). A message of an
-assistant may have `reasoning_content` and `tool_calls`, that of a tool `name` and `tool_call_id`."""
+"""A message with `role` and `content`. The content is a text or a list of parts ({type: text, text: …}, {type: image},
+{type: video}). A message of an assistant may also have `reasoning_content` and `tool_calls`, and a message of a tool `name` and
+`tool_call_id`."""
 
 type Tool = Mapping[str, object]
 """The JSON schema of a function, in the form of chat templates."""
 
 type Image = Path | bytes
-"""A file, or the bytes of one (PNG, JPEG …)."""
+"""An image: the path of its file, or the bytes of the file (PNG, JPEG …)."""
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def _parquet_rows(path: Path, problems: _Problems) -> Iterator[_Located]:
 
 
 def _encoded(feature: Any) -> Any:  # noqa: ANN401  # datasets is untyped
-    """Return the type of a column of the datasets library, changed so that images are read as bytes and not decoded."""
+    """Return the type of a column in the datasets library, changed so that it yields images as bytes, not decoded."""
     import datasets
 
     match feature:

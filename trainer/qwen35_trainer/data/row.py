@@ -57,7 +57,10 @@ def _optional(row: DataRow, name: str) -> object:
 
 
 def _field(row: DataRow, name: str) -> object:
-    """Return the value of a field. `a.b` is the field named `a.b`, or else field b of the mapping in field a."""
+    """Return the value of a field. Raises RowError if the row does not have it.
+
+    The name `a.b` means the field named `a.b` or, if there is none, field b of the mapping in field a.
+    """
     if name in row:
         return row[name]
     value: object = row

@@ -39,7 +39,9 @@ class RowMedia:
     def of_row(cls, images: object, images_field: str, videos: object, videos_field: str, folder: Path) -> "RowMedia":
         """Read the images and videos in two columns of a row.
 
-        A column with null has none. Raises RowError for a bad entry.
+        images, videos: the values of the columns; null means that the row has none. images_field, videos_field: the names
+        of the columns, for errors. folder: the folder of the data file, to which paths are relative. Raises RowError for an
+        entry that is not an image or video.
         """
         return cls(
             folder,
@@ -71,8 +73,9 @@ class RowMedia:
     def take(self, part: Mapping[str, object]) -> str | None:
         """Assign an image or video to `part` of a message, if the part stands for one.
 
-        The part contains the image or video, or stands for the next one of the row's column. Returns "image", "video",
-        or None for any other part.
+        The part either contains the image or video, or stands for the next image or video in the row's column. Returns
+        "image" or "video", or None if the part is of another kind. Raises RowError for an invalid image or video, and if the
+        column has no further one.
         """
         if "image" in part or "image_url" in part:
             self.images.append(image_of(part.get("image", part.get("image_url")), self.folder, "image"))
@@ -107,7 +110,10 @@ class RowMedia:
 
 
 def image_of(value: object, folder: Path, name: str) -> Image:
-    """Read an image from a path, a data URI, bytes, or a mapping with one of them. Raises RowError."""
+    """Return the image that a value of a row stands for: a path, a data URI, bytes, or a mapping with one of these.
+
+    folder: the folder to which a path is relative. name: the value's name in errors. Raises RowError for any other value.
+    """
     match value:
         case bytes() if value:
             return value
@@ -128,7 +134,10 @@ def image_of(value: object, folder: Path, name: str) -> Image:
 
 
 def video_of(value: object, folder: Path, name: str) -> Video:
-    """Read a video from {frames: [image, …], fps: 2}. Raises RowError."""
+    """Return the video that a value of a row stands for: {frames: [image, …], fps: 2}. Raises RowError for any other value.
+
+    folder: the folder to which paths of frames are relative. name: the value's name in errors.
+    """
     frames = value.get("frames") if isinstance(value, Mapping) else None
     fps = value.get("fps") if isinstance(value, Mapping) else None
     if not isinstance(frames, list) or not frames or isinstance(fps, bool) or not isinstance(fps, int | float):

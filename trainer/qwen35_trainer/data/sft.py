@@ -170,7 +170,7 @@ def _example(
 
 
 def _parts(messages: Sequence[ChatMessage], kind: str) -> int:
-    """Count the parts of a kind, such as "image", in the messages."""
+    """Count the parts whose type is `kind`, such as "image", in the messages."""
     contents = [message["content"] for message in messages]
     return sum(part.get("type") == kind for content in contents if isinstance(content, list) for part in content)
 

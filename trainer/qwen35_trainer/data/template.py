@@ -67,7 +67,10 @@ class TemplateEncoder:
     def chat(
         self, messages: Sequence[ChatMessage], tools: Sequence[Tool] = (), *, generation_prompt: bool = True
     ) -> TokenIds:
-        """Encode a conversation. generation_prompt: whether to add the start of the assistant's next turn."""
+        """Encode a conversation. Raises EncodingError without a template, and if the template rejects the conversation.
+
+        generation_prompt: whether to add the start of the assistant's next turn.
+        """
         return self.rendered(self.render(messages, tools, generation_prompt=generation_prompt))
 
     def rendered(self, text: str) -> TokenIds:
@@ -96,7 +99,7 @@ class TemplateEncoder:
 
     @cached_property
     def generation_prompt(self) -> TokenIds:
-        """Tokens at the start of an assistant's turn."""
+        """Tokens with which the template begins a turn of the assistant that the model is to write."""
         return self.rendered(
             _added(self._apply([_EMPTY_USER_MESSAGE]), self._apply([_EMPTY_USER_MESSAGE], generation_prompt=True))
         )

@@ -117,7 +117,8 @@ def parse_tool_calls(text: str, tools: Sequence[Tool] = ()) -> ParsedResponse:
 def _resume(text: str, at: int) -> int:
     """Return the position at which parsing continues after a malformed call.
 
-    This is after the closing tag of the call, or at the next call. at: position at which the parser stopped.
+    The position is after the call's closing tag or at the next call, whichever comes first, or else the end of the text.
+    at: position at which the parser stopped.
     """
     closed, following = text.find(END_OF_CALL, at), text.find(CALL, at)
     if closed >= 0 and (following < 0 or closed < following):
@@ -134,7 +135,10 @@ class _Reader:
     cut_off: bool = False
 
     def call(self) -> tuple[str, list[tuple[str, str]]]:
-        """Read the name of the function and its parameters, each as (name, text of the value). Raises _Broken."""
+        """Read the name of the function and its parameters, each as (name, text of the value).
+
+        Raises _Broken if the call violates the format.
+        """
         values: list[tuple[str, str]] = []
         if not self._take(FUNCTION):
             raise _Broken(f"{FUNCTION}NAME> is expected after {CALL}", self._stop(FUNCTION))
@@ -154,9 +158,10 @@ class _Reader:
         return name, values
 
     def _close(self, tag: str, or_else: str = "") -> None:
-        """Skip a closing tag. Raises _Broken if another text comes next.
+        """Skip the closing tag `tag`. Raises _Broken if something else comes next.
 
-        If the text ends within `tag`, or within `or_else`, which may come instead, set `cut_off` and go to the end.
+        or_else: an opening tag that the format also allows here. If the text ends within one of the two tags, set
+        `cut_off` and go to the end of the text.
         """
         if self._take(tag):
             return
@@ -165,7 +170,7 @@ class _Reader:
         self.at, self.cut_off = len(self.text), True
 
     def _take(self, tag: str) -> bool:
-        """Skip whitespace, and then `tag` if it comes next. Returns whether it does."""
+        """Skip whitespace, and then `tag` if it comes next. Returns whether `tag` was there."""
         while self.text[self.at : self.at + 1].isspace():
             self.at += 1
         if not self.text.startswith(tag, self.at):

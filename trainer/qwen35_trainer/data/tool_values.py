@@ -22,8 +22,8 @@ def typed_value(text: str, schema: Mapping[str, object]) -> tuple[JsonValue, str
     """Convert the text of an argument to a type that its JSON schema allows. Returns the value, and a problem or None.
 
     If the schema allows several types, the narrowest type that fits is used, and text last. A text that fits no type is
-    returned unchanged, with a problem. If boolean is the only type besides null, False is returned instead, as in
-    vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null for every type, as in these two
+    returned unchanged, with a problem. If boolean is the only type besides null, False is returned in place of such a text, as
+    in vLLM's qwen3_coder parser and in verl. "null" in upper or lower case is read as null for every type, as in these two
     parsers. If the schema allows null, "None" is also read as null, because Qwen3.5's template writes null in this way.
     Objects and arrays are read as JSON, or otherwise as Python literals, which are parsed and never executed.
     """
@@ -62,7 +62,9 @@ def _types(schema: Mapping[str, object]) -> set[str]:
 
 
 def _kind(name: str) -> str:
-    """Return the JSON schema type for the name of a type. Tool authors also write names from programming languages."""
+    """Return the JSON schema type for the name of a type, which may also be a name from a programming language, such as
+    `int`.
+    """
     name = name.strip().lower()
     if name.startswith(_INTEGER_TYPES):
         return "integer"

@@ -47,11 +47,11 @@ def fit[T: Encoded](
     problems: Sequence[str],
     cut: Callable[[T, tuple[range, range]], T],
 ) -> list[T]:
-    """Return all sequences with at most `limit` tokens. Longer ones are rejected, skipped or cut, as `rule` states.
+    """Return all sequences with at most `limit` tokens. Longer sequences are rejected, skipped or cut, as `rule` states.
 
-    limit_name: name of the limit in messages. problems: earlier problems to report. cut: reduces a sequence to the
-    given positions, and may raise CutError. Raises DataError with `problems` and the rejected sequences, and when no
-    sequence remains.
+    limit_name: name of the limit in messages. problems: problems found earlier, which are reported together with those
+    found here. cut: reduces a sequence to the given positions, and may raise CutError. Raises DataError if there are
+    problems or rejected sequences, and when no sequence remains.
     """
     all_problems = list(problems)
     fitting: list[T] = []

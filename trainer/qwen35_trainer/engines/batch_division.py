@@ -1,8 +1,8 @@
 """The division of a batch: which rank computes which samples, and the micro-batches of each rank.
 
-    batch ─► update 0: samples ─► share 0, share 1, …         a share of the batch: those of all its updates
+    batch ─► update 0: samples ─► share 0, share 1, …         share i of the batch: the samples in share i of all its updates
          ─► update 1: samples ─► share 0, share 1, …          every rank plans all shares, from the lengths of all samples,
-                                     └─► micro-batches        and has the tokens of its own
+                                     └─► micro-batches        and has the tokens of its own share
 
 The driver sends each share to the ranks that compute it, and these ranks cut it into micro-batches. Driver and ranks compute
 the same division from the lengths of all samples and the same settings, so no plan is sent: `plan` and `divide` are pure.
@@ -21,7 +21,10 @@ from qwen35_trainer.engines.train_batch import TrainBatch
 from qwen35_trainer.manifest import TrainingSpec
 
 type MicroBatchPlan = list[list[NDArray[np.int64]]]
-"""A list of micro-batches for each rank, each as indices of samples. All ranks have the same number of micro-batches."""
+"""For each rank, a list of micro-batches; each is an array with the indices of its samples.
+
+All ranks have the same number of micro-batches, of which some may be empty.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,19 @@ class BatchDivision:
     """The settings that decide which samples are computed together, and where."""
 
     shares: int
-    """Number of shares of a batch: groups of ranks that each compute other samples."""
+    """Number of shares into which a batch is divided. Each share has different samples."""
     sequences: int = 1
-    """Number of samples in a micro-batch, unless `max_tokens` is set."""
+    """Maximum number of samples in a micro-batch. It has no effect if `max_tokens` is set."""
     max_tokens: int | None = None
-    """Maximum number of tokens of a micro-batch, in place of `sequences`."""
+    """Maximum number of tokens in a micro-batch; a longer sample has a micro-batch of its own.
+
+    None: `sequences` is the limit.
+    """
     packed: bool = False
     """Whether samples are packed without padding. Otherwise padding counts towards `max_tokens`."""
     whole_masks: bool = False
-    """Whether every share keeps the masks of all samples, which an advantage function of the user needs."""
+    """Whether every share contains the masks of all samples of the batch, which an advantage function of the user
+    needs."""
 
     @classmethod
     def of(cls, spec: TrainingSpec, shares: int) -> BatchDivision:
@@ -66,7 +73,7 @@ class BatchDivision:
         return [np.sort(np.concatenate(of_updates)) for of_updates in zip(*divided, strict=True)]
 
     def share(self, batch: TrainBatch, number: int) -> TrainBatch:
-        """Return share `number` of a whole batch: `batch` itself if there is only one."""
+        """Return share `number` of a whole batch, counted from 0: `batch` itself if there is only one share."""
         if self.shares == 1:
             return batch
         return batch.share(self.samples(batch)[number], whole_masks=self.whole_masks)
@@ -81,7 +88,7 @@ class BatchDivision:
 
 
 ONE_SHARE = BatchDivision(shares=1)
-"""The division of a batch into one share: all ranks compute the same samples."""
+"""The division of a batch into a single share, which all ranks compute."""
 
 
 def plan(
@@ -117,9 +124,10 @@ def divide(lengths: NDArray[np.int64], ranks: int, *, by_tokens: bool) -> list[N
 
 
 def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
-    """Distribute samples to ranks 0…r-1, then to r-1…0, and so on.
+    """Distribute samples in rounds, each rank getting one per round: in order 0…r-1, then r-1…0, and so on.
 
-    The numbers of samples per rank differ by at most 1, and no rank gets the longest sample of every round.
+    order: indices of the samples, longest first. The numbers of samples per rank differ by at most 1, and no rank gets the
+    longest sample of every round.
     """
     position = np.arange(len(order))
     place = position % ranks
@@ -146,9 +154,9 @@ def _count(share: NDArray[np.int64], sequences: int) -> list[NDArray[np.int64]]:
 
 
 def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Divide samples, longest first, into micro-batches of at most `max_tokens` tokens, padding included.
+    """Divide samples into micro-batches of at most `max_tokens` tokens, padding included.
 
-    A sample above the limit has a micro-batch of its own.
+    share: indices of the samples, longest first. A sample above the limit has a micro-batch of its own.
     """
     cuts: list[NDArray[np.int64]] = []
     start = 0
@@ -160,9 +168,10 @@ def _pad(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) 
 
 
 def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int) -> list[NDArray[np.int64]]:
-    """Put each sample, longest first, into the first micro-batch that has room.
+    """Divide samples into micro-batches of at most `max_tokens` tokens, without padding: each goes into the first that has room.
 
-    This is first-fit decreasing, which needs at most 22 % more micro-batches than the optimum.
+    share: indices of the samples, longest first. This is first-fit decreasing, which needs at most 22 % more micro-batches
+    than the optimum. A sample above the limit has a micro-batch of its own.
     """
     cuts: list[list[int]] = []
     room = _FirstFit(len(share), max_tokens)
@@ -175,7 +184,7 @@ def _pack(lengths: NDArray[np.int64], share: NDArray[np.int64], max_tokens: int)
 
 
 class _FirstFit:
-    """The free tokens of `count` micro-batches, as a binary tree whose nodes are the maxima of their children.
+    """The free tokens of each of `count` micro-batches, as a binary tree whose nodes hold the maximum of their children.
 
     The first micro-batch with enough room is found in O(log count). Samples arrive longest first, so those above the limit
     come before all others, and each gets the next empty micro-batch.

@@ -1,4 +1,4 @@
-"""A training batch, or one rank's share of it: lengths and rewards of all N samples, and the tokens of the samples that are held.
+"""A training batch, or one rank's share of it: the lengths and rewards of all N samples, and the tokens of its own samples.
 
 all samples     prompt_lengths, response_lengths, rewards, valid, group, trained: (N,) each, the same on every rank
 held samples    prompts    p p p │ p p │ …
@@ -18,7 +18,7 @@ from qwen35_trainer.data.picture_arrays import PictureArrays
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """N samples, with the tokens of all of them (a whole batch) or of some (a share of it).
+    """N samples, with the tokens of all samples (a whole batch) or of some (a share). The samples with tokens are *held*.
 
     The driver assembles whole batches; each data-parallel rank gets its share (`batch_division`). What is computed from all
     samples, such as the counts by which losses are divided, needs no tokens, so it is the same on every rank.
@@ -39,17 +39,24 @@ class TrainBatch:
     valid: NDArray[np.bool_] | None = None
     """(N,) false for samples that could not be scored; None: all samples were scored."""
     group: NDArray[np.int64] | None = None
-    """(N,) equal for the samples of one prompt; samples of a group are adjacent."""
+    """(N,) number of each sample's group, equal for the samples of one prompt, which are adjacent; None for supervised
+    samples."""
     updates: int = 1
     """Number of optimizer steps. The samples are divided into this number of equal parts, in order, one for each step."""
     pictures: tuple[PictureArrays | None, ...] | None = None
-    """Images and videos of each of the N samples, with None for a sample without any or not held. None: the batch is text only."""
+    """Images and videos of each of the N samples; an entry is None if the sample has none or is not held.
+
+    None: text only.
+    """
     held: NDArray[np.int64] | None = None
     """Indices, ascending, of the samples whose tokens and pictures this object holds; None: all samples."""
     counts: NDArray[np.int64] | None = None
     """(N,) number of trained tokens of each sample, in a share; None in a whole batch, where `trainable` gives the numbers."""
     whole_mask: NDArray[np.bool_] | None = None
-    """`trainable` of the whole batch, in a share for an advantage function of the user; otherwise None."""
+    """The array `trainable` of the whole batch.
+
+    Only a share for an advantage function of the user has it; None otherwise.
+    """
 
     def __post_init__(self) -> None:
         held = self.held_samples
@@ -88,9 +95,9 @@ class TrainBatch:
         return np.add.reduceat(self.trainable, starts_of(self.response_lengths), dtype=np.int64)
 
     def share(self, samples: NDArray[np.int64], *, whole_masks: bool = False) -> TrainBatch:
-        """Return a share of this batch, which must be whole, with copies of the tokens of `samples`.
+        """Return a share of this whole batch, with copies of the tokens of `samples`.
 
-        samples: indices, ascending. whole_masks: whether the share keeps `trainable` of all samples.
+        samples: indices, ascending. whole_masks: whether the share also keeps `trainable` of all samples, as `whole_mask`.
         """
         assert self.held is None, "a share is taken from a whole batch"
         prompts, responses = starts_of(self.prompt_lengths), starts_of(self.response_lengths)

@@ -1,4 +1,4 @@
-"""The contract between a train worker and the engine that it runs."""
+"""The protocol of a training engine, which a train worker runs. `TrainWorker.join` creates the engine."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class UpdateMetrics:
 
 
 class TrainEngine(Protocol):
-    """One rank of the train pool. All ranks get the same calls in the same order."""
+    """The engine of one rank of the train pool. Every rank must get the same calls in the same order."""
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         """Do `batch.updates` optimizer steps. batch: this rank's share (`batch_division`).
 
         Losses are divided by counts over all ranks, so that the steps do not depend on how the ranks divide the batch.
-        A step whose gradient is not finite is skipped; its metrics hold the gradient's norm. Raises an exception after
-        several skipped steps in a row.
+        A step whose gradient is not finite is skipped; its metrics contain the norm of that gradient. After several skipped
+        steps in a row the engine raises an exception.
         """
         ...
 
@@ -60,14 +60,15 @@ class TrainEngine(Protocol):
         """Copy this rank's share of the trained weights, optimizer and random state, and start to write it into `folder`.
 
         Collective. Training may continue immediately, and does not change what is written. `saved` reports when the
-        writing is done. If the previous save is still being written, waits for it first, and raises its error, if any.
+        writing is done. If the previous save is still being written, this call first waits for its end, and raises its error
+        if it failed.
         """
         ...
 
     def saved(self, *, wait: bool = False) -> bool:
-        """Return whether all ranks have written the last `save`. Raises the error of writing, if there was one.
+        """Return whether all ranks have written the last `save`. If writing failed, the error is raised here.
 
-        wait: return only when all ranks have written. Any thread may wait.
+        wait: whether to return only when all ranks have written. Any thread may wait.
         """
         ...
 

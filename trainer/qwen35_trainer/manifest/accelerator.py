@@ -12,7 +12,7 @@ MAX_NODES = 1024
 
 
 class AcceleratorSpec(Section):
-    """The devices of one node. Rollout nodes and train nodes have the same."""
+    """The devices of one node. All nodes of the rollout pool and the train pool have the same devices."""
 
     profile: ProfileName = Field(
         "NVIDIA",

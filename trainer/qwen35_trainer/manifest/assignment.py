@@ -1,4 +1,6 @@
-"""The language of options such as `--set PATH=VALUE`: dots between names, [0] for an item of a list, YAML for the value."""
+"""Parses options such as `--set PATH=VALUE`: a path has dots between names and [0] for an item of a list; a value is
+YAML.
+"""
 
 import re
 from typing import Final
@@ -37,12 +39,15 @@ def read_value(text: str) -> object:
 
 
 def segments(match: re.Match[str]) -> list[Segment]:
-    """Return the name and the indices in a match of SEGMENT: `rewards[0]` becomes ["rewards", 0]."""
+    """Return the name and the indices in a match of SEGMENT. For `rewards[0]` they are ["rewards", 0]."""
     return [match[1], *map(int, re.findall(r"\d+", match[2]))]
 
 
 def split_path(path: str) -> tuple[Segment, ...]:
-    """Split a path into names and indices. A part that is neither is returned unchanged, and matches no field."""
+    """Split a path into names and indices.
+
+    A part of another form is returned unchanged; it is not the name of any field.
+    """
     parts: list[Segment] = []
     for text in path.split("."):
         match = SEGMENT.fullmatch(text)

@@ -10,8 +10,8 @@ from qwen35_trainer.manifest.base import Section
 OnMissedDeadline = Literal["Wait", "MaskTokens", "Discard"]
 
 BY_MODE: JsonDict = {"x-default-by-mode": True}
-"""Marks fields that get no default in stored objects: their default depends on spec.mode, and a check needs to know whether they
-were written at all.
+"""Marks fields for which the custom resource definition has no default, because their default depends on spec.mode, and a check
+needs to know whether the user wrote them.
 """
 
 

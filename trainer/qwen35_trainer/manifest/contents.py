@@ -38,7 +38,9 @@ def random_model(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def data_sources(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that each source is either files or gym, and has a unique name, which is part of the id of its prompts."""
+    """Check that each source has either files or gym, and a unique name, because the ids of its prompts contain the
+    name.
+    """
     places = [(f"spec.data.train[{index}]", source) for index, source in enumerate(spec.data.train)]
     places += [(f"spec.data.validation[{index}]", source) for index, source in enumerate(spec.data.validation)]
     for path, source in places:
@@ -94,7 +96,9 @@ def reward_options(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def algorithm_functions(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that a user's function is given for type Function, and for no other type."""
+    """Check that loss and advantage of type Function name a function of the user, and that those of other types do
+    not.
+    """
     loss, algorithm = spec.algorithm.loss, spec.algorithm
     for path, name, chosen, function in (
         ("spec.algorithm.loss.function", "type", loss.type, loss.function),
@@ -122,14 +126,17 @@ def reward_patterns(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def clip(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that clipLow is below 1: a ratio is never below 0, so a lower bound of 0 would clip nothing."""
+    """Check that clipLow is below 1.
+
+    Ratios are clipped to at least 1 - clipLow, and a bound of 0 or less would clip nothing.
+    """
     low = spec.algorithm.loss.clipLow
     if low >= 1:
         yield Problem("spec.algorithm.loss.clipLow", f"{low} is not below 1: no ratio is ever clipped.", "Use 0.2.")
 
 
 def correction(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that floor is below cap for corrections that drop everything whose ratio is not between the two."""
+    """Check that floor is below cap, for the corrections that leave out everything with a ratio outside these bounds."""
     chosen = spec.algorithm.correction
     if chosen.type in FLOORED and chosen.floor >= chosen.cap:
         yield Problem(

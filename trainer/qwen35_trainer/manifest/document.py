@@ -25,7 +25,10 @@ SCALARS = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Loads safe YAML with the types in SCALARS. Refuses a key that is written twice or that is read as a boolean."""
+    """Loads safe YAML.
+
+    Scalars have the types in SCALARS. A key that occurs twice, or is read as a boolean, is an error.
+    """
 
     bool_values = yaml.SafeLoader.bool_values | {"y": True, "n": False}
 
@@ -44,9 +47,9 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.CSafeDumper):
-    """Dumps safe YAML without anchors, and quotes strings that the loader would read as another type.
+    """Dumps safe YAML without anchors, and quotes strings that `_Loader` would read as another type.
 
-    Uses libyaml, which every wheel of PyYAML includes, because an operator writes thousands of manifests.
+    It uses libyaml, which every wheel of PyYAML includes, because it is fast and an operator writes thousands of manifests.
     """
 
     def ignore_aliases(self, data: object) -> bool:
@@ -63,7 +66,7 @@ for _tag, _pattern, _first in SCALARS:
 
 
 def parse_value(text: str) -> object:
-    """Parse one YAML value. Raises yaml.YAMLError."""
+    """Parse one YAML value. Raises yaml.YAMLError if the text is not valid YAML."""
     return yaml.load(text, _Loader)  # noqa: S506, a SafeLoader
 
 

@@ -43,7 +43,11 @@ def explain(
     model: type[BaseModel],
     prefix: tuple[Segment, ...],
 ) -> list[Problem]:
-    """Return one problem for each invalid field. `prefix` is the path of the document in the manifest."""
+    """Return one problem for each invalid field.
+
+    error: what pydantic reported. document: the parsed YAML that was validated, with the class `model`. prefix: the path of
+    the document in the manifest.
+    """
     problems: dict[str, Problem] = {}
     details = error.errors() if isinstance(error, ValidationError) else error
     for detail in details:
@@ -61,7 +65,9 @@ def explain(
 
 
 def _in_document(loc: tuple[Segment, ...], document: object) -> tuple[Segment, ...]:
-    """Return the part of pydantic's location that is a path in the document: pydantic adds names of union members and of keys."""
+    """Return pydantic's location of an error without the names of union members and keys, which are not part of the
+    document's path.
+    """
     kept: list[Segment] = []
     for segment in loc:
         if isinstance(document, (list, tuple)) and isinstance(segment, int):
@@ -95,7 +101,11 @@ def _message_and_fix(detail: ErrorDetails, loc: tuple[Segment, ...], model: type
 
 
 def _instead(loc: tuple[Segment, ...], model: type[BaseModel]) -> str:
-    """Return what to write in place of an unknown field: its new name, our name for another trainer's field, or a similar name."""
+    """Return what to write in place of an unknown field, as text.
+
+    This is the field's present name if it was renamed, this project's name if it is a field of verl or TRL, or else
+    similar names of fields.
+    """
     if (new := renamed.field(loc)) is not None:
         return f"Renamed to spec.{new}."
     parent, name = fields.section(fields.at(model, loc[:-1])), str(loc[-1])
@@ -170,7 +180,7 @@ def _retyped(kind: str, value: object) -> str:
 
 
 def _what(model: type[BaseModel], loc: tuple[Segment, ...]) -> str:
-    """Return the first sentence of the description of the field at `loc`."""
+    """Return the first sentence of the description of the field at the path `loc`, or "" if there is no such field."""
     field = _field(model, loc)
     description = (field.description or "") if field else ""
     return description.split(". ")[0].rstrip(".") + "."

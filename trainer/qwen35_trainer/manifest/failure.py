@@ -11,7 +11,7 @@ PoolName = Literal["head", "rollout", "train"]
 
 
 class FailureRuleSpec(Section):
-    """One rule for failed attempts. It matches when all of its conditions do; the first rule that matches decides."""
+    """One rule for failed attempts. A rule matches if all of its conditions hold; the first rule that matches decides."""
 
     name: str = Field(
         min_length=1,

@@ -26,13 +26,13 @@ def bare(annotation: object) -> object:
 
 
 def section(annotation: object) -> type[BaseModel] | None:
-    """Return the pydantic model that is the annotated type, or None if the type is not a model."""
+    """Return the pydantic model that a type annotation stands for, or None if it stands for another type."""
     kind = bare(annotation)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
 def item(annotation: object) -> object | None:
-    """Return the type of the items of an annotated list, or None if the annotated type is not a list."""
+    """Return the type of the items if the type annotation is a list; None if it is another type."""
     kind = bare(annotation)
     return get_args(kind)[0] if get_origin(kind) is tuple else None
 

@@ -51,7 +51,10 @@ def differences(earlier: Mapping[str, Any], now: TrainingSpec) -> list[Differenc
 
 
 def _compared(place: str, earlier: object, now: object, chosen: object) -> Iterator[Difference]:
-    """Compare two values at a path. `chosen` is the part of `now` that is not at its default."""
+    """Compare the values that two specs have at the path `place`, and yield each field in which they differ.
+
+    earlier, now: the values. chosen: `now` without the fields that have their defaults.
+    """
     if isinstance(earlier, Mapping) and isinstance(now, Mapping):
         inside = chosen if isinstance(chosen, Mapping) else {}
         for key in {**earlier, **now}:

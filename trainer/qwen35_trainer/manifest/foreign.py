@@ -57,7 +57,10 @@ TRL = {
     "report_to": "tracking",
 }
 VAGUE = frozenset({"name", "path", "enable", "strategy", "seed"})
-"""Last words of verl's keys that are too common to identify a field: the word before them must match too."""
+"""Last words of verl's keys that are too common to identify a field.
+
+For them, the word before the last must match too.
+"""
 _KEY = re.compile(r"[a-z_]+(?:\.[a-z_0-9]+)+")
 
 
@@ -87,7 +90,9 @@ def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
 
 
 def _shared(path: Sequence[str], foreign: Foreign) -> int:
-    """Return how many last words of the path and of the foreign key are equal; 0 if only one is, and it is in VAGUE."""
+    """Return how many words at the ends of the path and of the foreign key are equal; 0 if it is only one, and in
+    VAGUE.
+    """
     count = 0
     for ours, theirs in zip(reversed(path), reversed(foreign.key.split(".")), strict=False):
         if ours != theirs:

@@ -38,9 +38,9 @@ def copies(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the devices that share a sequence can share the heads of each layer.
+    """Check for a random model that the devices that share a sequence can divide the heads of each layer.
 
-    Only for random models: the heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
+    The heads of a checkpoint are not in the manifest, so the engine checks them when it loads the checkpoint.
     """
     shape, ranks = spec.model.source.random, spec.train.parallelism.context
     if shape is None:
@@ -67,7 +67,9 @@ def offload(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def batch(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the samples of an update divide over ranks and micro-batches, unless micro-batches are filled by tokens."""
+    """Check that the samples of an update divide evenly over ranks and micro-batches, unless a limit of tokens fills
+    micro-batches.
+    """
     size, cut = spec.train.batch, spec.train.parallelism
     if size.dynamicMicroBatches or spec.world_size % (cut.tensor * cut.pipeline * cut.context):
         return
@@ -88,7 +90,9 @@ def batch(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the longest sequence fits into a micro-batch that is filled by tokens."""
+    """Check that the longest possible sequence fits into a micro-batch, if micro-batches are filled up to a limit of
+    tokens.
+    """
     size = spec.train.batch
     if not size.dynamicMicroBatches:
         return
@@ -104,7 +108,9 @@ def token_budget(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def replicas(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that each node holds a whole number of replicas, or each replica a number of whole nodes that divides the pool."""
+    """Check that a node holds a whole number of replicas, or that a replica takes whole nodes and the pool whole
+    replicas.
+    """
     if (pool := spec.rollout) is None:
         return
     set_aside = pool.stragglerLane.nodes if pool.stragglerLane and pool.stragglerLane.nodes < pool.nodes else 0
@@ -159,7 +165,7 @@ def _whole(size: int, nodes: int, devices: int) -> bool:
 
 
 def _around(value: int, options: Sequence[int]) -> list[int]:
-    """Return the nearest options below and above a value. `options` must ascend."""
+    """Return the nearest options below and above `value`, as far as they exist. options: in ascending order."""
     below = [option for option in options if option < value]
     above = [option for option in options if option > value]
     return [*below[-1:], *above[:1]]

@@ -82,7 +82,10 @@ def _read(path: Path) -> str:
 
 
 def _suggestion(path: Path) -> str:
-    """Return a hint for a path that does not exist: similar names, all manifests of the folder, or the part that is missing."""
+    """Return a hint for a path that does not exist.
+
+    The hint names similar files, or all manifests in the folder, or the part of the path that is missing.
+    """
     folder = path.parent
     if not folder.is_dir():
         return f"The folder {folder} does not exist either."

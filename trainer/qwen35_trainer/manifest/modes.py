@@ -19,7 +19,7 @@ def rollout_section(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def rewards_section(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that there are rewards, and none in mode SFT, which scores nothing."""
+    """Check that there is a reward, or none if the mode is SFT, which scores nothing."""
     if spec.mode == "SFT" and spec.rewards:
         yield Problem("spec.rewards", "mode SFT has no rewards.", "Remove them, or use mode FullyAsync or Colocated.")
     if spec.mode != "SFT" and not spec.rewards:
@@ -55,7 +55,10 @@ def staleness(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def partial_rollout(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that partialRollout is not set with stalenessThreshold 0, where all sequences end before weights are published."""
+    """Check that partialRollout is not set together with stalenessThreshold 0.
+
+    With that threshold all sequences end before weights are published, so none can continue with newer weights.
+    """
     knobs = spec.async_
     written = "partialRollout" in knobs.model_fields_set and knobs.partialRollout
     if spec.mode == "FullyAsync" and knobs.stalenessThreshold == 0 and written:

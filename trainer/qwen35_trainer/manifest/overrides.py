@@ -33,7 +33,10 @@ def apply_overrides(document: Mapping[str, Any], overrides: Sequence[str]) -> di
 
 
 def override(document: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[Problem]]:
-    """Apply overrides, and return the changed document and the problems, which `apply_overrides` would raise."""
+    """Apply overrides to a copy of the document.
+
+    Returns the copy, and a problem for each override that cannot be applied.
+    """
     changed, problems = copy.deepcopy(dict(document)), []
     for text in overrides:
         try:
@@ -91,7 +94,10 @@ def _step(annotation: object, path: list[Segment], segment: Segment) -> object:
 
 
 def _put(document: dict[str, Any], path: list[Segment], value: object) -> None:
-    """Set the value at the path. Missing mappings are created. A missing item of a list raises OverrideError."""
+    """Set the value at the path.
+
+    Missing mappings are created. Raises OverrideError if an item of a list does not exist.
+    """
     container: Any = document
     for depth, (segment, following) in enumerate(zip(path, [*path[1:], None], strict=True)):
         if isinstance(segment, int) and not (isinstance(container, list) and segment < len(container)):

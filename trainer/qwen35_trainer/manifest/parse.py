@@ -1,4 +1,6 @@
-"""Parses a plain document into a checked spec, and reports the problems of fields and those across fields together."""
+"""Parses a document of plain data into a checked spec, and reports problems of single fields and across fields
+together.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,9 +52,10 @@ def parse_manifest(document: object, file: Path | None = None) -> Manifest:
 
 
 def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
-    """Return a spec of the valid sections. Checks must not read its invalid sections.
+    """Return a spec of the valid sections, for the checks that read only these.
 
-    An invalid section that is optional is replaced by its default. One that is required has only its fields with a default.
+    failed: names of the invalid sections. Their contents in the result have no meaning: an optional section has its default,
+    and a required section only those of its fields that have a default.
     """
     spec_fields = fields.fields(TrainingSpec)
     valid = {key: value for key, value in document.items() if key in spec_fields and key not in failed}
@@ -64,7 +67,7 @@ def _parsed_part(document: Mapping[str, Any], failed: set[str]) -> TrainingSpec:
 
 
 def _wrong_kind(document: object) -> list[Problem]:
-    """Return the problem of a document that is not a Qwen35Training, in place of one problem per field."""
+    """Return the single problem of a document that is not a Qwen35Training, which replaces the problems of its fields."""
     if not isinstance(document, Mapping):
         return [
             Problem(

@@ -1,4 +1,4 @@
-"""Problems of a manifest, and the words in which messages report them."""
+"""The problems of a manifest, and functions that put them into words."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def beyond_release(file: Path | None, problems: Sequence[Problem]) -> str:
 
 
 def near(name: str, names: Iterable[str]) -> list[str]:
-    """Return the known names that `name` may have meant, most similar first; case is ignored."""
+    """Return the names in `names` that are similar to `name`, the most similar first. Case is ignored."""
     by_lower = {candidate.lower(): candidate for candidate in names}
     return [by_lower[match] for match in difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)]
 
@@ -57,7 +57,7 @@ def either(options: Iterable[object]) -> str:
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the fix for an unknown name: similar names, or else all known names."""
+    """Return the fix for an unknown name as text: the similar names in `names` or, if there are none, all of `names`."""
     names = sorted(names)
     if matches := near(name, names):
         return f"Did you mean {either(matches)}?"

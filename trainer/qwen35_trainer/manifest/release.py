@@ -57,7 +57,10 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
 
 
 def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:
-    """Yield a problem for each head size of a random model for which vLLM has no CPU kernels. It has them for published models."""
+    """Yield a problem for each head size of a random model for which vLLM has no CPU kernels.
+
+    vLLM has CPU kernels for the head sizes of all published models, so these are not checked.
+    """
     if (random := spec.model.source.random) is None:
         return
     for name, sizes in VLLM_CPU_HEADS.items():

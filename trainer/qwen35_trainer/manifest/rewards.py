@@ -11,7 +11,7 @@ OnError = Literal["Zero", "Skip", "Fail"]
 
 
 class RewardSpec(Section):
-    """One reward function. A sample's reward is the weighted sum of all."""
+    """One reward function. A sample's reward is the weighted sum of the scores of all reward functions."""
 
     name: str | None = Field(
         None,

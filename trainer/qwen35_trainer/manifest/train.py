@@ -22,7 +22,7 @@ LINEAR_LAYERS = (
 
 
 class ParallelismSpec(Section):
-    """Division of the model over the devices of the train pool; devices beyond that are data-parallel."""
+    """Division of the model and of sequences over the devices of the train pool. All further devices are data-parallel."""
 
     tensor: int = Field(
         1,

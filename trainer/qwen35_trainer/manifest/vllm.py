@@ -58,7 +58,7 @@ RESERVED_ARGUMENTS = {
 
 
 class VLLMSpec(Section):
-    """Options of the VLLM engine. Other settings of spec.rollout hold for every engine."""
+    """Options of the VLLM engine. All other settings of spec.rollout apply to every engine."""
 
     maxBatchedTokens: int | None = Field(
         None,

@@ -17,7 +17,8 @@ type Nested = Any
 def split(batch: Nested) -> list[Tensor]:
     """Split a nested tensor of layout `torch.jagged` into its sequences, as views; any dimension may be the ragged one.
 
-    batch: (sequences, length*, …) or (sequences, rows, length*, …), the starred dimension differing between them.
+    batch: (sequences, length*, …) or (sequences, rows, length*, …). The dimension with the star is the ragged one: its size
+    differs between sequences.
 
     `Tensor.unbind` uses the tensor's record of its ragged dimension, and for three dimensions that record is often wrong
     (pytorch/pytorch#153238): it is 1 instead of 2 for a tensor rebuilt from its values and offsets, and for sequences of

@@ -32,9 +32,9 @@ def render_page(title: str, *, style: str, body: str, figures: Mapping[str, Figu
 
 
 def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = "") -> str:
-    """Return the HTML of the place where figure `name` is drawn, with its caption.
+    """Return the HTML of a card in which the page draws the figure `name`, with a title and a caption.
 
-    size: a class of the caller's style sheet. key: HTML that is appended to the caption.
+    note: the caption. size: a class of the caller's style sheet. key: HTML that is appended to the caption.
     """
     return (
         f'<figure class="{size}"><figcaption><h2>{escape(title)}</h2><span>{escape(note)}</span>{key}</figcaption>'
@@ -43,13 +43,13 @@ def figure_card(name: str, title: str, note: str, *, size: str = "", key: str = 
 
 
 def write_page(path: Path, text: str) -> None:
-    """Write a page atomically: the file is always complete or absent.
+    """Write a page atomically: the file is always complete or absent. Several processes may write the same page.
 
-    Several processes may write the same page. Raises OSError.
+    Raises OSError if the page cannot be written.
     """
     write_atomically(path, text, suffix=str(os.getpid()))
 
 
 def _script(value: object) -> str:
-    """Encode a value as JSON for a script element. No text in it can close the element."""
+    """Encode a value as JSON for a script element. The character < is escaped, so that no text can end the element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")

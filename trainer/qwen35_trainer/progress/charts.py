@@ -112,7 +112,9 @@ def charts(
 
 
 def _signal(updates: Sequence[UpdateRecord]) -> list[Chart | None]:
-    """Return the charts that show how many samples have a training signal, that is, a group with different rewards."""
+    """Return the charts that show how many samples have a training signal: those in groups whose rewards are not all
+    equal.
+    """
     without_signal = ("", "@none", lambda u: u.groups_without_signal / u.prompts if u.prompts else None)
     truncated = ("", "@rollout", lambda u: u.truncated_share)
     failed = ("", "@bad", lambda u: u.reward_errors)
@@ -311,7 +313,11 @@ def _lines(
     *lines: tuple[str, str, Value],
     zero: bool = False,
 ) -> Chart | None:
-    """Return a chart of curves over the updates. If two curves have the same colour, the first is drawn thin."""
+    """Return a chart of curves over the updates, or None if no curve has values.
+
+    form: plotly's format of the numbers. lines: name, colour and value of each curve; if two curves have the same colour, the
+    first is drawn thin. zero: whether the vertical axis begins at 0.
+    """
     colours = [colour for _, colour, _ in lines]
     same_colour = len(set(colours)) < len(colours)
     candidates = [_series(name, colour, updates, value) for name, colour, value in lines]

@@ -1,7 +1,7 @@
 """The spans (timed activities) of a whole run in bounded memory.
 
-The spans are exact while they are few. Then spans in the same window of time are joined, and the windows grow with the
-run.
+The first spans of a run are kept as they are. When there are too many, spans that start in the same window of time are joined,
+and the windows become longer as the run does.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ from qwen35_trainer.progress.span_budget import joined
 
 _MIN_WINDOW_SECONDS: Final = 2.0**-6
 _MAX_WINDOW_SECONDS: Final = 2.0**26
-"""Maximum length of a window: two years. With this length, spans are joined to one per lane and kind."""
+"""Maximum length of a window: two years, which is longer than a run. With it, one span is left for each lane and kind."""
 
 
 class CoarseSpans:
     """Collects the spans of a run, and joins spans when there are more than 2 · `limit`.
 
-    If there are more combinations of lane and kind, one span of each is kept nevertheless.
+    At least one span is kept for each combination of lane and kind, even if these are more than the limit.
     """
 
     def __init__(self, limit: int) -> None:

@@ -22,7 +22,7 @@ class HeldOutMeasure(NamedTuple):
 
 
 type HeldOutResult = tuple[float | None, float | None]
-"""Accuracy and mean reward of one evaluation; None if it does not have that number."""
+"""Accuracy and mean reward of one evaluation; each is None if the evaluation does not have it, as in SFT."""
 
 
 def measures(evaluations: Sequence[HeldOutResult]) -> list[HeldOutMeasure]:

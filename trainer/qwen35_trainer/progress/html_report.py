@@ -169,7 +169,7 @@ def _origin(manifest: dict[str, Any], summary: Summary) -> str:
 
 
 def _ending(summary: Summary, finish: FinishRecord | None) -> str:
-    """Return why a run stopped or failed, as HTML; empty for any other run.
+    """Return why a run stopped or failed, as HTML; an empty text if the run succeeded or has not ended.
 
     The last line of the message comes first, then the whole traceback or message.
     """
@@ -183,7 +183,7 @@ def _ending(summary: Summary, finish: FinishRecord | None) -> str:
 
 
 def _warning(summary: Summary) -> str:
-    """Return a warning about failed reward calls, with the first error; empty if no call failed.
+    """Return a warning about failed reward calls, with the first error, as HTML; an empty text if no call failed.
 
     The warning matters because a run can succeed although most of its reward calls failed.
     """

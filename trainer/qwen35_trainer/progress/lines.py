@@ -1,4 +1,4 @@
-"""The display of a run as lines, for logs and grep."""
+"""Displays a run as lines of text, for logs and grep."""
 
 from collections.abc import Mapping
 from typing import Final, Self

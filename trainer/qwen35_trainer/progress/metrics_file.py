@@ -9,7 +9,8 @@ from typing import Final
 from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateRecord, from_line, line_start
 
 type Number = tuple[type[UpdateRecord] | type[EvaluationRecord], int]
-"""An update, or the evaluation after it, with the number of the update."""
+"""The class of a record, an update or an evaluation, and the number of the update or of the update before the
+evaluation."""
 
 _NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\d+)[,}])?')
 

@@ -4,8 +4,8 @@
     unpack:  gzip ─► JSON ─► records, summary, manifest, samples ─► report
 
 The numbers in the report cover the whole run, because the summary is packed too. Only the charts have fewer points:
-with a stride of n, every n-th update is kept, counted from the first, and also the last update. An update other than
-the last that one pack keeps is therefore kept by every later pack with the same stride.
+with a stride of n, every n-th update is kept, counted from the first, and also the last update. Apart from the last one, an
+update that is in one packed history is therefore also in every later one with the same stride.
 """
 
 import gzip
@@ -56,7 +56,7 @@ _FORMER_KEYS: Final = {"trainerIdle": "trainIdle"}
 
 
 class HistoryUnreadable(ValueError):
-    """Bytes that should be a packed history are not one. The message gives the reason."""
+    """The given bytes are not a valid packed history. The message has the reason."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""The panel of a run: a pure function from its state to a rich renderable of at most 17 lines and at least 80 columns."""
+"""The panel of a run: a pure function from the run's state to a renderable of rich with at most 17 lines and at least
+80 columns.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path

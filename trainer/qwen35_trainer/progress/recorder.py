@@ -100,7 +100,7 @@ def _complete_size(file: BinaryIO) -> int:
 
 
 def _count(file: BinaryIO, line_start: bytes) -> int:
-    """Return the number of lines that begin with `line_start`. Reads the file in blocks, so in little memory."""
+    """Return the number of lines that begin with `line_start`. The file is read in blocks, which takes little memory."""
     pattern, kept, count = b"\n" + line_start, b"\n", 0
     file.seek(0)
     while block := file.read(_BLOCK_BYTES * 16):

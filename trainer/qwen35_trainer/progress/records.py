@@ -35,30 +35,39 @@ class UpdateRecord:
     update: int
     """Number of the update. The first update of the run has number 1."""
     updates_total: int
+    """Number of updates that the whole run is to make."""
     version: int
     """Version of the weights at which the update's batch trained.
 
     The lag of a token is counted back from this version.
     """
     time: float
+    """Time at which the update ended, in seconds since the training first started."""
     prompts: int
+    """Number of prompts that trained in this update."""
     samples: int
+    """Number of samples that trained in this update."""
     tokens: int
     """Number of tokens that entered the loss."""
     masked_tokens: int = 0
-    """Number of tokens left out of the loss, because they exceed the maximum lag or because a correction masks them."""
+    """Number of tokens left out of the loss because they exceed the maximum lag. The first update of a batch counts those of
+    the whole batch, the others have 0."""
     loss: float
+    """Value of the loss that the update minimised, over the samples of the update."""
     gradient_norm: float
     """Norm of the gradient before clipping."""
     learning_rate: float
+    """Learning rate of the update."""
     seconds: float
-    """Seconds since the end of the previous update."""
+    """Seconds since the end of the previous update. If a batch makes several updates, its first update has the time of all of
+    them, and the others have 0. The same holds for every part of the time."""
     seconds_waiting: float = 0.0
     """The part of `seconds` during which the train pool had no batch. The parts `seconds_<part>`, with the names in
     `TIME_PARTS`, add up to `seconds`."""
     seconds_assembling: float = 0.0
     """The part of `seconds` during which the driver assembled the batch from its groups."""
     seconds_training: float = 0.0
+    """The part of `seconds` during which the train pool trained the batch."""
     seconds_copying: float = 0.0
     """The part of `seconds` during which the weights were copied for a publication. Training waits for the copy, but
     not for the rest of the publication."""
@@ -75,12 +84,17 @@ class UpdateRecord:
     Training continues meanwhile.
     """
     reward_mean: float | None = None
+    """Mean reward of the samples of the update."""
     reward_std: float | None = None
+    """Standard deviation of the rewards of the samples of the update."""
     response_tokens_mean: float | None = None
+    """Mean number of tokens in a response."""
     response_tokens_max: int | None = None
+    """Number of tokens in the longest response."""
     truncated_share: float | None = None
     """Share of samples, 0 to 1, that reached the response limit."""
     policy_loss: float | None = None
+    """Mean policy loss per token, with the weights of the correction, without KL penalty and entropy."""
     entropy: float | None = None
     """Mean entropy of the policy, in nats per token."""
     kl: float | None = None
@@ -88,17 +102,21 @@ class UpdateRecord:
     behaviour_kl: float | None = None
     """Mean KL divergence of the policy that generated the tokens from the trainer's policy, in nats per token."""
     clip_fraction: float | None = None
+    """Share of the tokens, 0 to 1, whose loss the clipping of the ratio changed."""
     correction_weight_mean: float | None = None
+    """Mean weight that the off-policy correction gave to a token."""
     router_load_balancing: float | None = None
     """Load-balancing loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its
     coefficient."""
     router_z: float | None = None
     """Z-loss of the routers (mixture of experts), mean over tokens and layers, not multiplied by its coefficient."""
     lag_mean: float | None = None
-    """Mean lag of the trained tokens: versions between the generation of a token and its training."""
+    """Mean lag of the trained tokens of the batch: versions between the generation of a token and its training."""
     lag_max: int | None = None
+    """Maximum lag of a trained token of the batch, in versions."""
     lag_histogram: dict[int, int] = field(default_factory=dict)
-    """Lag in versions → number of trained tokens."""
+    """Lag in versions → number of trained tokens. The first update of a batch counts those of the whole batch, the others have
+    none."""
     window_dispatched: int | None = None
     """Number of groups that count against the window, which limits how many may be in the pipeline."""
     window_limit: int | None = None
@@ -119,7 +137,9 @@ class UpdateRecord:
     """Number of failed reward calls since the previous update, in trained and untrained groups. This is the sum over
     `errors_by_reward` and `timeouts_by_reward`."""
     errors_by_reward: dict[str, int] = field(default_factory=dict)
+    """Name of a reward → number of its calls since the previous update that ended with an error other than a time-out."""
     timeouts_by_reward: dict[str, int] = field(default_factory=dict)
+    """Name of a reward → number of its calls since the previous update that timed out."""
     first_reward_error: str = ""
     """Reward, prompt and reason of the first failed reward call since the previous update; empty if none failed."""
     groups_without_signal: int = 0
@@ -143,9 +163,13 @@ class EvaluationRecord:
     __pydantic_config__ = _JSON
 
     update: int
+    """Number of updates before the evaluation; 0 for the initial model."""
     version: int
+    """Version of the weights that generated the responses; 0 in SFT."""
     time: float
+    """Time at which the evaluation ended, in seconds since the training first started."""
     samples: int
+    """Number of held-out responses or, in SFT, examples."""
     accuracy: float | None = None
     """Share, 0 to 1, of the responses to which every reward gives at least 1."""
     reward_mean: float | None = None
@@ -154,30 +178,37 @@ class EvaluationRecord:
     """Name of a reward → mean of its unweighted scores. A failed call counts as 0 with `onError: Zero`, and is left out
     with `onError: Skip`."""
     reward_by_source: dict[str, float] = field(default_factory=dict)
+    """Data source → mean reward of the responses to its prompts; a response without a reward counts as 0."""
     errors_by_reward: dict[str, int] = field(default_factory=dict)
+    """Name of a reward → number of its calls in this evaluation that ended with an error other than a time-out."""
     timeouts_by_reward: dict[str, int] = field(default_factory=dict)
+    """Name of a reward → number of its calls in this evaluation that timed out."""
     first_reward_error: str = ""
+    """Reward, prompt and reason of the first failed reward call in this evaluation; empty if none failed."""
     response_tokens_mean: float | None = None
+    """Mean number of tokens in a response."""
     loss: float | None = None
     """Mean negative log-likelihood of the held-out examples, in nats per target token (SFT)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRecord:
-    """A time from `start` to `end` in which a lane did one thing: one bar of the timeline.
-
-    lane: the row of the bar, such as "rollout-0", "train-0", "publish" or "checkpoint".
-    """
+    """A time from `start` to `end` in which a lane (a row of the timeline) did one thing: one bar of the timeline."""
 
     __pydantic_config__ = _JSON
 
     lane: str
+    """The row of the timeline, such as "rollout-0", "train-0", "publish" or "checkpoint"."""
     kind: SpanKind
+    """What the lane did."""
     start: float
+    """Begin of the span, in seconds since the training first started."""
     end: float
+    """End of the span, in seconds since the training first started."""
     label: str = ""
+    """Text that the timeline shows for the bar."""
     version: int | None = None
-    """The version that the replicas loaded, if the span is a publication."""
+    """The version that the replicas loaded, if the span is a publication; None for other spans."""
     busy: float | None = None
     """Seconds of work between `start` and `end`, if several spans were joined to this one (`span_budget.py`). None: the
     whole time was work."""
@@ -185,29 +216,40 @@ class SpanRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRecord:
-    """A checkpoint was completely written and verified. seconds: the time to write it."""
+    """A checkpoint was completely written and verified."""
 
     __pydantic_config__ = _JSON
 
     update: int
+    """Number of updates that the checkpoint contains."""
     version: int
+    """Version of the weights in the checkpoint."""
     time: float
+    """Time at which the checkpoint became complete, in seconds since the training first started."""
     path: str
+    """Folder of the checkpoint."""
     seconds: float
+    """Seconds from the beginning of the save until the checkpoint was complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """A checkpoint was exported as a Hugging Face folder at `path`. problem: why the export failed, or empty."""
+    """A checkpoint was exported as a Hugging Face folder, or the export failed."""
 
     __pydantic_config__ = _JSON
 
     update: int
+    """Number of updates that the exported checkpoint contains."""
     version: int
+    """Version of the weights in the exported checkpoint."""
     time: float
+    """Time at which the export ended, in seconds since the training first started."""
     path: str
+    """The Hugging Face folder, which does not exist if the export failed."""
     seconds: float
+    """Seconds that the export took."""
     problem: str = ""
+    """Why the export failed; empty if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,12 +259,15 @@ class FinishRecord:
     __pydantic_config__ = _JSON
 
     outcome: RunOutcome
+    """How the attempt ended."""
     message: str
+    """Explanation for people."""
     time: float
+    """Time at which the attempt ended, in seconds since the training first started."""
     reason: str = ""
-    """The class of the error that ended the attempt, or empty."""
+    """Reason of a failure (docs/failure-modes.md); empty for another outcome."""
     traceback: str = ""
-    """The last MAX_TRACEBACK_CHARACTERS characters of the traceback of a failure, or empty."""
+    """The last MAX_TRACEBACK_CHARACTERS characters of the traceback of a failure; empty for another outcome."""
     wall_time: float | None = None
     """Wall-clock time of the record, in Unix seconds; `time` is the same moment in training time."""
 
@@ -289,9 +334,9 @@ def from_line(line: str) -> RunRecord:
 
 
 def _from_present_line(line: str) -> RunRecord | None:
-    """Decode a line exactly as this release writes it, which is four times as fast as `from_line`.
+    """Decode a line that has exactly the form in which this release writes it, which is four times as fast as `from_line`.
 
-    None for other lines.
+    Returns None for any other line.
     """
     name = line[len(_LINE_START) :].partition('"')[0] if line.startswith(_LINE_START) else ""
     if name not in _CLASSES or any(former in line for former in _FORMER_NAMES):

@@ -41,9 +41,9 @@ class Repeats:
                 evaluation, evaluated = number, max(evaluated, number)
 
     def repeated(self, place: int, item: Number | None) -> bool:
-        """Return whether a later attempt repeated the update or evaluation at `place`. False for any other record.
+        """Return whether a later attempt repeated the update or evaluation at `place`. The result is False for any other record.
 
-        item: the item of the record, as in `numbers`.
+        item: the item of this record in `numbers`.
         """
         if item is None:
             return False
@@ -53,9 +53,9 @@ class Repeats:
 
 
 class _Falls:
-    """The places at which the number of a record is not above the number before, and these numbers, both ascending.
+    """The places at which a record's number is not above the number of the record before, and the numbers at these places.
 
-    A place is dropped when a later place has the same number or a lower one.
+    A place is dropped when a later place has the same number or a lower one, so places and numbers are both ascending.
     """
 
     def __init__(self) -> None:

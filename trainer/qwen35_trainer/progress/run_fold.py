@@ -26,14 +26,14 @@ from qwen35_trainer.progress.thinned import Thinned
 from qwen35_trainer.progress.totals import RunTotals
 
 MAX_POINTS: Final = 2000
-"""Maximum number of updates that are kept, and of evaluations. A chart cannot show more points."""
+"""Maximum number of updates, and of evaluations, that are kept. A chart cannot show more points."""
 RECENT_SPANS: Final = 6000
 """Number of spans at the end of the run that are kept exactly.
 
 A timeline shows 3,000 bars, and a bar may join spans.
 """
 COARSE_SPANS: Final = 1500
-"""Half of the maximum number of joined spans that are kept for the whole run.
+"""Limit of `CoarseSpans`: at most twice this number of joined spans is kept for the whole run.
 
 If there are more combinations of lane and kind, one span of each is kept.
 """
@@ -63,7 +63,7 @@ class RunFold:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated this update or evaluation; then it does not count.
+        repeated: whether a later attempt repeated this update or evaluation, so that it does not count.
         """
         self.totals.add(record, repeated=repeated)
         match record:

@@ -20,7 +20,10 @@ from qwen35_trainer.progress.records import writable
 
 type MomentKind = Literal["trained", "held out"]
 type TextPiece = tuple[int | None, str]
-"""(lag of the tokens of a text in versions, text). A lag of None marks a note in place of omitted text."""
+"""A part of a response: the lag of its tokens, in versions, and its text.
+
+A lag of None marks a note in place of omitted text.
+"""
 
 SAMPLES_FILE_NAME: Final = "samples.jsonl"
 MAX_MOMENTS: Final = 32
@@ -49,7 +52,7 @@ class Sample:
     truncated: bool = False
     """Whether the response reached the length limit."""
     reward: float | None
-    """The reward of the response. None: it could not be scored, so it did not train or count."""
+    """The reward of the response. None: the response could not be scored, so it neither trained nor counted in a mean."""
     scores: dict[str, float] = field(default_factory=dict)
     """Name of a reward → its unweighted score."""
     errors: dict[str, str] = field(default_factory=dict)
@@ -65,7 +68,8 @@ class Moment:
     kind: MomentKind
     update: int
     version: int
-    """The version of the weights: at which the samples trained, or which generated the samples of an evaluation."""
+    """A version of the weights. For an update it is the version at which the samples trained. For an evaluation it is the
+    version that generated the samples."""
     samples: tuple[Sample, ...]
 
 
@@ -75,7 +79,7 @@ _ADAPTER: Final = TypeAdapter(Moment)
 class SampleFile:
     """Appends moments to samples.jsonl. A resumed run keeps the samples of earlier attempts. For use by one thread.
 
-    Raises OSError, and ValueError if a complete line of an existing file is not a moment.
+    Raises OSError if the file cannot be read or written, and ValueError if a complete line of it is not a moment.
     """
 
     def __init__(self, path: Path) -> None:
@@ -84,9 +88,8 @@ class SampleFile:
         self._rewrite()  # removes a torn line that a killed process may have left
 
     def add(self, moment: Moment) -> None:
-        """Append a moment to the file.
-
-        When the file has MAX_FILE_LINES lines, it is first rewritten with the retained moments only.
+        """Append a moment to the file, or rewrite the file with the retained moments only when it has MAX_FILE_LINES
+        lines.
         """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
@@ -158,7 +161,10 @@ def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Shorten a text to its first and last characters, `limit` in all, with a note on the number of omitted characters."""
+    """Shorten a text to its first and last characters, `limit` in all. A note between them has the number of omitted characters.
+
+    A text of at most `limit` characters is returned unchanged.
+    """
     return "".join(part for _, part in shorten_pieces([(0, text)], limit))
 
 

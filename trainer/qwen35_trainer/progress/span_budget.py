@@ -61,7 +61,10 @@ class SpanBudget:
         return due
 
     def flush(self) -> list[SpanRecord]:
-        """End the present window. Returns the spans to write now, in order of their start."""
+        """End the present window, although its time may not be over.
+
+        Returns its spans, to write now, in order of their start.
+        """
         due = sorted(self._open.values(), key=lambda span: span.start)
         self._open.clear()
         self._lines += len(due)

@@ -29,9 +29,10 @@ class Summary(TypedDict):
     It decreases only if an attempt resumes from a checkpoint.
     """
     accuracyBefore: float | None
-    """Held-out accuracy of the original model."""
+    """Accuracy on the held-out prompts with the original model: share, 0 to 1, of the responses to which every reward gave at
+    least 1."""
     accuracyAfter: float | None
-    """Held-out accuracy at the last evaluation after at least one update."""
+    """Accuracy on the held-out prompts, as for `accuracyBefore`, in the last evaluation after at least one update."""
     heldOutRewardBefore: float | None
     """Mean reward of the held-out prompts with the original model."""
     heldOutRewardAfter: float | None
@@ -63,12 +64,12 @@ class Summary(TypedDict):
     rolloutIdle: float | None
     """Share, 0 to 1, of the rollout pool's capacity that was unused: slots without a sequence, averaged over time."""
     trainIdle: float | None
-    """Share of the time during which the train pool waited, 0 to 1."""
+    """Share, 0 to 1, of the duration of all updates during which the train pool waited."""
     trainTime: dict[str, float]
-    """Part of the time → its share, 0 to 1, of the duration of all updates.
+    """Activity → its share, 0 to 1, of the duration of all updates.
 
-    The parts are training, waiting (for a batch), assembling (the batch), copying (weights for publications), saving
-    (copying the state for checkpoints), evaluating (SFT only), and driver (the remaining time). Parts that took no time
+    The activities are training, waiting (for a batch), assembling (the batch), copying (weights for publications), saving
+    (copying the state for checkpoints), evaluating (SFT only), and driver (the remaining time). Activities that took no time
     are left out.
     """
     tokensPerSecond: float | None
@@ -93,7 +94,7 @@ class Summary(TypedDict):
     export: str | None
     """Path of the newest Hugging Face folder that the run wrote (`checkpoint.export`)."""
     exportProblem: str
-    """Why the last export was not written, or empty."""
+    """Why the last export failed; empty if it succeeded or if there was none."""
 
 
 def summarise(records: Iterable[RunRecord], *, max_version_lag: int | None, peak_rss_mib: float | None) -> Summary:
@@ -163,7 +164,10 @@ def summary_of(totals: RunTotals, *, max_version_lag: int | None, peak_rss_mib: 
 
 
 def _shares(parts: Mapping[str, float], seconds: float) -> dict[str, float]:
-    """Return each part of the time as a share of `seconds`. Parts that took no time are left out."""
+    """Return, for each activity, its seconds in `parts` as a share of `seconds`.
+
+    Activities that took no time are left out.
+    """
     return {part: parts[part] / seconds for part in TIME_PARTS if parts[part] > 0} if seconds else {}
 
 

@@ -21,7 +21,7 @@ _COLOURS: Final[dict[SpanKind, str]] = {
     "checkpoint": "@checkpoint",
 }
 _ADJACENT: Final = frozenset({"generate", "train"})
-"""Kinds of spans that follow each other without a gap. A thin line separates their bars."""
+"""Kinds whose spans can follow each other without a gap. A thin line separates their bars."""
 _POOLS: Final = ("rollout", "train", "publish")
 _MAX_SPANS_DRAWN: Final = 3000
 _ROW_HEIGHT_PIXELS: Final = 26
@@ -114,7 +114,10 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and those parts of earlier spans that lie in the same period."""
+    """Return the last `limit` spans, and earlier spans that are still running when the first of these starts, cut to its start.
+
+    spans: in order of their start.
+    """
     if len(spans) <= limit:
         return list(spans)
     begin = spans[-limit].start

@@ -61,8 +61,8 @@ class RunTotals:
     started: str | None = None
     seconds: float = 0.0
     version: int = 0
-    """The newest version in the records of the present attempt. An evaluation or checkpoint may record an older version
-    than a record before it."""
+    """The newest version in the records of the present attempt. It is a maximum, because an evaluation or checkpoint may
+    have an older version than a record before it."""
     updates: int = 0
     first_update_time: float | None = None
     update: UpdateRecord | None = None
@@ -100,7 +100,7 @@ class RunTotals:
     def add(self, record: RunRecord, *, repeated: bool = False) -> None:
         """Add the next record.
 
-        repeated: whether a later attempt repeated this update or evaluation; then it does not count.
+        repeated: whether a later attempt repeated this update or evaluation, so that it does not count.
         """
         self.seconds = max(self.seconds, record.end if isinstance(record, SpanRecord) else record.time)
         if isinstance(record, UpdateRecord):

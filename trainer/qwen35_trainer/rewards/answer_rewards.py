@@ -61,7 +61,7 @@ def math_grader(extract: str | None) -> Callable[[str, str], float]:
 
 
 def _readings(extracted_text: str, *, whole: bool) -> list[str]:
-    """Return the texts to parse. The response is correct if the value of one of them equals that of the answer.
+    """Return the texts in which math-verify looks for the response's value: the response is correct if one of them is.
 
     whole: whether `extracted_text` is the whole response; otherwise it is the expression that `extract` found.
     """
@@ -108,12 +108,12 @@ def exact_match_grader(extract: str | None) -> Callable[[str, str], float]:
 
 
 def extractor(pattern: str | None) -> Callable[[str], str | None]:
-    """Return a function that extracts the last match of a pattern from a response.
+    """Return a function that extracts the last match of `pattern` from a response.
 
-    The function returns the first group of the match, or the whole match if the pattern has no group. It returns None
-    if nothing matches. Without a pattern it returns the whole response. The last match counts, because a model that
-    reasons first answers at the end. RE2 matches in time that is linear in the length of the response. Raises
-    RewardError for a pattern that RE2 does not accept.
+    The function returns the first group of the match, or the whole match if the pattern has no group, or None if nothing
+    matches. If `pattern` is None it returns the whole response. The last match counts, because a model that reasons first
+    answers at the end. RE2 matches in time that is linear in the length of the response. Raises RewardError for a pattern
+    that RE2 does not accept.
     """
     if pattern is None:
         return lambda response: response

@@ -1,4 +1,4 @@
-"""A process of this package that answers calls: both sides, and the messages between them. Neither event loop ever blocks.
+"""A child process that answers calls: the code of parent and child, and their messages. Neither event loop ever blocks.
 
     ChildProcess                                    the process (its own session and process group)
     ────────────                                    ───────────────────────────────────────────────
@@ -72,7 +72,10 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the messages that are complete now. Raises FrameTooLongError."""
+        """Add received bytes, and return the messages that are complete now.
+
+        Raises FrameTooLongError for a too long message.
+        """
         buffer, start, frames = self._buffer, 0, []
         buffer += data
         while len(buffer) - start >= HEADER.size:
@@ -107,7 +110,10 @@ def read_frame(stream: BinaryIO) -> Frame:
 
 
 class ChildEnded(Exception):
-    """The process ended before it replied. how: `exit code 3`, `signal SIGKILL`, `not reaped`, or why it was ended."""
+    """The process ended before it replied.
+
+    how: how it ended (`exit code 3`, `signal SIGKILL`, `not reaped`), or why it was killed.
+    """
 
     def __init__(self, how: str) -> None:
         super().__init__(f"the process ended ({how})")
@@ -126,13 +132,13 @@ class ChildProcess(asyncio.Protocol):
         self._number = 0
         self._ending: asyncio.Task[str] | None = None
         self.refused = ""
-        """Why a message of the process was refused, after which the process is ended. Empty if none was refused."""
+        """Why a message of the process was refused; the process is then killed. Empty if no message was refused."""
         self.heard = time.monotonic()
         """Time at which the last bytes arrived from the process, in seconds of `time.monotonic`."""
 
     @classmethod
     async def start(cls, entry: str, *, max_reply_bytes: int, output: int | None = None) -> Self:
-        """Start a process that calls a function with the descriptor of its socket. Raises OSError.
+        """Start a process that calls a function with the descriptor of its socket. Raises OSError if that fails.
 
         entry: the function, as `module:function`. max_reply_bytes: maximum size of a reply. output: descriptor to which
         the process prints; None: it prints where this process prints.
@@ -178,7 +184,7 @@ class ChildProcess(asyncio.Protocol):
         """Send a request, and return a future with the reply.
 
         The future raises TimeoutError if there is no reply after `seconds`; the process may then still work on the
-        call. It raises ChildEnded if the process ends before it replies.
+        call. It raises ChildEnded if the process ends before it replies. seconds: None means no time-out.
         """
         self._number += 1
         number, future = self._number, self._loop.create_future()
@@ -276,10 +282,10 @@ def _how(code: int | None) -> str:
 
 
 class CallServer(asyncio.Protocol):
-    """Answers the calls of a `ChildProcess`, in the process that was started; any number of them at the same time.
+    """Answers calls in a process that a `ChildProcess` has started, any number of calls at the same time.
 
-    answer: returns the reply to a request; an exception ends the connection. ended: a future that is done when the
-    caller's side has closed the connection.
+    answer: function that returns the reply to a request; an exception in it ends the connection. ended: a future that is done
+    when the caller's side has closed the connection.
     """
 
     def __init__(self, answer: Callable[[bytes], Awaitable[bytes]]) -> None:
@@ -318,7 +324,7 @@ class CallServer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def show_alive(self) -> None:
-        """Send a message that belongs to no call, which shows the caller that this process is alive."""
+        """Send the message ALIVE, which belongs to no call and shows the caller that this process is alive."""
         assert self._transport is not None
         self._transport.write(ALIVE)
 

@@ -22,9 +22,9 @@ from qwen35_trainer.rewards.reward_settings import RewardTerm
 logger = logging.getLogger(__name__)
 
 _MAX_LOGGED_KINDS: Final = 100
-"""Maximum number of kinds of errors that are logged in one run.
+"""Maximum number of kinds of errors that are logged in one run. Errors of further kinds are not logged.
 
-Only a function that creates types of exceptions while it runs causes more.
+Only a function that creates new types of exceptions while it runs exceeds this number.
 """
 _MAX_FIRST_CHARACTERS: Final = 500
 
@@ -44,7 +44,7 @@ class Combiner:
     """
     _logged: set[tuple[str, str]] = field(init=False, default_factory=set)
     _untried: int = field(init=False)
-    """Number of responses that remain in the trial; 0 after it."""
+    """Number of responses of the trial that are not scored yet; 0 once any reward has succeeded, or without a trial."""
     _first_error: str = field(init=False, default="")
 
     def __post_init__(self) -> None:

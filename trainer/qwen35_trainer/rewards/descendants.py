@@ -2,7 +2,7 @@
 
     parent:      QWEN35_STARTED_BY=              a process inherits the variable at its start: reading /proc/N/environ
     child:       QWEN35_STARTED_BY=4f1c/         finds all descendants of the child, whatever became of those
-    grandchild:  QWEN35_STARTED_BY=4f1c/9a02/    between. The mark of a child is a prefix of the marks of its children.
+    grandchild:  QWEN35_STARTED_BY=4f1c/9a02/    between. The mark of a process is a prefix of the marks of its children.
 
 Other means miss some descendants: a process may leave its process group, the tree of parents ends at a parent that has
 ended, and a pod may not use control groups. The search misses a process that was started without its parent's
@@ -38,9 +38,9 @@ def new_mark() -> dict[str, str]:
 
 
 def kill_marked(mark: dict[str, str]) -> None:
-    """Kill the processes with a mark and their descendants, until none is left.
+    """Kill the processes with a mark and their descendants, until none is left or _SEARCH_SECONDS have passed.
 
-    mark: the variable from `new_mark`. Blocks for at most about _SEARCH_SECONDS. Processes left after that are ignored.
+    mark: the variable from `new_mark`. The call blocks meanwhile. Processes that are left after this time hang in the kernel.
     """
     deadline = time.monotonic() + _SEARCH_SECONDS
     empty = 0

@@ -42,7 +42,10 @@ type Reply = Mapping[str, object]
 
 
 def serve(descriptor: int) -> None:
-    """Load the function and answer calls until the caller closes the socket. descriptor: this process's end of it."""
+    """Load the function, and answer calls until the caller closes the socket.
+
+    descriptor: this process's end of the socket.
+    """
     os.set_inheritable(descriptor, False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a killed call has printed is not lost
@@ -92,7 +95,7 @@ async def _serve_concurrently(function: Callable[..., Any], timeout_seconds: flo
 
 
 def _end_if_forked(process: int) -> None:
-    """End this process if its id is not `process`: then the function has forked it, and it must not answer calls."""
+    """End this process if its id is not `process`. The function has then forked it, and a copy must not answer calls."""
     if os.getpid() != process:
         os._exit(0)
 
@@ -146,9 +149,8 @@ def _encoded(reply: Reply) -> bytes:
 
 
 def is_asynchronous(function: Callable[..., object]) -> bool:
-    """Return whether a call of the function returns a coroutine.
-
-    It does if the function, or the `__call__` of an object, is an `async def`.
+    """Return whether `function` is an `async def`, or an object whose `__call__` is one, so that a call returns a
+    coroutine.
     """
     call = getattr(function, "__call__", None)  # noqa: B004  # its type matters
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)

@@ -51,7 +51,7 @@ All calls share one process. A call is sent again if another call made the proce
 """
 
 type _Waiter = tuple[asyncio.Future[ChildProcess | None], float]
-"""A call that waits: a future, and the time at which the wait began, in seconds of `time.monotonic`.
+"""A call that waits for a process: a future, and the time at which the wait began, in seconds of `time.monotonic`.
 
 The result of the future is a process for the call, or None if the call should look for a process again.
 """
@@ -98,13 +98,13 @@ class IsolatedFunction:
         return tuple(process.process_id for process in (*self._busy, *(process for process, _ in self._idle)))
 
     async def load(self) -> None:
-        """Start a process and load the function in it. Raises RewardError."""
+        """Start a process and load the function in it. Raises RewardError if that fails."""
         await self._add()
 
     async def call(self, *arguments: object) -> float:
-        """Call the function.
+        """Call the function with `arguments`, and return the score that it returns.
 
-        Returns its score. Raises RewardTimeoutError after timeout_seconds, and RewardError for other failures.
+        Raises RewardTimeoutError if the call takes longer than timeout_seconds, and RewardError if it fails in another way.
         """
         request = _request(arguments)
         for _ in range(_TRIES):
@@ -128,9 +128,9 @@ class IsolatedFunction:
         await asyncio.gather(*self._tasks)
 
     async def _reply(self, process: ChildProcess, request: bytes) -> Mapping[str, object] | None:
-        """Send a call to a process and return the reply. Raises RewardError, also after a time-out.
+        """Send a call to a process and return the reply. Raises RewardError if the call takes too long or its process dies.
 
-        Returns None if the process of a coroutine function ended, which another call may have caused.
+        Returns None if the process of a coroutine function died, because another call in this process may be the cause.
         """
         no_score = f"no score within timeoutSeconds {self._timeout:g}"
         late = f"{no_score}; the call was {'cancelled' if self.asynchronous else 'ended'}"
@@ -196,7 +196,7 @@ class IsolatedFunction:
             raise
 
     def _give(self, process: ChildProcess) -> None:
-        """Take a process back after a call. If the process can still be used, it is free for the next call."""
+        """Take a process back after a call, and give it to the next call unless it has ended."""
         if self.asynchronous:
             self._idle = [entry for entry in self._idle if entry[0].alive]
             return
@@ -228,7 +228,10 @@ class IsolatedFunction:
                 count -= 1
 
     async def _add(self) -> None:
-        """Start a process that loads the function, and offer it to the calls that wait. Raises RewardError."""
+        """Start a process that loads the function, and offer it to the calls that wait.
+
+        Raises RewardError if that fails.
+        """
         self._starting += 1
         try:
             process = await self._start()
@@ -244,7 +247,7 @@ class IsolatedFunction:
             self._offer(process)
 
     async def _start(self) -> ChildProcess:
-        """Start a process, load the function in it, and return the process. Raises RewardError."""
+        """Start a process, load the function in it, and return the process. Raises RewardError if that fails."""
         if self._closed:
             raise _closed()
         try:
@@ -262,7 +265,10 @@ class IsolatedFunction:
         return process
 
     async def _loaded(self, process: ChildProcess) -> bool:
-        """Load the function in a process, and return whether it is a coroutine function. Raises RewardError."""
+        """Load the function in a process, and return whether it is a coroutine function.
+
+        Raises RewardError if that fails.
+        """
         try:
             reply = _decoded(await process.call(self._setup, seconds=LOAD_SECONDS))
         except TimeoutError as error:
@@ -282,7 +288,7 @@ class IsolatedFunction:
             self._growth = asyncio.get_running_loop().call_later(GROW_SECONDS, self._grow)
 
     def _grow(self) -> None:
-        """Add processes if a call has waited for GROW_SECONDS."""
+        """Add processes, up to the limit, if a call has waited for a process for GROW_SECONDS."""
         self._growth = None
         while self._waiters and self._waiters[0][0].done():
             self._waiters.popleft()
@@ -305,7 +311,7 @@ class IsolatedFunction:
                 logger.warning("no process was added for calls that wait: %s", error)
 
     def _shrink(self) -> None:
-        """End the added processes that have had nothing to do for IDLE_SECONDS."""
+        """End the processes that have had no call for IDLE_SECONDS, but not the last process."""
         self._shrinking = None
         now = time.monotonic()
         while len(self._busy) + len(self._idle) > 1 and self._idle and now - self._idle[0][1] >= IDLE_SECONDS:
@@ -324,10 +330,11 @@ class IsolatedFunction:
 
 
 def most_processes(cores: int, slow: int) -> int:
-    """Return the maximum number of worker processes of a function while calls wait. slow: number of slow calls.
+    """Return the maximum number of worker processes of a function while calls wait for one.
 
-    The maximum is one process per core, plus two per slow call. A slow call may spend its time waiting and leave its
-    core free for other processes. With two per slow call, the number can double while all calls are slow.
+    slow: number of calls that have run for GROW_SECONDS. The maximum is one process per core, plus two per slow call,
+    because a slow call may only wait and leave its core free for other processes. With two per slow call, the number of
+    processes can double repeatedly while all calls are slow.
     """
     return cores + 2 * slow
 
@@ -337,7 +344,7 @@ async def _end(process: ChildProcess) -> None:
 
 
 def _request(arguments: tuple[object, ...]) -> bytes:
-    """Pickle the arguments of a call. Raises RewardError."""
+    """Pickle the arguments of a call. Raises RewardError if they cannot be pickled or are too large."""
     try:
         request = pickle.dumps(arguments)
     except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -350,7 +357,7 @@ def _request(arguments: tuple[object, ...]) -> bytes:
 def _decoded(reply: bytes) -> Mapping[str, object]:
     """Decode a reply as a JSON object.
 
-    Raises ValueError for anything else, which only user code in the process can send.
+    Raises ValueError for any other bytes, which only user code in the process can send.
     """
     decoded = json.loads(reply)
     if not isinstance(decoded, dict):

@@ -1,4 +1,4 @@
-"""A file of limited size for what other processes print. When it is full, it replaces the previous one, and a new one begins.
+"""A file of limited size for what other processes print. When it is full, it is renamed to `.1`, and a new file begins.
 
     processes of functions ─► pipe ─► a thread: write ─► rewards-0.log ── full ──► rewards-0.log.1, in place of the one before
 
@@ -58,7 +58,10 @@ class OutputFile:
             self._file.close()
 
     def _write(self, data: bytes) -> None:
-        """Append to the file. The first output creates the file; output that does not fit in it begins a new one."""
+        """Append `data` to the file, which is created if necessary.
+
+        If the file would become too large, begin a new file.
+        """
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)

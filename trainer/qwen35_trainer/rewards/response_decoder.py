@@ -26,7 +26,7 @@ class ResponseDecoder:
     """
 
     backend: str | None
-    """The decoder as JSON of the tokenizers library; None if the whole tokenizer is needed."""
+    """The decoding part as JSON of the tokenizers library; None if the whole tokenizer is needed."""
     tokenizer: bytes | None = None
     """The whole tokenizer, pickled; None if `backend` is enough."""
 
@@ -59,9 +59,9 @@ def _only_backend_decodes(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def _cleans_spaces(tokenizer: PreTrainedTokenizerFast) -> bool:
-    """Return whether decoding with transformers removes spaces (`clean_up_tokenization_spaces`).
+    """Return whether this tokenizer removes spaces when it decodes (`clean_up_tokenization_spaces`).
 
-    For byte-pair encoding, transformers ignores this setting unless a second setting also requires it.
+    For byte-pair encoding, transformers ignores this setting unless a second setting requires the removal too.
     """
     byte_pairs = type(tokenizer.backend_tokenizer.model).__name__ == "BPE"
     insists = getattr(tokenizer, "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False)

@@ -86,7 +86,7 @@ class PromptFields:
 
 @dataclass(frozen=True)
 class Response:
-    """A response to score. token_count: tokens of the response. truncated: whether it reached the length limit."""
+    """A decoded response to score. token_count: its number of tokens. truncated: whether it reached the length limit."""
 
     prompt: PromptFields
     text: str
@@ -96,14 +96,17 @@ class Response:
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a response by one reward, not yet weighted. value: None after an error. error: `kind: message`."""
+    """The unweighted score of a response by one reward.
+
+    value: None after an error. error: text `kind: message`; None: no error.
+    """
 
     value: float | None
     error: str | None = None
     timed_out: bool = False
-    """Whether the error is a time-out."""
+    """Whether there is an error and it is a time-out."""
     details: str = ""
-    """The traceback of an error, if there is one."""
+    """The traceback of the error; empty if there is none."""
 
     @classmethod
     def failed(cls, error: RewardError) -> Score:
@@ -148,14 +151,17 @@ class RewardError(Exception):
 
 
 class RewardTimeoutError(RewardError):
-    """A call took longer than timeoutSeconds, and was ended."""
+    """A call of a reward took longer than timeoutSeconds and was ended."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, kind="Timeout")
 
 
 class RewardFailed(Exception):  # an outcome that the manifest requests
-    """Ends the run: a reward with `onError: Fail` failed, or all rewards failed for all of the first responses."""
+    """A reward with `onError: Fail` failed, or every reward failed for all responses of the trial.
+
+    This error ends the run.
+    """
 
     failure = FailureReason.REWARD_FAILED
 

@@ -6,9 +6,9 @@ cores   scoring processes   processes of a plain function, together
 64      8                   64
 128     8                   64
 
-A scoring process decodes about 100 responses of 32,000 tokens in a second. A function that computes needs a process
-per core; one that waits for something else needs one per call, so it gets more than there are cores, and they are
-started only while calls wait (isolated.py).
+A scoring process decodes about 100 responses of 32,000 tokens in a second. A function that computes needs one process
+per core. A function that waits, for example for a server, needs one process per call, so the limit is above the number of
+cores. Processes are started only while calls wait for one (isolated.py).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def settings_of(name: str, reward: RewardSpec, base: Path) -> RewardSettings:
 
 
 def needs_answers(rewards: Iterable[RewardSpec]) -> bool:
-    """Return whether any reward compares responses with a reference answer. Then every prompt must have an answer."""
+    """Return whether a reward compares responses with a reference answer, so that every prompt must have an answer."""
     return any(reward.type in _COMPARES_ANSWERS for reward in rewards)
 
 
@@ -129,7 +129,7 @@ class ProcessLimits:
     def of(cls, cores: int) -> ProcessLimits:
         """Return the limits for a machine or pod with `cores` cores.
 
-        Rewards whose calls are fast use at most half of them.
+        While no call is slow, a reward's processes use at most half of the cores, but at least one.
         """
         scoring = min(_MAX_SCORING_PROCESSES, max(1, cores // _CORES_PER_SCORING_PROCESS))
         wanted = max(_MIN_FUNCTION_PROCESSES, _FUNCTION_PROCESSES_PER_CORE * cores)

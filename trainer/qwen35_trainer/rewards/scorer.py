@@ -132,9 +132,9 @@ async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: in
 def _isolated(
     reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits, output: int | None
 ) -> IsolatedFunction | None:
-    """Return the function of a reward, not loaded yet.
+    """Return the function of a reward, which is not loaded yet, or None for a reward that needs no process.
 
-    None for a reward whose calls cannot hang, which needs no process.
+    Such a reward has calls that cannot hang.
     """
     package = __name__.rpartition(".")[0]
     arguments: tuple[object, ...]
@@ -155,7 +155,10 @@ def _isolated(
 def _reward(
     settings: RewardSettings, isolated: IsolatedFunction | None, gyms: Sequence[Mapping[str, object]]
 ) -> Reward:
-    """Return the reward that the settings describe. isolated: its function, which has been loaded."""
+    """Return the reward that the settings describe.
+
+    isolated: its loaded function; None for a reward without a process.
+    """
     if settings.type == "ExactMatch":
         return ExactMatch(settings.name, exact_match_grader(settings.extract))
     assert isolated is not None, "every other type runs a function of its own"

@@ -10,9 +10,9 @@ score_group        the process, or its death                        that of each
 a silent process   its messages, at least every ALIVE_SECONDS       SILENT_SECONDS, then it is killed
 close              the processes, which end the rewards' processes  CLOSE_SECONDS, then they are killed
 
-The calls that wait are those of the groups in the window (and of one evaluation), which the driver holds anyway:
-nothing else queues. Waiting does not count towards timeoutSeconds. A group costs the driver one message each way,
-whose tokens are not copied.
+Only calls for groups in the window, and for those of one evaluation, can wait here. The driver holds these groups anyway, so no
+other queue grows. Waiting does not count towards timeoutSeconds. A group costs the driver one message each way, whose tokens are
+not copied.
 """
 
 from __future__ import annotations
@@ -58,21 +58,27 @@ MAX_REPLY_BYTES: Final = 2**30
 Each score may carry a message and a traceback of 16,000 characters, and a group may have many responses and rewards.
 """
 _TRIES: Final = 2
-"""Number of scoring processes that try a group. If each of them dies, the rewards of the group have failed."""
+"""Maximum number of scoring processes that try to score a group.
+
+If all of them die, the rewards of the group have failed.
+"""
 _REST_SECONDS: Final = 1.0
 """Time that a scoring process gets to exit, after the CLOSE_SECONDS in which it ends the processes of its rewards."""
 
 
 @dataclass(eq=False)
 class _Place:
-    """A place for one scoring process. When the process has died, another one takes its place."""
+    """One of the scoring processes that should run.
+
+    When its process has died, another process is started in its place.
+    """
 
     process: asyncio.Task[ChildProcess]
     number: int
     groups: int = 0
     """Number of groups that the process is scoring."""
     warned_of: asyncio.Task[ChildProcess] | None = None
-    """The last process whose end was logged as a warning. One warning stands for all groups that it was scoring."""
+    """The last process whose end was logged as a warning. There is one warning, however many groups it was scoring."""
 
     @property
     def over(self) -> bool:
@@ -80,7 +86,7 @@ class _Place:
         return self.process.done() and (self.process.exception() is not None or not self.process.result().alive)
 
     def warn(self, process: asyncio.Task[ChildProcess], text: str) -> None:
-        """Log a warning about the end of a process of this place, unless one was logged for the same process."""
+        """Log a warning about the end of a process, unless the last warning was about the same process."""
         if self.warned_of is not process:
             self.warned_of = process
             logger.warning("%s", text)
@@ -195,7 +201,8 @@ class Scoring:
     async def _start(self, number: int) -> ChildProcess:
         """Start a scoring process, and return it when it can score.
 
-        number: of its place, which names its log file. Raises RewardSetupError, ChildEnded, TimeoutError or OSError.
+        number: number of the process's place, which names its log file. Raises RewardSetupError if rewards cannot be built,
+        ChildEnded if the process dies, TimeoutError if it takes too long, and OSError if it cannot be started.
         """
         output = None if self._logs is None else self._logs / f"rewards-{number}.log"
         process = await ChildProcess.start(ENTRY, max_reply_bytes=MAX_REPLY_BYTES)

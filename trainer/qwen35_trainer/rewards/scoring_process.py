@@ -62,9 +62,9 @@ ALIVE_SECONDS: Final = 5.0
 CLOSE_SECONDS: Final = 5.0
 """Maximum time in which this process, at its end, ends the processes of functions."""
 MAX_UNDECODED_BYTES: Final = 64 * 2**20
-"""Size of the requests that may wait for decoding.
+"""Maximum size of the received requests that wait for decoding.
 
-Above it, further requests stay in the driver, which holds them anyway.
+Further requests stay in the driver, which holds them anyway.
 """
 _MAX_DETAILED_KINDS: Final = 100
 _LENGTH: Final = struct.Struct("<I")
@@ -239,9 +239,9 @@ class ScoringProcess:
         return responses
 
     def _received(self, size: int) -> None:
-        """Count the bytes of a request as undecoded, or as decoded if `size` is negative.
+        """Count `size` bytes as received but not decoded; a negative size: as decoded now.
 
-        While more than MAX_UNDECODED_BYTES are undecoded, no further request is received.
+        While more than MAX_UNDECODED_BYTES are not decoded, no further request is received.
         """
         self._undecoded += size
         assert self.server is not None
@@ -251,7 +251,10 @@ class ScoringProcess:
             self.server.resume()
 
     def _with_new_details(self, scores: list[Score]) -> list[Score]:
-        """Remove the tracebacks that the driver does not log. It logs the first of each kind of error of each reward."""
+        """Return the scores without the tracebacks that the driver would not log.
+
+        The driver logs the first error of each kind for each reward.
+        """
         return [self._with_details_if_new(reward, score) for reward, score in enumerate(scores)]
 
     def _with_details_if_new(self, reward: int, score: Score) -> Score:

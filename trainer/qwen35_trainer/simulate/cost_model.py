@@ -48,7 +48,8 @@ class ReplicaSpeed:
     per_sequence: float = 0.004
     """Seconds that each sequence adds to a decode step, for its KV cache and its computation."""
     speed: float = 1.0
-    """Factor by which the replica reads its weights faster than in `base` seconds, thanks to more or faster devices."""
+    """Factor by which the replica reads its weights faster, because it has more or faster devices: it takes `base /
+    speed`."""
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -87,7 +88,7 @@ class LaneSpeed:
     slots: int = 96
     """Maximum number of sequences that each replica of the lane decodes at a time."""
     speed: float = 1.5
-    """Factor by which a replica of the lane reads its weights faster than in `base` seconds."""
+    """Factor by which a replica of the lane reads its weights faster: it takes `base / speed` seconds."""
     base: float = 1.0
     """Seconds of a decode step in the lane that do not depend on the number of sequences, at speed 1."""
     per_sequence: float = 0.003
@@ -112,7 +113,10 @@ class LaneSpeed:
 
 @dataclass(frozen=True)
 class TrainSpeed:
-    """The speed of the train pool. A batch takes `tokens · seconds_per_token / units + overhead` seconds."""
+    """The speed of a train pool of `units` equal units.
+
+    A batch takes `tokens · seconds_per_token / units + overhead` seconds.
+    """
 
     units: int = 8
     seconds_per_token: float = 0.0375
@@ -141,13 +145,13 @@ class PublicationCost:
     transfer: float = 0.0
     """Seconds to transfer the copy to the replicas. Replicas and trainer continue to work during this time."""
     pause: float = 0.0
-    """Seconds for which each replica stops decoding in order to load the weights."""
+    """Seconds for which each replica stops decoding while it loads the weights."""
     rolling: bool = False
     """Whether the replicas load the weights one after the other. Otherwise all of them load at the same time."""
     recompute: bool = False
     """Whether a replica recomputes the KV cache of its sequences after it has loaded weights, at the speed of prefill.
 
-    Otherwise it keeps the cache that older weights computed.
+    Otherwise the sequences continue with the cache that older weights computed.
     """
 
     def __post_init__(self) -> None:
@@ -159,8 +163,8 @@ class PublicationCost:
 class PrefillCost:
     """The cost of prefill: computing the prompt and earlier tokens of a sequence before a replica can decode it.
 
-    The replica decodes nothing during prefill. With `shared`, samples of a group that are on the replica together have
-    their prompt computed once. The response tokens that a sequence already has are computed for each sequence.
+    The replica decodes nothing during prefill. With `shared`, the replica computes a prompt once for all samples of the group
+    that it holds at the same time. The response tokens that a sequence already has are computed for each sequence.
     """
 
     tokens_per_second: float = math.inf
@@ -196,9 +200,9 @@ class Faults:
     mttr: float = 0.0
     """Seconds until a lost replica returns."""
     keep: bool = True
-    """Whether the tokens of a lost replica's sequences survive.
+    """Whether the tokens of a lost replica's sequences survive the loss.
 
-    With partial rollout, they are then not generated again.
+    If so, and with partial rollout, the sequences continue with these tokens. Otherwise they start over.
     """
 
     def __post_init__(self) -> None:

@@ -47,7 +47,9 @@ class WorkloadRefused(ValueError):
 
 
 class ChangeRefused(WorkloadRefused):
-    """A change of a workload whose path or value would be wrong for every workload."""
+    """A change of a workload is wrong, and would be wrong for every workload, because its path or value does not
+    exist.
+    """
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class FieldChange:
 
     @property
     def field(self) -> str:
-        """The path without indices, which is equal for changes of the same field in different items of a list."""
+        """The path without indices. Changes of the same field in different items of a list have the same text here."""
         return ".".join(segment for segment in self.segments if isinstance(segment, str))
 
 
@@ -108,7 +110,10 @@ def apply_changes(workload: Workload, changes: Sequence[FieldChange]) -> Workloa
 
 
 class _Draft:
-    """A copy of a dataclass that can be changed. Fields that contain dataclasses contain drafts instead."""
+    """A copy of a dataclass that can be changed.
+
+    In place of a field's dataclass, or a list of them, it has drafts too.
+    """
 
     def __init__(self, original: Any) -> None:  # noqa: ANN401  (any dataclass)
         self._original = original
@@ -136,9 +141,9 @@ class _Draft:
             draft.put(remainder, value, name)
 
     def drop_deadline_fields(self, changed: set[str]) -> None:
-        """Reset the fields that only the policy deadline-first uses, if the workload has another policy.
+        """If the workload's policy is not deadline-first, give the fields that only this policy uses their defaults.
 
-        changed: names of the fields that a change sets. They keep their values.
+        changed: names of the fields that a change sets; these fields keep their values.
         """
         if self._parts["policy"] is not BatchPolicy.DEADLINE_FIRST:
             self._parts |= {name: value for name, value in _DEADLINE_FIRST_ONLY.items() if name not in changed}
@@ -159,7 +164,10 @@ class _Draft:
         return [*self._parts, *(SHORT_NAMES if isinstance(self._original, Workload) else ())]
 
     def _validated(self, name: str, value: object) -> object:
-        """Convert YAML text to the type of the field `name`. Any other value is returned unchanged."""
+        """Convert YAML text to the type of the field `name`. A value that is not text is returned unchanged.
+
+        Raises ValueError for a text that does not have this type.
+        """
         if not isinstance(value, str):
             return value
         try:
@@ -182,7 +190,10 @@ class _Draft:
         return _Draft(classes[0]()) if classes else None  # type: ignore[operator]  # a class, not an instance
 
     def _inner_drafts(self, name: str, index: int | None) -> list[_Draft]:
-        """Return the drafts in the field `name`: the field itself, all items of a list, or only the item at `index`."""
+        """Return the drafts in the field `name`: the draft of the field itself, or of the items of a list.
+
+        index: the only item to return; None: all items. Raises ValueError if the field has no fields of its own, or no such item.
+        """
         part = self._parts[name]
         drafts = part if isinstance(part, list) else [part]
         if not all(isinstance(draft, _Draft) for draft in drafts):
@@ -203,7 +214,7 @@ def _drafted(value: object) -> object:
 
 
 def _map_drafts(part: object, build: Callable[[_Draft], object]) -> object:
-    """Apply `build` to a draft, or to each draft of a list. Any other value is returned unchanged."""
+    """Apply `build` to a draft, or to each draft in a list. Any other `part` is returned unchanged."""
     if isinstance(part, _Draft):
         return build(part)
     return tuple(build(draft) for draft in part) if isinstance(part, list) else part

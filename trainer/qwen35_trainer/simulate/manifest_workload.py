@@ -23,9 +23,9 @@ from qwen35_trainer.simulate.response_lengths import BoundedPareto, Lognormal, R
 from qwen35_trainer.simulate.workload import BatchPolicy, Workload
 
 SPEED_FACTOR_PER_DOUBLING: Final = 1.5
-"""Assumed factor by which a replica with twice as many devices reads its weights faster."""
+"""Assumed factor by which a replica reads its weights faster when it has twice as many devices."""
 SEQUENCE_COST_FACTOR_PER_DOUBLING: Final = 0.75
-"""Assumed factor by which the cost of a sequence changes on a replica with twice as many devices."""
+"""Assumed factor of the time that each sequence adds to a decode step, when the replica has twice as many devices."""
 MEAN_LENGTH_SHARE_OF_CAP: Final = 1 / 8
 """Assumed mean response length, as a share of `data.maxResponseTokens`. The reference workload has the same share."""
 
@@ -61,9 +61,9 @@ class AssumedConstant:
 
 @dataclass(frozen=True)
 class HardwareSpeeds:
-    """Speeds of the hardware, as times in any unit that is the same for all.
+    """Speeds of the hardware, given as times. All times have the same unit, which can be any.
 
-    The unit of the defaults is the decode step of a replica that holds one sequence.
+    The unit of the defaults is the duration of a decode step of a replica that holds one sequence.
     """
 
     base: float = 1.0
@@ -86,10 +86,11 @@ class HardwareSpeeds:
 
 
 def workload_of(spec: TrainingSpec, speeds: HardwareSpeeds = HardwareSpeeds()) -> Workload:
-    """Return the workload of a training. The function `constants` lists its assumed values.
+    """Return the workload of a training. `constants` lists the values that a manifest does not contain and this workload assumes.
 
-    A unit of the train pool has as many devices as a replica, if the train pool divides evenly into such units. Pools
-    that share devices can then take turns on the same units. Raises WorkloadRefused for a training without generation.
+    The train pool is divided into units. A unit has as many devices as a rollout replica, so that pools that share devices can
+    take turns on the same units; if the train pool does not divide evenly into such units, a unit is one device. Raises
+    WorkloadRefused for a training without generation.
     """
     if spec.rollout is None:
         raise WorkloadRefused([f"spec.mode: {spec.mode} generates nothing, so there is no pipeline to simulate"])
@@ -145,7 +146,7 @@ def constants(workload: Workload, given_fields: Collection[str]) -> tuple[Assume
 
 
 def _is_any_given(paths: Collection[str], given_fields: Collection[str]) -> bool:
-    """Return whether options set one of the paths, or a part of the workload that contains one of the paths."""
+    """Return whether options set a field at one of the paths, or a part of the workload that contains such a field."""
     return any(path == prefix or path.startswith(f"{prefix}.") for path in paths for prefix in given_fields)
 
 

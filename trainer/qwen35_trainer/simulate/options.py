@@ -22,7 +22,7 @@ from qwen35_trainer.simulate.response_lengths import BoundedPareto, Replayed
 from qwen35_trainer.simulate.workload import Workload
 
 PARETO_CAP_PER_FLOOR: Final = 64
-"""Pareto lengths begin at the cap divided by this number."""
+"""The minimum of Pareto lengths is their maximum divided by this number, because --pareto sets only the exponent."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def _spec(options: SimulationOptions, misplaced: Collection[str]) -> TrainingSpe
 
 
 def _misplaced_overrides(options: SimulationOptions) -> dict[str, str]:
-    """Return option → problem for the --set options that cannot apply to a manifest.
+    """Return `PATH=VALUE` of a --set option → problem, for the options that cannot change the manifest.
 
-    Either no manifest was given, or the path is a field of the workload, which --workload sets.
+    They cannot if no manifest was given, or if the path is a field of the workload, which --workload sets.
     """
     manifest_names = {*fields(Manifest), *fields(TrainingSpec)}
     problems = {}

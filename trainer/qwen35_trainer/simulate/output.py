@@ -1,4 +1,4 @@
-"""Results as text for a terminal of 80 columns, and as JSON (`--json`)."""
+"""Formats results as text for a terminal of 80 columns, and as JSON (`--json`)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ NOTABLE_BIAS: Final = 0.05
 MAX_WIDTH_COLUMNS: Final = 80
 
 type Column = tuple[str, Callable[[SimulationResult], str], Callable[[SimulationResult], bool]]
-"""(head, text of a cell, whether a result has a value worth showing in the column)."""
+"""A column of a table: its head, a function that returns the text of a result's cell, and a function that returns whether the
+result has a notable value in it. A column without any notable value is left out."""
 
 
 def _always(_: SimulationResult) -> bool:
@@ -65,7 +66,10 @@ DROP_ORDER: Final = (
     "of\nideal",
     "idle\ntrainer",
 )
-"""Columns that are left out, in this order, until the table fits into the terminal. JSON has all columns."""
+"""Heads of the columns that may be left out, in this order, until the table fits into the terminal.
+
+JSON has all columns.
+"""
 
 
 def run_table(
@@ -207,7 +211,9 @@ def _head(workload: Workload, seeds: int) -> Text:
 
 
 def _assumptions(constants: Sequence[AssumedConstant]) -> list[RenderableType]:
-    """Return the given and the assumed quantities as text: first those that options set, then those that are assumed."""
+    """Return the quantities that a manifest does not contain as text: first those that options set, then the assumed
+    ones.
+    """
     texts: list[RenderableType] = []
     for title, is_given in (("Given", True), ("Assumed, and decisive", False)):
         lines = [f"  {constant.name}: {constant.value}" for constant in constants if constant.is_given == is_given]

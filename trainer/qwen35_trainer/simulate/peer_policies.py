@@ -1,6 +1,5 @@
-"""The rules by which other projects choose the groups of a batch.
-
-Each rule is a buffer with the interface of this project's buffer.
+"""The rules by which other projects choose the groups of a batch, each as a buffer with the interface of this project's
+buffer.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ class PeerBuffer(Buffer, ABC):
         return len(self._order) + trained * self.window.groups_per_batch
 
     def deadline(self, group: int) -> int:
-        """Return the group's number in place of a deadline: stragglers then move to the lane in order of dispatch."""
+        """Return the group's number, because these rules have no deadlines.
+
+        Stragglers move to the lane in order of this number.
+        """
         return group
 
     def dispatch(self, group: int, version: int) -> None:
@@ -70,9 +72,9 @@ class PeerBuffer(Buffer, ABC):
 
     @abstractmethod
     def _choose(self, size: int) -> list[int]:
-        """Choose `size` finished groups. If the rule makes the batch wait, return fewer.
+        """Choose `size` finished groups. Return fewer groups if, by the rule, the batch has to wait.
 
-        This is called only when at least `size` groups have finished.
+        The method is called only when at least `size` groups have finished.
         """
 
 
@@ -84,10 +86,10 @@ class CompletionOrder(PeerBuffer):
 
 
 class WindowedFifo(PeerBuffer):
-    """A buffer with a rule of other projects: a batch takes finished groups in order of dispatch, within `reach`.
+    """A buffer with a rule of other projects: a batch takes finished groups in order of dispatch, and may skip unfinished ones.
 
-    A batch may skip unfinished groups. It takes no group that was dispatched `reach` or more groups after the first
-    unfinished group. A reach of 1 is strict FIFO.
+    It takes no group that was dispatched `reach` or more groups after the first unfinished group. A reach of 1 is strict
+    FIFO, because nothing after an unfinished group is taken.
     """
 
     def __init__(self, window: Window, reach: int) -> None:
@@ -114,7 +116,7 @@ class WindowedFifo(PeerBuffer):
 
 
 def buffer_of(workload: Workload) -> Buffer | None:
-    """Return the buffer for `workload.policy`. None for the policies that use the coordinator's default buffer."""
+    """Return the buffer for `workload.policy`, or None if the policy uses the coordinator's own buffer."""
     window = workload.settings.window
     match workload.policy:
         case BatchPolicy.FIFO:

@@ -1,4 +1,4 @@
-"""The planner: chooses the split of a manifest's nodes, the two bounds of staleness, and a straggler lane or none.
+"""The planner, which chooses the split of a manifest's nodes, the two bounds of staleness, and whether there is a straggler lane.
 
     search: short simulations ─► a good plan ─► long simulations of it and of every neighbour
                                      ▲                                     │
@@ -29,7 +29,7 @@ from qwen35_trainer.simulate.plan_search import (
 from qwen35_trainer.simulate.workload import Workload
 
 MAX_SHORT_SIMULATIONS: Final = 250
-"""Maximum number of simulations in the search, not counting simulations of neighbours."""
+"""Maximum number of short simulations in the search. The long simulations that compare neighbours are not counted."""
 MAX_ROUNDS: Final = 10
 """Maximum number of moves from a plan to a better neighbour, which differs in one choice."""
 
@@ -41,7 +41,8 @@ class Neighbour:
     change: str
     trial: Trial
     is_allowed: bool
-    """Whether the planner may choose this plan: it keeps the manifest's maximum lag and missed-deadline policy."""
+    """Whether the planner may choose this plan, because its lag is within the limit and its missed-deadline policy is
+    the manifest's."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class PlanResult:
 
     recommended: Trial
     manifest: Trial
-    """The unchanged manifest as a plan, and its result."""
+    """The plan that the unchanged manifest contains, and its result."""
     neighbours: tuple[Neighbour, ...]
     workload: Workload
     """The workload of the recommended plan."""

@@ -74,9 +74,9 @@ class PlanChoice:
         )
 
     def is_legal(self, spec: TrainingSpec) -> bool:
-        """Return whether `qwen35 validate` accepts the manifest with this plan, and its lane, if any, is faster.
+        """Return whether `qwen35 validate` accepts the manifest with this plan, and the plan has no lane or a faster one.
 
-        A lane is faster than the pool if its replicas have more devices than the replicas of the pool.
+        A lane is faster if its replicas have more devices than the replicas of the pool.
         """
         assert spec.rollout is not None
         if self.lane and self.lane.tensor_parallel <= spec.rollout.tensorParallel:
@@ -89,7 +89,7 @@ class PlanChoice:
         return replace(self, rollout_nodes=rollout_nodes, train_nodes=self.train_nodes - moved)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return path in the manifest → value for all values of the plan, as `--set` accepts them."""
+        """Return all values that the plan chooses, as path in the manifest → value. `--set` accepts both."""
         lane = self.lane and {
             "nodes": self.lane.nodes,
             "tensorParallel": self.lane.tensor_parallel,
@@ -173,7 +173,7 @@ def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
 
 
 type GridPoint = tuple[int, ...]
-"""An index into each list of a grid."""
+"""A point of a grid of plans: for each list of the grid, the index of one of its values."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ class PlanGrid:
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy
 
     def choice(self, point: GridPoint) -> PlanChoice:
-        """Return the plan at `point`, which contains one index into each list of the grid."""
+        """Return the plan whose values have the indices in `point`."""
         split, threshold, nodes, size, after = point
         lane = LaneChoice(self.lane_nodes[nodes], self.lane_sizes[size], self.after_tokens[after])
         return replace(

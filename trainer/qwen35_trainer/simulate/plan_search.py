@@ -29,20 +29,20 @@ from qwen35_trainer.simulate.sweep import simulate_seeds
 from qwen35_trainer.simulate.workload import Workload
 
 THROUGHPUT_TOLERANCE: Final = 0.02
-"""Share of the maximum throughput that a plan may lose for a smaller lag."""
+"""Share of the maximum throughput that the search gives up for a plan with a smaller lag."""
 MIN_RELATIVE_GAIN: Final = 0.005
-"""Minimum increase of the throughput by a step of the search, as a share of the throughput."""
+"""Minimum relative increase of the throughput for which the search takes a step."""
 MAX_STARTING_SPLITS: Final = 4
 """Maximum number of splits (rollout nodes and train nodes) from which the search starts."""
 MIN_IDEAL_SHARE: Final = 0.6
-"""Minimum ideal throughput of a split from which the search starts, as a share of the maximum over all splits."""
+"""The search starts only from splits with at least this share of the best split's ideal throughput."""
 MAX_STARTING_THRESHOLD_SHARE: Final = 0.6
 """Maximum staleness threshold at the start of the search, as a share of the maximum lag.
 
 If threshold and maximum lag were equal, the scheduler would have no choice which groups a batch takes.
 """
 MAX_CLIMBS: Final = 2
-"""Number of starting points, the best ones, from which the search climbs."""
+"""Maximum number of starting points, chosen by their throughput, from which the search climbs."""
 LAG_TOLERANCE_VERSIONS: Final = 0.1
 """Mean lags that differ by at most this many versions count as equal."""
 
@@ -241,7 +241,10 @@ class Trial:
 
 
 class Trials:
-    """Simulates plans: short simulations find good plans, and long simulations compare them. Results are kept."""
+    """Simulates plans: short simulations find good plans, and long simulations compare these.
+
+    No plan is simulated twice.
+    """
 
     def __init__(
         self,

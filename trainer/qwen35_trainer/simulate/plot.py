@@ -1,4 +1,4 @@
-"""Results as an HTML page of charts."""
+"""Draws results as an HTML page of charts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_TICKS: Final = 10
 
 
 def write_plot(path: Path, workload: Workload, axes: Sequence[SweepAxis], rows: Sequence[SweepRow]) -> None:
-    """Write an HTML page with the charts of a run or a sweep. The file is replaced atomically. Raises OSError.
+    """Write an HTML page with the charts of a run or a sweep. The file is replaced atomically. Raises OSError if that fails.
 
     axes, rows: the axes of the sweep and its results. A single run has no axes and one row.
     """

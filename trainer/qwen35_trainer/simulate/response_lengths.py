@@ -66,9 +66,9 @@ class Replayed:
     """Observed lengths, drawn with replacement. `Replayed.read` reads them from a file."""
 
     prompts: tuple[tuple[int, ...], ...]
-    """The observed lengths of each prompt. For a group, a prompt is drawn, and then lengths of this prompt.
+    """For each prompt, the observed lengths of its responses, in tokens. A group gets lengths drawn from those of one prompt.
 
-    If the prompts are unknown, all lengths belong to one prompt.
+    If the file does not name prompts, all lengths belong to one prompt.
     """
 
     def __post_init__(self) -> None:
@@ -102,12 +102,12 @@ class Replayed:
 
     @property
     def cap(self) -> int:
-        """The maximum of the observed lengths, in tokens. Lengths are clipped to it after drift."""
+        """The maximum of the observed lengths, in tokens. Lengths that have become longer by drift are clipped to it."""
         return max(map(max, self.prompts))
 
     @property
     def floor(self) -> int:
-        """The minimum length after drift, in tokens."""
+        """The minimum length, in tokens. Lengths that have become shorter by drift are raised to it."""
         return 1
 
 
@@ -149,7 +149,9 @@ class GroupSampler:
         return self._clip(lengths[row], self._drift**batch), signal[row]
 
     def mean(self, batches: range) -> float:
-        """Return the mean length in tokens over the batches `batches`, between which lengths drift."""
+        """Return the mean length of a response, in tokens, over the batches with the numbers `batches`, including
+        drift.
+        """
         factors = [1.0] if self._drift == 1 else [self._drift**batch for batch in batches]
         return float(np.mean([mean_length(self._lengths, factor) for factor in factors]))
 
@@ -190,7 +192,7 @@ def mean_length(lengths: LengthDistribution, factor: float = 1.0) -> float:
 
 @cache
 def _quantiles(lengths: Lognormal | BoundedPareto) -> Floats:
-    """Return the lengths at 20,000 equidistant quantiles. Their mean is exact to about 1e-4, relatively."""
+    """Return the lengths at 20,000 equidistant quantiles. Their mean has a relative error of about 1e-4."""
     shares = (np.arange(20_000) + 0.5) / 20_000
     return lengths.at(np.vectorize(STANDARD_NORMAL.inv_cdf, otypes=[np.float64])(shares))
 

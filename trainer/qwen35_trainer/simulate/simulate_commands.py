@@ -276,7 +276,7 @@ def _exit_on_problems() -> Iterator[None]:
 def _progress(total: int | None) -> Iterator[Callable[[], None]]:
     """Context manager: show the number of simulations so far in a status line on the terminal.
 
-    total: the expected number; None: unknown. The result is a function to call after each simulation.
+    total: the expected number; None: unknown. It yields a function that the caller calls after each simulation.
     """
     done = 0
     of = "" if total is None else f" of {total}"

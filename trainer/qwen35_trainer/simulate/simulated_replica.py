@@ -2,9 +2,9 @@
 
 All sequences of a replica grow at the same rate, so one number is enough for all of them. This number is the replica's
 `service`: the tokens that a sequence would have if it had been on the replica from the start. A sequence that joins at
-service 500 and stops after 2000 tokens stops at the mark 2500, even if the rate changes meanwhile. The marks are in a
-heap, and the lowest mark is the next stop. The service at each loading of new weights is also kept, so that the tokens
-of a sequence can be divided among versions.
+service 500 and stops after 2000 tokens therefore stops when the service reaches the mark 2500, even if the rate changes
+meanwhile. The marks are in a heap, and the lowest mark is the next stop. The service at which each version of the weights was
+loaded is also kept, so that the tokens of a sequence can be divided among versions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.simulate.cost_model import ReplicaSpeed
 
 ROUNDING_TOLERANCE_TOKENS = 1e-6
-"""Difference, in tokens, by which the service may miss a mark because of rounding and still counts as having reached it."""
+"""Difference, in tokens, by which the service may be below a mark, because of rounding, and still count as having
+reached it."""
 MAX_VERSION_MARKS = 64
-"""Number of loaded versions above which the versions that no running sequence needs are removed."""
+"""When more than this number of loaded versions is kept, those that no running sequence needs are removed."""
 
 
 class VirtualClock:
@@ -73,9 +74,10 @@ class SimulatedSequence:
         self.length = length
         """Number of tokens that the sequence has at its end."""
         self.tokens = 0.0
-        """Number of tokens in `spans`: those of all stretches of decoding that have ended."""
+        """Number of tokens that the sequence had at the end of its latest stretch of decoding: the sum of the numbers
+        in `spans`."""
         self.spans: list[tuple[int, float]] = []
-        """Numbers of tokens by version, as (version, tokens), in the order of generation."""
+        """How many tokens came from which version, as (version, tokens), in the order of generation."""
         self.joined = 0.0
         """The service of the replica (see `simulated_replica.py`) at the start of the present stretch of decoding."""
         self.stamp = 0
@@ -92,7 +94,7 @@ class SimulatedSequence:
         It keeps its slot meanwhile, and decodes nothing.
         """
         self.crossed = False
-        """Whether the coordinator knows that the sequence is long enough for the straggler lane."""
+        """Whether an event has reported to the coordinator that the sequence is long enough for the straggler lane."""
 
     def keep(self, tokens: int) -> None:
         """Drop all tokens of the sequence except the first `tokens`."""
@@ -140,7 +142,10 @@ class SimulatedReplica:
         self.due = inf
         """Time at which the clock next wakes this replica; infinity if that is not scheduled."""
         self.decoding = self.busy = 0.0
-        """Time of decoding so far: `decoding` in sequence-seconds, `busy` in seconds."""
+        """Time of decoding so far.
+
+        `decoding`: sum over all sequences, in sequence-seconds. `busy`: seconds with any sequence.
+        """
         self.leaving = self.lost = False
         self._now = now
         self._marks: list[tuple[float, int, SimulatedSequence]] = []  # (service at the stop, stamp, sequence)

@@ -66,7 +66,10 @@ class SimulatedRollout:
     # Actions of the coordinator.
 
     def start(self, number: int, sequences: list[tuple[SimulatedSequence, int]]) -> None:
-        """Start sequences on a replica. sequences: each with the number of response tokens that it keeps."""
+        """Start sequences on a replica.
+
+        number: number of the replica. sequences: each with the number of its response tokens that it keeps.
+        """
         replica, prefill = self._replicas[number], self._workload.prefill
         replica.advance(self._clock.now)
         for sequence, kept in sequences:
@@ -153,7 +156,9 @@ class SimulatedRollout:
         self._schedule(replica)
 
     def _at_stop(self, replica: SimulatedReplica, sequence: SimulatedSequence) -> None:
-        """Handle a stop of a sequence, which is complete, or long enough for the lane, or at the end of a turn."""
+        """Handle a stop of a sequence: it has ended, has become long enough for the lane, or has come to the end of a
+        turn.
+        """
         if sequence.stop == sequence.length:
             self._finish(self._release(sequence))
         elif sequence.stop == self._lane_after and not sequence.crossed:
@@ -227,7 +232,10 @@ class SimulatedRollout:
             self._announce(self._add(number))
 
     def _resize(self, size: int) -> None:
-        """Change the pool to `size` replicas. The newest replicas leave first, after finishing their sequences."""
+        """Change the number of the pool's replicas to `size`.
+
+        The newest replicas leave first, once they hold no sequence.
+        """
         while len(self._members) > size:
             number = self._members.pop()
             if replica := self._replicas.get(number):
@@ -256,7 +264,7 @@ class SimulatedRollout:
             self._announce(self._add(number))
 
     def _retire(self, replica: SimulatedReplica) -> None:
-        """Remove a leaving replica if it holds no sequence. Otherwise nothing happens yet."""
+        """Remove a replica that is leaving and holds no sequence. For any other replica, do nothing."""
         if replica.leaving and not replica.lost and not replica.held:
             self._remove(replica)
             self._send(on.ReplicaLost(replica.number))
@@ -274,7 +282,7 @@ class SimulatedRollout:
     def decoded(self, *, lane: bool) -> tuple[float, float]:
         """Return the time of decoding so far as (sequence-seconds, replica-seconds).
 
-        lane: in the lane, or else the pool.
+        lane: of the lane; otherwise of the pool.
         """
         for replica in self._replicas.values():
             replica.advance(self._clock.now)

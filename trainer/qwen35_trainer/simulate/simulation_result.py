@@ -40,9 +40,9 @@ class SimulationResult:
     masked_share: float
     """Share of the tokens of trained groups that were masked because of their age."""
     discarded_share: float
-    """Share of the groups that left because they missed their deadline, in the whole run."""
+    """Share of all groups that left the pipeline, in the whole run, that left because they missed their deadline."""
     filtered_share: float
-    """Share of the groups that left because they had no signal (all rewards equal), in the whole run."""
+    """Share of all groups that left the pipeline, in the whole run, that left because all their rewards were equal."""
     mean_trained_length: float
     """Mean number of response tokens of the trained sequences."""
     true_mean_length: float
@@ -51,11 +51,17 @@ class SimulationResult:
     If it differs from `mean_trained_length` by more than chance, the rule that chooses groups prefers some lengths.
     """
     idle_slots: float
-    """Share of the time of the rollout pool's slots without decoding. Slots of lost replicas do not count."""
+    """Share of the rollout pool's slot-seconds in which the slot's sequence, if any, did not decode.
+
+    Slots of lost replicas do not count.
+    """
     idle_replicas: float
-    """Share of the time of the pool's replicas during which they decoded nothing at all."""
+    """Share of the rollout pool's replica-seconds in which the replica decoded nothing at all."""
     idle_lane: float | None
-    """Share of the time of the straggler lane's slots without decoding. None: there is no lane."""
+    """Share of the straggler lane's slot-seconds in which the slot's sequence, if any, did not decode.
+
+    None: there is no lane.
+    """
     train_idle: float
     """Share of the time during which the trainer waited for a batch."""
     train_copying: float
@@ -85,7 +91,7 @@ class SimulationResult:
 
     @property
     def bias(self) -> float:
-        """The relative difference between the mean length of trained sequences and the mean of the distribution.
+        """The mean length of trained sequences, divided by the mean of the length distribution, minus 1.
 
         A negative value means that the rule that chooses groups prefers short responses.
         """
@@ -130,7 +136,7 @@ class TrainedTotals:
 
 @dataclass(frozen=True)
 class _Totals:
-    """The time used and the time available in the rollout pool, from the start of the run up to a moment."""
+    """Sums over the rollout pool from the start of the run up to one moment: the time used, and the time available."""
 
     time: float
     training: float
@@ -251,7 +257,7 @@ class Measurement:
 def ideal_throughput(workload: Workload) -> float:
     """Return the tokens per second of the slower pool if it is always busy, with all slots taken.
 
-    If both pools share hardware, the result is the throughput of both pools in turn. Prefill, environments,
+    If both pools share hardware, the result is the throughput when they use it in turn. Prefill, environments,
     publications and the trainer's overhead are not included, so the real throughput is lower.
     """
     lane = () if workload.lane is None else workload.lane.replicas * (workload.lane.replica,)

@@ -101,7 +101,9 @@ def combinations(
 
 
 def average(results: Sequence[SimulationResult]) -> SimulationResult:
-    """Combine the results of several seeds: the maximum of maximum lags, the sum of counts, the mean of all else."""
+    """Combine the results of several seeds: maximum lags by their maximum, counts by their sum, all other measures by
+    their mean.
+    """
     if len(results) == 1:
         return results[0]
     joined: dict[str, Any] = {measure.name: _joined(measure.name, results) for measure in fields(SimulationResult)}

@@ -53,7 +53,10 @@ class BatchPolicy(StrEnum):
     FIFO = "fifo"
     """Take groups in order of dispatch, and wait for each. The maximum lag S has no effect; s alone bounds the lag."""
     WINDOWED_FIFO = "windowed-fifo"
-    """Take finished groups among the first W in order of dispatch. S has no effect; the lag is at most s + W / P."""
+    """Take finished groups in order of dispatch, skipping unfinished ones, among the W groups from the first unfinished one on.
+
+    The maximum lag S has no effect; the lag is at most s + W / P.
+    """
     COMPLETION = "completion"
     """Take groups in order of completion. The maximum lag S has no effect, and the lag is not bounded."""
     SYNCHRONOUS = "synchronous"
@@ -61,7 +64,7 @@ class BatchPolicy(StrEnum):
     COLOCATED = "colocated"
     """Generate, train and publish as with `synchronous`, but each pool in turn uses the hardware of both pools.
 
-    One unit of the train pool has the hardware of one replica of the first kind.
+    A unit of the train pool has the same hardware as a replica of the first kind in `pools`.
     """
 
 
@@ -86,7 +89,8 @@ class Turns:
 class Workload:
     """The run to simulate: response lengths, pools, costs, and the rule by which a batch takes groups.
 
-    Raises ValueError with every violated inequality, because such a run would never end, or measure nothing.
+    Raises ValueError for values with which a run would never end or would measure nothing. The error lists every violated
+    inequality.
     """
 
     pools: tuple[ReplicaGroup, ...] = (ReplicaGroup(),)
@@ -108,7 +112,10 @@ class Workload:
     0: lengths of a group are independent. 1: they are equal.
     """
     drift: float = 1.0
-    """Factor by which lengths change from batch to batch. Above 1, responses become longer during the run."""
+    """Factor by which response lengths grow from one batch to the next.
+
+    Above 1, responses become longer during the run.
+    """
     signal: float = 1.0
     """Probability that the rewards of a group differ."""
 
@@ -237,7 +244,7 @@ class Workload:
         )
 
     def _capacity_problems(self) -> list[str]:
-        """Return the reasons for which no sequence would be generated, or some sequence would never end."""
+        """Return the reasons why no sequence could be generated, or why some sequence would never end."""
         problems = []
         count = sum(pool.count for pool in self.pools)
         if count < 1:

@@ -62,7 +62,8 @@ from qwen35_trainer.weights.staging import WeightShard
 logger = logging.getLogger(__name__)
 
 MAX_SKIPPED_UPDATES = 5
-"""Number of consecutive updates with a gradient that is not finite after which the run ends: it would never learn again."""
+"""Number of consecutive updates with an infinite or NaN gradient after which the run ends, because it would never learn
+again."""
 
 
 class NotFinite(RuntimeError):
@@ -74,7 +75,7 @@ class NotFinite(RuntimeError):
 class NotFiniteInSFT(NotFinite):
     """Gradients of SFT were infinite or NaN for `MAX_SKIPPED_UPDATES` consecutive updates.
 
-    No further attempt follows, because it would train on the same examples.
+    The run is not restarted after this error, because another attempt would train on the same examples.
     """
 
     failure = FailureReason.NOT_FINITE_IN_SFT
@@ -82,7 +83,7 @@ class NotFiniteInSFT(NotFinite):
 
 @dataclass(frozen=True)
 class _Update:
-    """Data that the micro-batches of one optimizer step share."""
+    """Data of one optimizer step that all of its micro-batches need."""
 
     batch: TrainBatch
     offsets: Offsets
@@ -230,7 +231,7 @@ class FSDPEngine:
         return UpdateMetrics(loss_value, norm, learning_rate, round(tokens), means)
 
     def _step(self, norm: float, learning_rate: float) -> None:
-        """Step the optimizers if the gradient's norm is finite. Otherwise skip the step.
+        """Update the parameters if the gradient's norm is finite; otherwise skip this step.
 
         A step with an infinite or NaN gradient would make every weight NaN. All ranks have the same norm and decide alike. Raises
         NotFinite after `MAX_SKIPPED_UPDATES` skipped steps in a row.
@@ -305,7 +306,10 @@ class FSDPEngine:
 
     @torch.no_grad()
     def _table(self, model: HFModule, batch: TrainBatch, offsets: Offsets, temperature: float) -> TokenTable:
-        """Compute log-probs of the trained tokens of this rank's share under `model`, 0 for other tokens. Collective."""
+        """Return the log-probs under `model` of the trained tokens of this rank's share; the table has 0 for all other tokens.
+
+        Collective: all ranks must call it together.
+        """
         table = TokenTable.zeros(batch, offsets)
         for part in batch.parts:
             for samples in self._plan(batch, part):
@@ -320,11 +324,13 @@ class FSDPEngine:
         return micro_batch(batch, offsets, samples, self._model.config, packed=packed, device=self._device)
 
     def _plan(self, batch: TrainBatch, part: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-        """Return the micro-batches of this rank."""
+        """Return the micro-batches of this rank for one update. part: indices of the update's samples."""
         return self._division.micro_batches(batch, part)[self._ranks.data_share]
 
     def _check_share(self, batch: TrainBatch) -> None:
-        """Raise ValueError for a batch that is not this rank's share: its sums over shares would be wrong."""
+        """Raise ValueError for a batch that is not this rank's share, because sums over all shares would then be
+        wrong.
+        """
         if self._ranks.data_shares == 1:
             expected = np.arange(batch.samples)
         else:

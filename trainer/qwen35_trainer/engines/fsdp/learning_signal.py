@@ -27,7 +27,7 @@ from qwen35_trainer.manifest import AlgorithmSpec, TrainingSpec
 
 @dataclass(frozen=True)
 class LearningSignal:
-    """The inputs of the policy loss besides the current log-probs, for the samples of this rank's share."""
+    """The inputs that the policy loss needs in addition to the current log-probs, for the samples of this rank's share."""
 
     advantages: TokenTable
     reference: TokenTable | None
@@ -46,7 +46,11 @@ class LearningSignal:
         reference: TokenTable | None,
         proximal: TokenTable | None,
     ) -> LearningSignal:
-        """Compute the advantages of a share. Collective: every rank calls it with its share of the same batch."""
+        """Compute the advantages of a share, and return them with the given log-probs.
+
+        Collective: every rank must call it with its share of the same batch. offsets: positions of the samples in the
+        packed batch. reference, proximal: see the fields of these names.
+        """
         trained = np.flatnonzero(batch.trainable)
         penalty = None
         if algorithm.kl.placement == "Reward" and reference is not None and batch.log_probs is not None:
@@ -61,7 +65,11 @@ class LearningSignal:
 def _advantages(
     batch: TrainBatch, trained: NDArray[np.int64], penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
 ) -> Tensor:
-    """Return the advantages of the trained tokens (R,). trained: (R,) their positions in the share. penalty: (R,) or None."""
+    """Return the advantages of the share's R trained tokens, (R,).
+
+    trained: (R,) positions of these tokens among the share's response tokens. penalty: (R,) KL penalty of each token; None:
+    no penalty.
+    """
     rewards, group, valid = _scores(batch)
     held = batch.held_samples
     sample = torch.from_numpy(np.repeat(held, batch.response_lengths[held])[trained])
@@ -72,7 +80,11 @@ def _advantages(
 def _users_advantages(
     batch: TrainBatch, trained: NDArray[np.int64], penalty: Tensor | None, algorithm: AlgorithmSpec, shares: Shares
 ) -> Tensor:
-    """Return what the user's function computes from the whole batch, for the trained tokens of this share (R,)."""
+    """Call the user's advantage function with the whole batch, and return its result for the share's R trained tokens, (R,).
+
+    trained: (R,) positions of these tokens among the share's response tokens. penalty: (R,) KL penalty of each token; None:
+    no penalty.
+    """
     rewards, group, valid = _scores(batch)
     packed_mask = batch.trainable if batch.whole_mask is None else batch.whole_mask
     starts, lengths = starts_of(batch.response_lengths), batch.response_lengths
@@ -138,7 +150,10 @@ def _advantage(algorithm: AlgorithmSpec) -> str:
 
 
 def counts(batch: TrainBatch, part: NDArray[np.int64], max_tokens: int) -> GlobalCounts | None:
-    """Count the trained tokens and sequences of an update's samples over all ranks; None when no token trains."""
+    """Count the trained tokens and sequences of one update, over all ranks. Returns None if no token trains.
+
+    part: indices of the update's samples. max_tokens: the maximum response length, which becomes `GlobalCounts.max_tokens`.
+    """
     tokens = batch.trained[part]
     if tokens.sum() == 0:
         return None

@@ -1,4 +1,4 @@
-"""Loading of an engine's weights: each rank gets its own share.
+"""Loads the weights of an engine so that each rank gets its own shard.
 
 random weights  built unsharded on every rank from one seed, then sharded: such models are small
 a folder        built without values ─► sharded ─► each rank reads its rows from the files: no rank holds the whole model
@@ -24,7 +24,9 @@ from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointFiles, chec
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a model: a function that builds it, and the files that hold its values, if there are any."""
+    """The source of a model: a function that builds it, and the files with the values of its weights, if there are
+    any.
+    """
 
     construct: Callable[[], HFModule]
     """Builds the model unsharded, on the CPU with its values, or on the meta device if `files` hold the values."""
@@ -32,10 +34,10 @@ class Origin:
 
 
 def origin(model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path) -> Origin:
-    """Return the origin of the model that `spec.model` names. Raises CheckpointUnusable.
+    """Return the origin of the model that `spec.model` names. Raises CheckpointUnusable for a folder that cannot be loaded.
 
-    seed: of random weights. vocabulary: number of tokens of the tokenizer. max_length: prompt and response together, in tokens.
-    base: the folder to which `source.path` is relative.
+    seed: seed of random weights. vocabulary: number of tokens of the tokenizer. max_length: maximum length of prompt and
+    response together, in tokens. base: the folder to which `source.path` is relative.
     """
     if model.source.random is not None:
         return Origin(partial(build, model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base))
@@ -58,9 +60,10 @@ def _without_weights(files: CheckpointFiles) -> HFModule:
 
 
 def fill(model: HFModule, files: CheckpointFiles, device: torch.device, *, offloaded: bool) -> None:
-    """Give a sharded model on the meta device the values of `files`; each rank reads its own rows.
+    """Load the values of `files` into a sharded model that is on the meta device. Each rank reads only its own rows.
 
-    offloaded: parameters are kept on the host.  Parameters that are not in the files (adapters) stay uninitialised.
+    device: where the model will be. offloaded: whether parameters stay in host memory instead. Parameters that are not in
+    the files (adapters) stay uninitialised.
     Raises CheckpointUnusable naming every tensor whose rows on this rank are not finite.
     """
     buffers = {name: buffer.to(device) for name, buffer in model.named_buffers()}

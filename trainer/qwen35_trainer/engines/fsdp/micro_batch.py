@@ -28,9 +28,9 @@ from qwen35_trainer.models.qwen3_5.multimodal import multimodal_input
 
 @dataclass(frozen=True)
 class Offsets:
-    """The position of each sample's first token in the packed prompts and responses of a batch, (N,) each.
+    """The positions of each sample's first prompt token and first response token in the packed arrays of a batch, (N,) each.
 
-    A sample whose tokens the batch does not hold has the position after the last token.
+    If the batch does not hold the tokens of a sample, the sample's position is the one after the last token.
     """
 
     prompts: NDArray[np.int64]
@@ -56,7 +56,10 @@ class Responses:
 
     @classmethod
     def of(cls, batch: TrainBatch, offsets: Offsets, samples: NDArray[np.int64]) -> Responses:
-        """Copy the responses of `samples` into host tables. Without samples the tables hold one untrained token."""
+        """Copy the responses of `samples` into tables in host memory.
+
+        If `samples` is empty, the tables have one untrained token.
+        """
         lengths = batch.response_lengths[samples]
         mask = np.zeros((max(1, len(samples)), int(lengths.max(initial=1))), dtype=np.bool_)
         log_probs = np.zeros(mask.shape, dtype=np.float32)
@@ -75,11 +78,11 @@ class MicroBatch:
     """Samples that one forward and backward pass computes together."""
 
     inputs: ModelInput
-    """Prompts and responses without their last tokens, which predict nothing."""
+    """The tokens of prompts and responses, without the last token of each response, after which no token is scored."""
     lengths: Tensor
     """(n,) int64: number of tokens of each sample in the input; 0 for the placeholder token of an empty micro-batch."""
     rows: Tensor
-    """(R,) int64: flat positions in the input, each of which predicts a trained token."""
+    """(R,) int64: flat positions in the input at which the model predicts the R trained tokens."""
     targets: Tensor
     """(R,) int64: ids of the trained tokens."""
     cells: Tensor
@@ -89,7 +92,7 @@ class MicroBatch:
     """The tokens over which the softmax of each of the R rows is taken; None: the whole vocabulary."""
 
     def table(self, values: Tensor) -> Tensor:
-        """Return a table (n, T) with the (R,) values of the scored tokens, and 0 elsewhere."""
+        """Return a table (n, T) that has `values` (R,) at the trained tokens and 0 at all others."""
         shape = self.responses.mask.shape
         return values.new_zeros(shape.numel()).index_copy(0, self.cells, values).view(shape)
 
@@ -179,15 +182,15 @@ def response_scores(
 
 @dataclass(frozen=True)
 class TokenTable:
-    """A number per response token of the held samples, packed like `TrainBatch.responses`, on the host.
+    """One number for each response token of a rank's share, packed like `TrainBatch.responses`, in host memory.
 
-    It takes 4 bytes per token of the share. A table (N, T) of the batch would take 4·N·T on every rank.
+    It takes 4 bytes per token of the share. A padded table (N, T) of the whole batch would take 4·N·T bytes on every rank.
     """
 
     values: Tensor
     """(R,) float32: one number for each response token, sample after sample."""
     starts: NDArray[np.int64]
-    """(N,) position of each held sample's first token."""
+    """(N,) position of each sample's first token in `values`; meaningless for samples that are not in the share."""
     lengths: NDArray[np.int64]
     """(N,) number of response tokens of each sample."""
 
@@ -196,14 +199,16 @@ class TokenTable:
         return cls(torch.zeros(batch.responses.size), offsets.responses, batch.response_lengths)
 
     def fill(self, samples: NDArray[np.int64], rows: Tensor) -> None:
-        """Set the values of `samples` from rows (n, T), which may be on any device and padded on the right."""
+        """Set the values of n samples. rows: (n, T), one row per sample, padded on the right, on any device."""
         source, target = rows.float().cpu().numpy(), self.values.numpy()
         for row, sample in enumerate(samples):
             start, length = self.starts[sample], self.lengths[sample]
             target[start : start + length] = source[row, :length]
 
     def rows(self, samples: NDArray[np.int64], like: Tensor) -> Tensor:
-        """Return the values of `samples` as rows, 0 on padding, with the shape (n, T) and on the device of `like`."""
+        """Return the values of n samples as rows, padded with 0 on the right, in the shape (n, T) and on the device of
+        `like`.
+        """
         source, target = self.values.numpy(), np.zeros(tuple(like.shape), dtype=np.float32)
         for row, sample in enumerate(samples):
             start, length = self.starts[sample], self.lengths[sample]

@@ -1,4 +1,4 @@
-"""The Muon optimizer: it makes the momentum of each matrix orthogonal, and updates the weights by the result.
+"""The Muon optimizer, which makes the momentum of each matrix orthogonal and updates the weights by the result.
 
     M ← μ·M + (1 - μ)·G        U = (1 - μ)·G + μ·M  (Nesterov)        W ← (1 - η·λ)·W - 0.2·√max(rows, columns)·η·O(U)
 

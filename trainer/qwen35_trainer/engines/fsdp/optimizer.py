@@ -67,11 +67,11 @@ class Optimizers:
             part.zero_grad()
 
     def park_state(self) -> None:
-        """Move the optimizers' state to the device where it stays between steps."""
+        """Move the optimizers' state to `parking_device`; without a parking device, do nothing."""
         self._move(self._parking_device)
 
     def _move(self, device: torch.device | None) -> None:
-        """Move the state to `device`, or with None to its parameters' devices. Without a parking device, do nothing."""
+        """Move the state to `device`; None: to the devices of its parameters. Without a parking device, do nothing."""
         if self._parking_device is None:
             return
         for part in self.parts:

@@ -34,8 +34,8 @@ def published_precision(spec: TrainingSpec) -> torch.dtype:
 def published_shard(name: str, parameter: Tensor, dtype: torch.dtype, number: int) -> WeightShard:
     """Return the part of a parameter that this rank publishes, as `dtype`.
 
-    number: the parameter's number, which decides who publishes it if several ranks hold the same values. Raises ValueError for a
-    parameter that is sharded by another dimension than its rows.
+    If this rank publishes nothing of the parameter, the part is empty. number: the parameter's number, which decides which rank
+    publishes it if several ranks hold the same values. Raises ValueError for a parameter that is not sharded by rows.
     """
     tensor, shape = parameter.detach(), tuple(parameter.shape)
     if not isinstance(tensor, DTensor):

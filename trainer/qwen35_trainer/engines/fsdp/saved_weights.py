@@ -23,7 +23,10 @@ from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMe
 from torch.distributed.checkpoint.utils import _create_file_view
 
 _MODEL = "model."
-"""Prefix of parameters in a checkpoint. The names of the parameters may begin with the same word."""
+"""Prefix of the names of parameters in a checkpoint.
+
+What follows it, the parameter's own name, may begin with "model." too.
+"""
 
 
 class WeightsUnreadable(RuntimeError):
@@ -32,7 +35,7 @@ class WeightsUnreadable(RuntimeError):
 
 @dataclass(frozen=True)
 class _Piece:
-    """The part of a tensor that one rank wrote."""
+    """The part of a tensor that one rank wrote, and where its values are in a file."""
 
     file: Path
     begin: int
@@ -45,7 +48,10 @@ class SavedWeights:
     """The trained weights in a checkpoint. Several threads may read together."""
 
     def __init__(self, folder: Path) -> None:
-        """Read the metadata of a checkpoint. folder: what `sharded_checkpoint.begin` has written. Raises WeightsUnreadable."""
+        """Read the metadata of a checkpoint. folder: the folder that `sharded_checkpoint.begin` has written.
+
+        Raises WeightsUnreadable if the metadata is missing or damaged.
+        """
         self._folder = folder
         try:
             metadata = dcp.FileSystemReader(folder / "state").read_metadata()
@@ -67,7 +73,7 @@ class SavedWeights:
     def read(self, name: str, *slices: slice) -> Tensor:
         """Read one tensor, or only the part that `slices` selects. The result has the type of the trained tensor.
 
-        slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable.
+        slices: one for each leading dimension, with a step of 1. Raises WeightsUnreadable for a damaged or missing file.
         """
         entry = self._stored[name]
         dtype = entry.properties.dtype

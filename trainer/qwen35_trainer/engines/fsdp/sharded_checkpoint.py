@@ -32,7 +32,7 @@ from qwen35_trainer.models.qwen3_5 import HFModule
 logger = logging.getLogger(__name__)
 
 _SETTINGS = "param_groups."
-"""Prefix of the settings in the flattened state of an optimizer, which lists the settings of every parameter."""
+"""Prefix of the names under which the flattened state of an optimizer lists the settings of each parameter."""
 _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True, ignore_frozen_params=True)
 
 

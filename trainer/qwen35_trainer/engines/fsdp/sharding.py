@@ -1,7 +1,7 @@
-"""Sharding of a model over the ranks: each layer on its own, then the remaining parameters.
+"""Shards a model over the ranks: each layer as a unit, then the remaining parameters together.
 
-    world = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
-    world = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
+    ranks = copies × shard:   each copy of the model is sharded over `shard` ranks, and copies sum their gradients (HSDP)
+    ranks = data × context:   each of `data` groups of ranks has its own samples; its `context` ranks share every sequence
 
 Neighbouring ranks share a sequence, so that the exchanges between them stay within a node. Both lines describe the same
 ranks: parameters are sharded over all ranks of a copy, whichever samples these ranks have.
@@ -35,7 +35,7 @@ class Ranks:
     context_group: ProcessGroup | None
     """Ranks that share each sequence; None: no context parallelism."""
     data_shares: int
-    """Number of shares of a batch: groups of ranks that each compute other samples."""
+    """Number of shares into which a batch is divided. The ranks that share a sequence compute the same share."""
 
     @property
     def data_share(self) -> int:
@@ -44,20 +44,26 @@ class Ranks:
 
     @property
     def adds_to_sums(self) -> bool:
-        """Whether this rank's values enter sums over ranks.
+        """Whether this rank adds its values to sums over ranks.
 
-        The ranks of a context group hold the same samples, so only the first of these ranks adds its values.
+        The ranks of a context group hold the same samples, so only the first rank of the group adds its values.
         """
         return self.context_group is None or self.context_group.rank() == 0
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum a tensor on the host over all shares of a batch, entry by entry. Collective. Every rank gets the sums."""
+        """Sum a tensor in host memory over all shares of a batch, entry by entry.
+
+        Collective. Every rank gets the sums.
+        """
         total = values.clone() if self.adds_to_sums else torch.zeros_like(values)
         dist.all_reduce(total)
         return total
 
     def max(self, values: Tensor) -> Tensor:
-        """Return the maximum of a tensor over all shares of a batch, entry by entry. Collective. Every rank gets the maxima."""
+        """Return the maximum of each entry of a tensor over all shares of a batch.
+
+        Collective. Every rank gets the maxima.
+        """
         largest = values.clone()
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         return largest
@@ -89,7 +95,7 @@ class Ranks:
 
 
 def _limit(mesh: DeviceMesh, timeout: timedelta) -> None:
-    """Set the time-out of the mesh's groups, because PyTorch gives them its default. TorchTitan does the same."""
+    """Set the time-out of the mesh's process groups, which PyTorch creates with its default. TorchTitan does the same."""
     for group in mesh.get_all_groups():
         dist.distributed_c10d._set_pg_timeout(timeout, group)
 
@@ -123,10 +129,10 @@ def shard(model: HFModule, mesh: DeviceMesh, precision: torch.dtype, train: Trai
 
 
 def layers(model: HFModule) -> list[nn.Module]:
-    """List the modules that FSDP gathers as units: experts, then the modules of the classes in `_no_split_modules`.
+    """List the modules whose parameters FSDP gathers together: experts, then the modules of the classes in `_no_split_modules`.
 
-    Names in `_no_split_modules` that the model does not have are skipped. Experts hold most parameters of a layer. As a
-    unit of their own, they are gathered while attention computes.
+    Classes in `_no_split_modules` that the model does not contain are skipped. The experts hold most parameters of a layer.
+    They are gathered separately, so that this happens while attention computes.
     """
     names = set(model._no_split_modules or ())
     units = [module for module in model.modules() if type(module).__name__ in names]

@@ -28,8 +28,8 @@ def adapt(model: HFModule, context_group: ProcessGroup | None = None, *, float32
     """Give a model and its layers a forward that reads a `ModelInput` and returns `TokenScores` (`forward.py`).
 
     context_group: processes that share each sequence (`context_parallel.py`); None or a group of one: each process
-    has its own sequences.  float32_logits: do not round logits to the model's precision.  Parameters, their names and the modules are
-    unchanged. Adapting again replaces the group and the precision of logits.
+    has its own sequences.  float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
+    Parameters, their names and the modules are unchanged. Adapting again replaces the group and the precision of logits.
     Raises ValueError naming every problem: another family, an unsupported version of transformers, heads that the group
     cannot share.
     """

@@ -64,7 +64,10 @@ def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: P
 
 
 def _from_files(files: CheckpointFiles, precision: torch.dtype) -> HFModule:
-    """Build a model without drawing random values for its parameters, and load the files. Buffers are computed as usual."""
+    """Build a model and load the values of its parameters from the files, without drawing random values first.
+
+    Its buffers are not in the files; they are computed, as in every model.
+    """
     from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with init_empty_weights(include_buffers=False):

@@ -29,7 +29,10 @@ from qwen35_trainer.models.qwen3_5 import classes
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-"""Types in which weights may be stored, by safetensors' names. Other types are those of quantised checkpoints."""
+"""Types in which weights may be stored, by safetensors' names.
+
+All others, which quantised checkpoints have, are refused.
+"""
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(gate_proj|up_proj|down_proj)\.weight")
 _MAX_PRINTED_PROBLEMS = 20
 
@@ -72,10 +75,10 @@ class StoredTensor:
     dtype: torch.dtype
     shape: tuple[int, ...]
     pieces: tuple[tuple[FileTensor, ...], ...]
-    """The tensors in files that hold the values: one tensor in one tuple or, for experts that are stored one by one, a tuple for
-    each expert, in the order of rows."""
+    """The tensors in files that hold the values. Experts that are stored one by one have a tuple for each expert, with its
+    tensors in the order of rows; every other tensor of the model has one tuple with one tensor."""
     stacked: bool
-    """Whether `pieces` are those of experts that are stored one by one."""
+    """Whether this tensor holds experts that are stored one by one, so that `pieces` has a tuple for each expert."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,10 @@ class CheckpointFiles:
     config: classes.HFConfig
     """Configuration object of transformers; `classes.without_weights(config)` is the model that fits `tensors`."""
     tensors: Mapping[str, StoredTensor]
-    """One tensor for each parameter of the module, by its name there. A tied output layer is part of the input embedding."""
+    """One tensor for each parameter of the module, by the parameter's name.
+
+    A tied output layer is left out.
+    """
     passed: Mapping[str, StoredTensor]
     """Tensors that the module lacks, but a rollout engine may use: heads for multi-token prediction (`mtp.*`)."""
 
@@ -114,9 +120,9 @@ class CheckpointFiles:
         return cls(folder, config, MappingProxyType(tensors), MappingProxyType(passed))
 
     def read(self, name: str, *slices: slice) -> Tensor:
-        """Read one tensor, or a part of it, in the stored dtype; only that part is read from the file.
+        """Read one tensor, or a part of it, in the dtype of the file. Only that part is read.
 
-        slices: one for each leading dimension, with a step of 1. An empty part is an empty tensor.
+        slices: one for each leading dimension, with a step of 1. If they select nothing, the result is an empty tensor.
         """
         stored = self.tensors.get(name) or self.passed[name]
         ranges = [range(size)[s] for size, s in zip(stored.shape, slices, strict=False)]
@@ -162,7 +168,10 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _pieces(folder: Path, problems: list[str]) -> dict[str, FileTensor]:
-    """Read the headers of all files. Returns the tensors by their names in the files, and adds what is wrong to `problems`."""
+    """Read the headers of all files, and return the tensors by their names in the files.
+
+    Adds what is wrong to `problems`.
+    """
     promised: dict[str, str] | None = None
     if (folder / INDEX).is_file():
         promised = _json(folder / INDEX).get("weight_map", {})
@@ -207,7 +216,11 @@ def _read_header(file: Path, pieces: dict[str, FileTensor], problems: list[str])
 def _as_modules(
     pieces: Mapping[str, FileTensor], *, text_only: bool, problems: list[str]
 ) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
-    """Return stored tensors by their names in the PyTorch module, and separately those that the module lacks (`mtp.*`)."""
+    """Return the stored tensors by their names in the PyTorch module, and separately the tensors that the module lacks (`mtp.*`).
+
+    pieces: the tensors by their names in the files. text_only: whether the module is the text model alone. Adds experts that
+    are incomplete to `problems`.
+    """
     tensors: dict[str, StoredTensor] = {}
     passed: dict[str, StoredTensor] = {}
     experts: dict[str, dict[str, dict[int, FileTensor]]] = {}
@@ -257,7 +270,7 @@ def _stack(
 def _differences(
     expected: Mapping[str, tuple[int, ...]], stored: Mapping[str, StoredTensor], *, tied: bool
 ) -> list[str]:
-    """List the tensors that only the PyTorch module or only the files have, and those whose shapes differ.
+    """Return a text for each tensor that only the PyTorch module has, that only the files have, or whose shapes differ.
 
     expected: the shapes of the module's parameters. stored: the tensors in the files, which may include a tied output layer
     although the module does not list one.

@@ -22,7 +22,7 @@ CLASSES = {
     "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
 }
-"""Name of the class in transformers that has the model of a `model_type` in config.json."""
+"""`model_type` in config.json → name of the class of that model in transformers."""
 
 
 def family_problem(config: Mapping[str, Any]) -> str | None:

@@ -33,10 +33,10 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 
 def head_problems(config: HFModule, ranks: int) -> list[str]:
-    """Return why `ranks` processes cannot share the heads of a text model, with a fix; empty if they can.
+    """Return the reasons why `ranks` processes cannot share the heads of a text model, each with a fix; empty if they can.
 
-    Full attention may have fewer key/value heads than processes, since these are repeated. Linear attention may not,
-    since each process has its part of the channels of the convolution and the projection.
+    Full attention may have fewer key/value heads than processes, because key and value heads are repeated. Linear attention
+    may not have fewer heads, because each process has its part of the channels of the convolution and the projection.
     """
     names = ("num_attention_heads", "linear_num_key_heads", "linear_num_value_heads")
     heads = {name: getattr(config, name) for name in names}
@@ -107,7 +107,10 @@ def gather_rows(values: Tensor, indices: Tensor, count: int, group: ProcessGroup
 
 
 def group_sum(values: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum over the group, on every process. The backward pass gives each process the gradient of its own addend."""
+    """Return, on every process, the sum of `values` over the processes of the group.
+
+    The backward pass gives each process the gradient of its own `values`.
+    """
     return _Sum.apply(values, group)  # type: ignore[no-untyped-call]
 
 

@@ -8,8 +8,9 @@ the first `n`, so that every step works on views and gathers nothing.
         slot   0    1    2   …   n-1 │ n  …
               seq  seq  seq      seq │ free          prefill: fills slots n…   step: advances 0…n-1   move: closes a hole
 
-Weights are read from the live model at every call. When they are replaced between two steps, the next token is computed
-with the new weights and the state that the old weights left in each slot, as with vLLM's `pause(mode="keep")`.
+Weights are read from the live model at every call. When they are replaced between two steps, the KV cache and the recurrent
+states that the old weights computed stay in each slot and are not recomputed: the next token is computed from them with the
+new weights, as with vLLM's `pause(mode="keep")`.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from qwen35_trainer.models.qwen3_5.linear_attention import LinearState
 class Decoder:
     """Decodes up to `slots` sequences of at most `max_length` tokens each with the text part of a Qwen3.5 model.
 
-    float32_logits: do not round logits to the model's precision.
+    float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
 
     def __init__(self, model: HFModule, slots: int, max_length: int, *, float32_logits: bool = False) -> None:

@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CHUNK_POSITIONS = 64
-"""Maximum length of a chunk: above it the quadratic part inside a chunk costs more than the scan over chunks."""
+"""Maximum length of a chunk.
+
+In longer chunks, the quadratic part within a chunk would cost more than the scan over chunks.
+"""
 
 
 def normalise(x: Tensor) -> Tensor:

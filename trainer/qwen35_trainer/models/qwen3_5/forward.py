@@ -42,7 +42,7 @@ def score(
     lengths: (n,) int64: number of tokens of each sequence, for the losses of routers; None: without these losses.
     kept: the tokens over which each row's softmax is taken; None: the whole vocabulary.
     context_group: processes that share each sequence; all get the same arguments and all scores
-    (`context_parallel.py`). float32_logits: do not round logits to the model's precision.
+    (`context_parallel.py`). float32_logits: whether logits stay in float32 instead of being rounded to the model's precision.
     """
     length = inputs.tokens.shape[1]
     hidden, router_losses = hidden_states(model, inputs, context_group, lengths)
@@ -80,7 +80,11 @@ def logits(model: HFModule, inputs: ModelInput) -> Tensor:
 def hidden_states(
     model: HFModule, inputs: ModelInput, context_group: ProcessGroup | None, lengths: Tensor | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the states (n, l, D) of this process's tokens before the final norm, and its share of the routers' losses."""
+    """Compute the hidden states (n, l, D) of this process's tokens before the final norm, and its share of the routers' losses.
+
+    lengths: (n,) number of tokens of each sequence, for the routers' losses, which are None without it. context_group:
+    processes that share each sequence; None: this process holds all tokens.
+    """
     if context_group is not None:
         inputs = context_parallel.padded(inputs, context_group)
     hidden = _embed(model, inputs, context_group)

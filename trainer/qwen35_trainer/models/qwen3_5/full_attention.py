@@ -46,13 +46,15 @@ def project(layer: HFModule, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute causal attention of right-padded sequences, (b, l, heads, C)."""
+    """Compute causal attention of b right-padded sequences. Arguments and result are (b, l, heads, C)."""
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True).transpose(1, 2)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply the rotary embedding to the first channels only (Qwen3.5 rotates a quarter of each head)."""
+    """Apply the rotary embedding to the first channels of each head, as many as `cos` has; Qwen3.5 rotates a quarter of
+    them.
+    """
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
     first, second = turned.chunk(2, dim=-1)
     return torch.cat((turned * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)

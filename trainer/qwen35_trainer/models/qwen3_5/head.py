@@ -1,9 +1,10 @@
 """Log-probabilities of chosen tokens, and entropies, without the logits of all rows in memory.
 
 With a vocabulary of 248 thousand tokens the float32 logits of 4,096 rows are 4 GB, and a plain softmax with its gradient
-holds them several times. Here one *chunk* of rows at a time is multiplied, reduced to two numbers per row and dropped;
-the backward pass multiplies it again. The cost is a fourth matrix product in addition to three, except for the last chunk:
-the backward pass begins with it, so keeping it does not raise peak memory. A micro-batch of one chunk has no extra cost.
+holds them several times. Here the logits of one *chunk* of rows at a time are computed, reduced to two numbers per row and
+dropped; the backward pass computes them again. This costs a fourth matrix product in addition to three, except for the last
+chunk: its logits are kept, which does not raise peak memory, because the backward pass begins with them. A micro-batch of one
+chunk therefore has no extra cost.
 
 Logits are in the weight's precision, or in float32 (`float32_logits`): rounded to bfloat16, a logit of 10 nats has an error
 of up to 1/32, and so do log-probs. Gradients of the logits are rounded to the weight's precision, like all gradients; their
@@ -29,8 +30,8 @@ from qwen35_trainer.models.qwen3_5 import Context, head_passes, products
 from qwen35_trainer.models.qwen3_5.kept_logits import KeptLogits
 
 CHUNK_LOGITS = 2**27
-"""Number of logits in memory at a time (512 MiB in float32): those of 541 rows in published models. These are enough rows for an
-efficient matrix product, and so few chunks that adding to the weight's gradient once per chunk costs little."""
+"""Maximum number of logits in memory at a time (512 MiB in float32): those of 541 rows of published models. Matrix
+products of this number of rows are efficient, and adding the gradient of each chunk to that of the weight costs little."""
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -44,9 +45,12 @@ class TokenScores(NamedTuple):
     log_probs: Tensor
     """(R,) float32: log-probability of each token, in nats."""
     entropy: Tensor | None
-    """(R,) float32, in nats: entropy of the distribution at the position of the token."""
+    """(R,) float32, in nats: entropy of the distribution from which the token was drawn. None: not computed."""
     router_losses: Tensor | None = None
-    """(2,) float32: `router.losses` summed over layers; None: not computed."""
+    """(2,) float32: load-balancing loss and z-loss of the routers (`router.losses`), summed over layers.
+
+    None: not computed.
+    """
 
 
 def token_scores(
@@ -63,7 +67,7 @@ def token_scores(
     """Compute the scores of `targets` under softmax(hidden · weightᵀ / temperature).
 
     hidden: (R, D).  weight: (V, D), whole: under FSDP call this where the weight is unsharded.  targets: (R,) int64.
-    chunk: rows multiplied at a time; by default as many as `CHUNK_LOGITS` allows. Operands and results of the
+    chunk: number of rows per chunk; None: as many as `CHUNK_LOGITS` allows. Operands and results of the
     products are in the weight's precision, except logits with `float32_logits`; everything after them is in float32.
     The weight's gradient is summed over chunks in float32 and rounded once. The backward pass overwrites the kept
     chunk, so it can run only once.

@@ -1,4 +1,4 @@
-"""The passes of `head_passes.py` in Triton: each reads the product once, in its precision, without a copy.
+"""The passes of `head_passes.py` in Triton. Each reads the product (a chunk's logits) once, in its precision, without a copy.
 
     reduce     a program for each row: one sweep over the vocabulary with a running maximum (online softmax,
                https://arxiv.org/abs/1805.02867), and for the entropy the running mean of how far logits lie below it

@@ -15,7 +15,10 @@ from torch import Tensor
 
 
 def prepare(product: Tensor, temperature: float) -> Tensor:
-    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32. May overwrite `product`."""
+    """Convert logits (R, V), not yet divided by the temperature, to log-probabilities in float32.
+
+    May overwrite the logits.
+    """
     logits = product if temperature == 1 else product.float().div_(temperature)
     return logits.log_softmax(-1, dtype=torch.float32)
 
@@ -26,9 +29,9 @@ def reduce(
     temperature: float,  # not used: `prepare` has divided by it
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute log-probs of the targets (R,), the logsumexp of `prepared` (R,) for `gradient`, and entropies (R,).
+    """Compute the log-probs of the targets, the logsumexp of each row of `prepared`, which `gradient` needs, and the entropies.
 
-    All are float32.
+    All are (R,) float32. The entropies are None without `with_entropy`.
     """
     log_probs = prepared.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropy = -torch.linalg.vecdot(prepared.exp(), prepared) if with_entropy else None
@@ -44,9 +47,10 @@ def gradient(
     by_entropy: Tensor | None,
     temperature: float,
 ) -> Tensor:
-    """Compute the gradient of the loss by the logits (R, V), from the gradients by log-probs and entropies (R,).
+    """Compute the gradient of the loss with respect to the logits, (R, V). May overwrite `prepared`.
 
-    Overwrites `prepared`.
+    by_log_prob, by_entropy: (R,) gradients of the loss with respect to log-probs and entropies; by_entropy is None if
+    entropies were not computed. logsumexp, entropy: as `reduce` returned them.
     """
     probability, upstream = prepared.exp(), by_log_prob.unsqueeze(1)
     if entropy is not None and by_entropy is not None:

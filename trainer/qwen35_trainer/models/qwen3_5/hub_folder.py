@@ -54,11 +54,11 @@ class _Place:
     parameter: str
     expert: int | None = None
     start: int = 0
-    """First row within the expert's part of the parameter."""
+    """Row of the parameter, or of the expert's part of it, at which the stored tensor begins."""
 
 
 def write_hub_folder(files: CheckpointFiles, values: TrainedValues, output: Path) -> None:
-    """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError.
+    """Write a checkpoint in the format of Hugging Face into `output`, an empty folder. Raises OSError if writing fails.
 
     files: the source checkpoint, whose names, shapes and shards the output gets. values: the tensors that trained. A crash
     leaves the folder incomplete: write to a temporary name, then rename.
@@ -88,7 +88,7 @@ def copy_the_rest(source: Path, output: Path) -> None:
 
 
 def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None) -> None:
-    """Write tensors to one safetensors file. Raises OSError, also for a full disk."""
+    """Write tensors to one safetensors file. Raises OSError if that fails, for example because the disk is full."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         save_file(tensors, file, metadata=metadata)
@@ -99,7 +99,7 @@ def save(tensors: dict[str, Tensor], file: Path, metadata: dict[str, str] | None
 def seal(folder: Path) -> None:
     """Complete a written folder: write the checksums of all files, set their modes by the umask, and flush all to disk.
 
-    Modes are set because safetensors creates files that only their owner may read. Raises OSError.
+    Modes are set because safetensors creates files that only their owner may read. Raises OSError if one of these steps fails.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -129,7 +129,7 @@ def _shards(folder: Path) -> list[str]:
 
 
 def _places(files: CheckpointFiles) -> dict[str, _Place]:
-    """Return, for each tensor in the files by its name there, the part of the module's parameter that it holds."""
+    """Return name of a tensor in the files → the part of a parameter of the module that the tensor holds."""
     places: dict[str, _Place] = {}
     for parameter, stored in files.tensors.items():
         for expert, pieces in enumerate(stored.pieces):
@@ -143,7 +143,11 @@ def _places(files: CheckpointFiles) -> dict[str, _Place]:
 
 
 def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], values: TrainedValues) -> None:
-    """Write the header of `source`, then each tensor at its offset there (https://github.com/huggingface/safetensors, Format)."""
+    """Write the file `target` with the header of `source`, and each tensor at the offset that it has in `source`.
+
+    Tensors that trained have their new values, all others those in `source`. The format is described at
+    https://github.com/huggingface/safetensors, section Format.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as old, target.open("wb") as new:
         size = old.read(8)
@@ -168,9 +172,10 @@ def _write_shard(source: Path, target: Path, places: Mapping[str, _Place], value
 
 
 def _blocks(shape: Sequence[int], place: _Place) -> Iterator[tuple[slice, ...]]:
-    """Yield slices of a parameter that together are the stored tensor of this shape.
+    """Yield the slices of a parameter that, one after another, make up a stored tensor.
 
-    Each slice is a range of rows with about `_VALUES_PER_BLOCK` values.
+    Each is a range of rows with about `_VALUES_PER_BLOCK` values. shape: the shape of the stored tensor. place: the part of
+    the parameter that the stored tensor holds.
     """
     if not shape:
         yield ()

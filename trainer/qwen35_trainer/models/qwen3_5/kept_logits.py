@@ -16,7 +16,9 @@ gradients need no special case."""
 
 @dataclass(frozen=True, eq=False)
 class KeptLogits:
-    """The logits that count in the softmax of each of R rows: those of the row's candidates, or all if it has none."""
+    """The logits that count in the softmax of each of R rows: those of the row's candidates, or all logits if it has
+    none.
+    """
 
     candidates: Candidates
     """The candidates of each row, on the host, so that a chunk of rows can be selected without waiting for the device."""

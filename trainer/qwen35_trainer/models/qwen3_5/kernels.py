@@ -27,7 +27,7 @@ MIN_FLASH_LINEAR_ATTENTION_VERSION = Version("0.5.1")
 
 @cache
 def _has_flash_linear_attention() -> bool:
-    """Whether a usable version of fla-core, the distribution with the kernels, is installed."""
+    """Whether a usable version of fla-core, the distribution with flash-linear-attention's kernels, is installed."""
     try:
         installed = version("fla-core")
     except PackageNotFoundError:

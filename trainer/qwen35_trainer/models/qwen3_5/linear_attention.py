@@ -75,9 +75,10 @@ def _own_channels(
 
 
 def sequence(layer: HFModule, hidden: Tensor, lengths: Tensor) -> tuple[Tensor, LinearState]:
-    """Compute a linear-attention layer for all positions of right-padded sequences from an empty state, and the final state.
+    """Compute a linear-attention layer for all positions of right-padded sequences, which begin with an empty state.
 
-    hidden: (B, T, D).  lengths: (B,) valid positions.  Returns (B, T, D) and the state after `lengths` positions.
+    hidden: (B, T, D).  lengths: (B,) number of real tokens of each sequence.  Returns the outputs (B, T, D), and the state
+    after the last real token of each sequence.
     """
     mixed, gate, log_decay, beta = _project(layer, hidden)
     filters = layer.conv1d.weight.squeeze(1)
@@ -112,7 +113,7 @@ def _project(layer: HFModule, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def _heads(layer: HFModule, mixed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split (..., C) into query, key (..., G, K) and value (..., H, V); each of the G key heads is shared by H / G value heads.
+    """Split (..., C) into query and key (..., G, K) and value (..., H, V). H / G value heads share each of the G key heads.
 
     With context parallelism over S processes, C, G and H are the share of one process, in the same proportions.
     """

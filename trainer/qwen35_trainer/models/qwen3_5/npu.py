@@ -151,7 +151,11 @@ class GroupedMatmul(torch.autograd.Function):
 
 
 def _grouped(operators: Operators, x: Tensor, weight: Tensor, counts: Tensor, *, along: str) -> Tensor:
-    """Compute a grouped product with one output tensor. counts: the rows of each group (group_list_type 1), not running totals."""
+    """Multiply groups of rows by the matrix of their group with Ascend's grouped product, into one output tensor.
+
+    counts: the size of each group (group_list_type 1), not running totals. along: "rows" if groups are ranges of rows of
+    `x`; otherwise they are ranges of the inner dimension of the product.
+    """
     group_type, split_item = (0, 2) if along == "rows" else (2, 3)
     return operators.npu_grouped_matmul(
         [x],

@@ -34,7 +34,7 @@ longer than the 64 positions of a kernel's chunk, and c is shorter than the conv
 
 @dataclass(frozen=True)
 class PackingDifference:
-    """Difference between two passes over the same sequences, relative to the size of the compared values."""
+    """The difference between two passes over the same sequences, relative to the size of the compared values."""
 
     log_prob: float
     """Root mean square of the differences of log-probs, divided by the standard deviation of the log-probs."""
@@ -47,15 +47,15 @@ class PackingDifference:
 
 
 NEIGHBOUR_TOLERANCE = PackingDifference(1e-3, 2e-2)
-"""Maximum difference between two packed rows whose scored sequences have other neighbours. Without a leak, 0 and 0 were measured;
-with a leak in the convolution or the state alone, at least 3e-3, mostly 0.1 to 1. The bound of the gradient allows for kernels
-that add in no fixed order."""
+"""Maximum difference between two packed rows in which the scored sequences have different neighbours. Without a leak, both
+differences were 0; with a leak in the convolution or the state alone they were at least 3e-3, mostly 0.1 to 1. The bound of the
+gradient allows for kernels that add in no fixed order."""
 SEPARATE_TOLERANCES = {
     torch.float32: PackingDifference(1e-3, 1e-2),
     torch.bfloat16: PackingDifference(0.5, float("inf")),
 }
 """Maximum difference between packed and separate sequences, by the precision of the layers. Without a leak, 1e-5 was measured in
-float32. In bfloat16 with large random weights, log-probs differed by up to 0.5, and gradients without a bound."""
+float32. In bfloat16 with large random weights, log-probs differed by up to 0.5, and gradients by so much that no bound is set."""
 
 
 class PackingInexact(RuntimeError):
@@ -65,12 +65,15 @@ class PackingInexact(RuntimeError):
 
 
 def check_packing(model: HFModule) -> None:
-    """Score and differentiate a hundred random tokens, packed and padded. Raises PackingInexact.
+    """Check that packing changes neither log-probs nor gradients by more than rounding. Raises PackingInexact if it does.
 
-    Call it once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
-    adapted. It may be sharded. With a context group it must be sharded over that group too, because gradients are compared after
-    their reduction; before, each process has only the gradient of its own tokens. The tolerance depends on the precision of the
-    layers.
+    A hundred random tokens are scored and differentiated in a packed row, in a packed row with different neighbours, and as
+    separate padded sequences. The second pass must agree with the first within NEIGHBOUR_TOLERANCE (the precise test), and
+    the third within SEPARATE_TOLERANCES, which depend on the precision of the layers.
+
+    Call this once after loading, on all ranks and before any gradient: it leaves gradients at None. The model must be
+    adapted, and may be sharded. With a context group it must be sharded over that group too, because gradients are compared
+    after their reduction; before that, each process has only the gradient of its own tokens.
     """
     vocabulary = text_config(model).vocab_size
     generator = torch.Generator().manual_seed(0)

@@ -31,8 +31,8 @@ def token_types(
 ) -> Integers:
     """Return the kind of each token of prompt and response, (length,): 0 text, 1 placeholder of an image, 2 of a video.
 
-    tokens: (length,).  written: (length,) true for tokens that the model generated. A generated placeholder is text, since
-    no picture belongs to it; without `written` every placeholder counts.
+    tokens: (length,).  written: (length,) true for tokens that the model generated. A generated placeholder is text, because
+    no picture belongs to it; None: no token was generated.
     """
     types = np.where(tokens == image_token, IMAGE, np.where(tokens == video_token, VIDEO, TEXT))
     if written is not None:

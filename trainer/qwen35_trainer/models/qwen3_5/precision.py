@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 PRECISIONS = {"BF16": torch.bfloat16, "FP32": torch.float32}
-"""Types by the values of `model.precision` in the manifest."""
+"""Value of `model.precision` in the manifest → type."""
 FLOAT32_PARAMETERS = ("linear_attn.A_log", "linear_attn.norm.weight")
 """Suffixes of the names of parameters that published Qwen3.5 files hold in float32; all others are bfloat16."""
 

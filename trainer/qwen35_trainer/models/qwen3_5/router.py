@@ -29,7 +29,10 @@ from qwen35_trainer.models.qwen3_5.inputs import ModelInput
 
 @dataclass(frozen=True, eq=False)
 class Membership:
-    """The sequence to which each token belongs, for routing losses, which average over real tokens only."""
+    """The sequence to which each token belongs.
+
+    The losses of routers need it, because they average over real tokens only.
+    """
 
     sequences: Tensor
     """(t,) int64: index of each token's sequence; n for padding."""

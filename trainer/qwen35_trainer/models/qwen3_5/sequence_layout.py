@@ -1,4 +1,4 @@
-"""The layout of the sequences of one forward pass, in the forms that mixers need. Computed once, read by all layers.
+"""The positions and boundaries of the sequences of one forward pass, in the forms that mixers need; all layers share them.
 
 A packed row is split for mixers without a kernel that takes boundaries. Sequences of similar length share a right-padded
 batch, called a *bucket*: its shortest sequence is longer than half of its longest one. Padding therefore at most doubles the
@@ -57,7 +57,8 @@ class Split:
     """The sequences of a packed row of T tokens, cut apart into batches of right-padded sequences."""
 
     buckets: tuple[Tensor, ...]
-    """(b, l) int64 each: the position of every token in the row; arbitrary after the end of a sequence."""
+    """One tensor (b, l) int64 per bucket of b sequences: each token's position in the row; arbitrary after a sequence's
+    end."""
     back: Tensor
     """(T,) int64: the position of each token of the row in the concatenation of the flattened buckets."""
 
@@ -84,9 +85,9 @@ class Split:
 
 
 def _similar(lengths: Sequence[int]) -> list[list[int]]:
-    """Sort indices of sequences, longest first, into runs.
+    """Divide sequences of similar length into buckets, and return the indices of each bucket's sequences, longest first.
 
-    The shortest sequence of a run is longer than half of the longest sequence of the run.
+    The shortest sequence of a bucket is longer than half of the longest sequence of the bucket.
     """
     runs: list[list[int]] = []
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):

@@ -1,4 +1,4 @@
-"""Token embeddings with the features of images and videos at their placeholders.
+"""Computes the input of the first layer: token embeddings, and at placeholders the features of images and videos.
 
     tokens ─► embedding ───────────────────────────┐
     patches of all images, then of all videos ─► tower ─► features ─► at the placeholders ─► (n, L, D)
@@ -97,7 +97,7 @@ def _blank(config: HFConfig, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _features(pictures: Pictures, merge: int) -> tuple[int, int]:
-    """Count the features of the images and of the videos."""
+    """Return the number of features of all images, and of all videos."""
     images, videos = (int(grids.prod(1).sum()) // merge**2 for grids in (pictures.grids, pictures.video_grids))
     return images, videos
 
@@ -137,7 +137,10 @@ def _tower(tower: HFModule, patches: Tensor, grids: Tensor) -> Tensor:
 
 
 def _places(grid: Sequence[int], merge: int, device: torch.device) -> Tensor:
-    """Return row and column (patches, 2) of each patch of a picture. The merge² patches of one feature are adjacent."""
+    """Return the row and column of each patch of a picture, (patches, 2).
+
+    The merge² patches of one feature are adjacent.
+    """
     frames, rows, columns = grid
     row = torch.arange(rows, device=device).view(rows // merge, 1, merge, 1)
     column = torch.arange(columns, device=device).view(1, columns // merge, 1, merge)
@@ -145,16 +148,16 @@ def _places(grid: Sequence[int], merge: int, device: torch.device) -> Tensor:
 
 
 def _extents(grid: Sequence[int], device: torch.device) -> Tensor:
-    """Return the numbers of rows and columns (patches, 2) of the picture of each patch."""
+    """Return, for each patch of a picture, the picture's numbers of rows and columns of patches, (patches, 2)."""
     frames, rows, columns = grid
     return torch.tensor([rows, columns], device=device).expand(frames * rows * columns, 2)
 
 
 def _interpolation(places: Tensor, extents: Tensor, side: int) -> tuple[Tensor, Tensor]:
-    """Stretch the learned side × side position grid over each picture, bilinearly, with aligned corners.
+    """Stretch the grid of side × side learned position embeddings over each picture: bilinearly, with aligned corners.
 
-    places, extents: (P, 2).  Returns for each patch its four neighbours in the flat grid (P, 4) and their weights
-    (P, 4) float32, which add up to 1.
+    places: (P, 2) row and column of each patch.  extents: (P, 2) rows and columns of its picture.  Returns, for each patch,
+    the indices of its four neighbours in the flat grid (P, 4), and their weights (P, 4) float32, which add up to 1.
     """
     exact = places.float() * (side - 1) / (extents - 1).clamp(min=1)
     low = exact.long()

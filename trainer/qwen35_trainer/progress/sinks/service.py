@@ -26,9 +26,9 @@ _QUEUE_RECORDS: Final = 1024
 class ServiceSink:
     """Passes records to another sink in a separate thread. Counts the records that cannot be delivered, and warns once.
 
-    open_sink: creates the other sink. The thread calls it at the first record, and again at the next record if the call
-    fails. failures: the exceptions by which the service's client reports failures. Any other exception is a bug and
-    ends the thread.
+    open_sink: function that creates the other sink. The thread calls it at the first record; if that fails, the record is
+    lost, and the thread calls it again at the next record. failures: the exceptions by which the service's client reports
+    failures. Any other exception is a bug and ends the thread.
     """
 
     def __init__(

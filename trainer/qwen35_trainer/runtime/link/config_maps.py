@@ -37,14 +37,11 @@ logger = logging.getLogger(__name__)
 
 CALL_SECONDS = 10.0
 WATCH_SECONDS = 300
-"""Time after which the API server ends a watch.
-
-The list that follows contains every change that the watch has missed.
-"""
+"""Time after which the API server ends a watch. The link then reads the ConfigMap again, so it misses no change."""
 MAX_SILENCE_SECONDS = 90.0
 """Time without a byte after which a watch counts as broken. The API server sends a bookmark about every minute."""
 READ_BUFFER_BYTES = 1 << 20
-"""Size of aiohttp's read buffer. A line may have twice this size, and an object in etcd has at most 1.5 MiB."""
+"""Size of aiohttp's read buffer. aiohttp accepts lines of twice this size, and an object in etcd has at most 1.5 MiB."""
 
 PAUSE_SECONDS = 1.0
 """Pause between two watches, so that a server that ends each watch immediately does not get too many requests."""
@@ -54,7 +51,7 @@ FAILURES_BEFORE_WARNING = 3
 A single failure is usual, and the next watch works.
 """
 MIN_STEADY_SECONDS = 30.0
-"""Duration of a watch above which its failure counts as the first of consecutive failures."""
+"""A watch that fails after more than this time has worked: its failure is counted as the first of a new series."""
 
 _CALL_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
 """Exceptions of a failed call: no answer, an error status, or an answer with unexpected content."""
@@ -118,7 +115,7 @@ class ConfigMapLink:
     async def _texts(self) -> AsyncIterator[str]:
         """Yield the text of the orders in the ConfigMap, and again after each change, until the watch ends.
 
-        Raises _CALL_ERRORS.
+        Raises one of _CALL_ERRORS if the list or the watch fails.
         """
         selector = {"fieldSelector": f"metadata.name={self._control}"}
         timeout = aiohttp.ClientTimeout(total=CALL_SECONDS)
@@ -148,7 +145,7 @@ class ConfigMapLink:
                     yield _control_text(event["object"])
 
     def _parse(self, text: str) -> Control | None:
-        """Return the orders in `text`. None if the text is empty, and None with a warning if it cannot be read."""
+        """Return the orders in `text`; None if `text` is empty, or, with a warning in the log, if it cannot be parsed."""
         try:
             return parse_control(text) if text else None
         except ContractError as error:
@@ -166,14 +163,14 @@ class ConfigMapLink:
 
 
 async def _checked(answer: aiohttp.ClientResponse) -> aiohttp.ClientResponse:
-    """Return the answer unless its status is an error. Raises ValueError with the API server's message otherwise."""
+    """Return `answer` if its status is below 400. Raises ValueError with the API server's message otherwise."""
     if answer.status < 400:
         return answer
     raise ValueError(f"{answer.status}: {_status_message(await answer.text())}")
 
 
 def _status_message(body: str) -> str:
-    """Return the message in `body`, a Status object of Kubernetes. If it is something else, return its beginning."""
+    """Return the message in `body`, the JSON of a Status object of Kubernetes, or the beginning of any other `body`."""
     try:
         status: Any = json.loads(body)
         return str(status["message"])
@@ -182,7 +179,10 @@ def _status_message(body: str) -> str:
 
 
 def _control_text(config_map: Any) -> str:  # noqa: ANN401  # JSON from the API server
-    """Return the text of the orders in a ConfigMap; "" if it has none. Raises ValueError for any other object."""
+    """Return the text of the orders in a ConfigMap, or "" if the ConfigMap has none.
+
+    Raises ValueError for any other object.
+    """
     try:
         return str((config_map.get("data") or {}).get(CONTROL_KEY, ""))
     except AttributeError:

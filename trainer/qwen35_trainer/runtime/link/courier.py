@@ -28,7 +28,8 @@ REPORT_INTERVAL_SECONDS = 5.0
 HISTORY_INTERVAL_SECONDS = 30.0
 """Minimum time between two deliveries of the history, because each is a write of hundreds of kilobytes."""
 CANCEL_SECONDS = 5.0
-"""Maximum time that `finish` waits for the thread to end, after the deadline of the last report."""
+"""Maximum time that `Courier.finish` waits for the courier's thread to end after it has given up and cancelled the
+delivery."""
 
 
 class Undelivered(Exception):
@@ -40,8 +41,9 @@ class Courier:
 
     Call `start` first and `finish` last; any thread may call `notify` in between.
 
-    newest: returns the report to deliver. on_order: takes each order. The courier calls both on its own thread.
-    packed: returns the history so far, or None while there is none. The courier calls it on another thread.
+    newest: function that returns the report to deliver. on_order: function that takes each order. The courier calls both
+    on its own thread. packed: function that returns the history so far, or None while there is none. The courier calls it
+    on another thread.
 
     The history is delivered a last time before the last report. A failure to deliver the history only logs a warning.
     """
@@ -77,7 +79,10 @@ class Courier:
         self._call_on_thread(self._history_changed.set)
 
     def finish(self, seconds: float) -> None:
-        """Deliver the last report, and end the thread. Raises Undelivered if that is not done after `seconds`."""
+        """Deliver the last report, and end the thread.
+
+        Raises Undelivered if the report is not delivered within `seconds`.
+        """
         self._call_on_thread(self._schedule, True, True)
         self._thread.join(seconds)
         if not self._delivered:
@@ -117,7 +122,7 @@ class Courier:
             await asyncio.sleep(HISTORY_INTERVAL_SECONDS)
 
     async def _deliver_history(self) -> None:
-        """Deliver the history so far. The lock keeps an older history from replacing a newer one."""
+        """Deliver the history so far. A lock orders concurrent calls, so that no older history replaces a newer one."""
         async with self._writing_history:
             self._history_changed.clear()
             packed = await asyncio.to_thread(self._packed)
@@ -160,10 +165,10 @@ class Courier:
                 return
 
     async def _wait_for_turn(self, failures: int) -> None:
-        """Wait until there is a change to report, and until the next report may be sent.
+        """Wait for a change to report, and then until the next report may be sent.
 
-        failures: number of reports in a row that were not delivered. After a failure, the wait is a backoff. An urgent
-        report ends the wait.
+        That is REPORT_INTERVAL_SECONDS after the previous report or, if `failures` reports in a row were not delivered,
+        after a backoff. An urgent report is sent immediately in both cases.
         """
         await self._changed.wait()
         if failures:

@@ -19,7 +19,10 @@ POLL_SECONDS = 0.5
 
 
 class FolderLink:
-    """A link to an operator through the files of a folder. The folder is created; raises LinkRefused if that fails."""
+    """A link to an operator through the files of a folder, which is created.
+
+    Raises LinkRefused if it cannot be created.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._progress, self._control = folder / PROGRESS_KEY, folder / CONTROL_KEY
@@ -57,9 +60,10 @@ class FolderLink:
         """Do nothing, because no file stays open."""
 
     def _read_changed(self, latest_stamp: tuple[int, ...] | None) -> tuple[tuple[int, ...] | None, str | None]:
-        """Return the stamp of control.json, and the text of the file, or None if the stamp is still `latest_stamp`.
+        """Return the stamp and the text of control.json.
 
-        A stamp identifies a version of the file; None: there is no file.
+        The stamp identifies a version of the file; it is None if there is no file. The text is None if there is no file,
+        if the file still has the stamp `latest_stamp`, or if it cannot be read, which is logged.
         """
         try:
             stat = self._control.stat()

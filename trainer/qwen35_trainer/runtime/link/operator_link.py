@@ -13,13 +13,16 @@ CLUSTER = "cluster"
 """The value of --link for the ConfigMaps of a cluster; any other value is a folder."""
 FIRST_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-"""Maximum pause between tries to reach the operator, and so the maximum delay of a report after an outage."""
+"""Maximum pause between two tries to reach the operator. After an outage, a report is delayed by at most this time."""
 
 _POD_VARIABLES = (TRAINING_VARIABLE, NAMESPACE_VARIABLE, ATTEMPT_VARIABLE, HOST_VARIABLE, PORT_VARIABLE)
 
 
 class LinkDown(Exception):
-    """A report or a history was not delivered; a later one may be. The message contains the target and the reason."""
+    """A report or a history was not delivered.
+
+    A later delivery may succeed. The message has the target and the reason.
+    """
 
 
 class LinkRefused(ValueError):
@@ -51,7 +54,11 @@ class Link(Protocol):
 
 
 def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
-    """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt. Raises LinkRefused."""
+    """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt.
+
+    Raises LinkRefused outside of a pod of the operator (cluster), if the folder cannot be created, or if the environment
+    variable with the attempt's number is not a number.
+    """
     problems = [] if option != CLUSTER else _missing(environment, account)
     number = environment.get(ATTEMPT_VARIABLE, "1")
     if not (number.isascii() and number.isdecimal() and int(number) >= 1):

@@ -53,7 +53,7 @@ from qwen35_trainer.runtime.measurements import TrainingClock
 logger = logging.getLogger(__name__)
 
 FINAL_REPORT_SECONDS = 120.0
-"""Maximum time for the delivery of the last report. After it the run ends without having delivered the report."""
+"""Maximum time for the delivery of the last report. After this time the run ends with OutcomeUndelivered."""
 INTERRUPTED_REPORT_SECONDS = 3.0
 """Maximum time for the delivery of the last report after a signal that leaves no time to save.
 
@@ -91,10 +91,11 @@ class Reporter:
             self._change(lambda standing: standing, urgent=True)
 
     def begin(self, *, manifest: Manifest, metrics: Path, checkpoint: SavedCheckpoint | None, started: float) -> None:
-        """Begin the attempt.
+        """Record how this attempt begins, so that later reports and the history include what earlier attempts trained.
 
-        metrics: path of the metrics file. checkpoint: the checkpoint from which the attempt resumes, if any. started:
-        time at which the attempt began, in Unix seconds.
+        metrics: path of the metrics file, whose records up to the checkpoint are read. checkpoint: the checkpoint from
+        which the attempt resumes; None: it starts from the beginning. started: time at which the attempt began, in Unix
+        seconds. Without a link to an operator, nothing happens.
         """
         if self._courier is None:
             return
@@ -143,7 +144,11 @@ class Reporter:
         """Do nothing, because `conclude` sends the last report."""
 
     def conclude(self, error: BaseException | None = None) -> None:
-        """Send the last report. error: the exception that ended the run, if any. Raises OutcomeUndelivered."""
+        """Send the last report, with the outcome of the attempt. Without a link to an operator, do nothing.
+
+        error: the exception that ended the run; None: it ended without one. Raises OutcomeUndelivered if the operator does
+        not receive the report within FINAL_REPORT_SECONDS, or INTERRUPTED_REPORT_SECONDS after a signal.
+        """
         if self._courier is None:
             return
         end = self._attempt_end(error)
@@ -176,7 +181,10 @@ class Reporter:
         return AttemptEnd("Failed", reason, message)
 
     def _receive(self, control: Control) -> None:
-        """Accept orders of the operator. Called on the courier's thread."""
+        """Store the operator's orders if they are for this attempt, and acknowledge an order to stop.
+
+        The courier calls this method on its thread.
+        """
         if control.attempt != self._standing.attempt:
             return
         self.control = control
@@ -184,11 +192,14 @@ class Reporter:
             self._change(lambda standing: replace(standing, stop=stop.id), urgent=True)
 
     def _report(self) -> ProgressReport:
-        """Return the report of this moment. Called on the courier's thread."""
+        """Return a report of the present state of the attempt. The courier calls this method on its thread."""
         return self._standing.progress(time.time())
 
     def _packed(self) -> bytes | None:
-        """Return the packed history so far, or None before there is one. Called on a thread of the courier's pool."""
+        """Return the packed history so far, or None before `begin`.
+
+        The courier calls this method on a thread of a pool.
+        """
         return None if self._history is None else self._history.packed()
 
     def _change(self, change: Callable[[Standing], Standing], *, urgent: bool = False) -> None:
@@ -200,16 +211,16 @@ class Reporter:
 
 
 class RunHistory:
-    """The records of the run so far, for reports after its pods are gone.
+    """The records of the run so far, packed for a ConfigMap, so that reports can be drawn after the run's pods are gone.
 
-    One thread adds records, another packs them.
+    One thread may add records while another one packs them.
     """
 
     def __init__(self, manifest: str, max_version_lag: int | None, samples: Path, earlier: RunFold) -> None:
-        """Begin a history.
+        """Create the history of an attempt that begins.
 
         manifest: the resolved manifest, as YAML. max_version_lag: the maximum lag, None in SFT. samples: path of the
-        file of sampled responses. earlier: the records of previous attempts, to which this object adds records.
+        file of sampled responses. earlier: the records of previous attempts, to which `add` adds those of this attempt.
         """
         self._manifest, self._bound, self._samples = manifest, max_version_lag, samples
         self._lock = threading.Lock()
@@ -238,9 +249,8 @@ class RunHistory:
 def reporting(option: str | None) -> Iterator[Reporter]:
     """Context manager: yield a reporter for the value of --link, and report the outcome when the body ends.
 
-    Without --link, the reporter does nothing.
-
-    Raises LinkRefused and OutcomeUndelivered.
+    option: the value of --link; None: the reporter does nothing. Raises LinkRefused if the value cannot be used, and
+    OutcomeUndelivered if the operator does not receive the outcome.
     """
     reporter = Reporter() if option is None else Reporter(*open_link(option))
     reporter.start()
@@ -253,10 +263,10 @@ def reporting(option: str | None) -> Iterator[Reporter]:
 
 
 def earlier_records(metrics: Path, until: int) -> RunFold:
-    """Fold the records of previous attempts that led to the weights after update `until`.
+    """Return a fold of the records of previous attempts that led to the weights after update `until`.
 
-    Records of spans are not parsed, because there may be many. Records of the end of an attempt are left out, and so is
-    a damaged line, which is logged.
+    metrics: path of the metrics file; if there is no such file, the fold is empty. Spans are left out, because there may
+    be many, and so are the records of the ends of attempts, and damaged lines, which are logged.
     """
     fold = RunFold()
     if not metrics.is_file():

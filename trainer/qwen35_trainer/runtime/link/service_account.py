@@ -21,15 +21,24 @@ class ServiceAccount:
 
     @classmethod
     def of_pod(cls, environment: Mapping[str, str] = os.environ, folder: Path = MOUNT_PATH) -> "ServiceAccount":
-        """Return the service account of this pod. Raises KeyError outside of a pod."""
+        """Return the service account of this pod.
+
+        Raises KeyError if the variables that Kubernetes sets in pods are missing.
+        """
         host, port = environment[HOST_VARIABLE], environment[PORT_VARIABLE]
         return cls(f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}", folder)
 
     @property
     def token(self) -> str:
-        """The bearer token. The file is read at each use, because the kubelet replaces the token. Raises OSError."""
+        """The bearer token.
+
+        The file is read at each use, because the kubelet replaces it. Raises OSError if that fails.
+        """
         return (self.folder / "token").read_text().strip()
 
     def context(self) -> ssl.SSLContext:
-        """Return a TLS context that trusts only the cluster's certificate authority. Raises OSError."""
+        """Return a TLS context that trusts only the cluster's certificate authority.
+
+        Raises OSError without its certificate.
+        """
         return ssl.create_default_context(cafile=self.folder / "ca.crt")

@@ -22,14 +22,17 @@ from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
-"""Number of latest versions, and of latest updates, from whose times the pace (time per version, or update) is computed."""
+"""Number of the latest versions from whose times the time per version is computed, and of the latest updates likewise."""
 MIN_PACE_SAMPLES = 3
-"""Minimum number of versions, or updates, from which a pace (time per version, or update) is computed."""
+"""Minimum number of versions for a time per version, and of updates for a time per update. With fewer, both are None."""
 
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """The end of an attempt. reason: a `FailureReason` if the attempt failed, otherwise empty."""
+    """The end of an attempt.
+
+    reason: a `FailureReason` if the attempt failed, otherwise empty. message: explanation for people.
+    """
 
     state: AttemptState
     reason: str = ""
@@ -38,15 +41,15 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of an attempt, from which reports are made.
+    """The state of an attempt, from which its reports to the operator are made.
 
-    The totals (RunTotals) are over all attempts of the run. Everything else concerns this attempt.
+    prompts, samples and tokens count what all attempts of the run trained. Everything else concerns this attempt.
     """
 
     attempt: int
     clock: TrainingClock = field(default_factory=lambda: TrainingClock(0.0))
     head: str | None = None
-    """Name of the pod in which the driver runs."""
+    """Name of the pod in which the driver runs. None: it does not run in a pod."""
     phase: str = "starting"
     updates: int | None = None
     update: int = 0
@@ -58,15 +61,17 @@ class Standing:
     seconds_per_update: tuple[float, ...] = ()
     """Durations of the latest updates, in seconds, the oldest first."""
     accuracy: float | None = None
-    """Held-out accuracy in the latest evaluation. None if it gives no information, as for graded rewards."""
+    """Held-out accuracy in the latest evaluation. None before the first evaluation, in SFT, and if the accuracy is 0
+    although the mean reward is not (graded rewards)."""
     held_out_reward: float | None = None
-    """Mean reward of the held-out prompts in the latest evaluation. None if it equals `accuracy`."""
+    """Mean reward of the held-out prompts in the latest evaluation. None if it equals the accuracy, before the first
+    evaluation, and in SFT."""
     published: tuple[float, ...] = ()
     """Times at which the latest versions were published, in Unix seconds."""
     checkpoint: CheckpointReport | None = None
     export: CheckpointReport | None = None
     stop: str | None = None
-    """Id of the order to stop that is being carried out. None: there is no such order."""
+    """Id of the operator's order to stop that this attempt is carrying out. None: no such order has arrived."""
     end: AttemptEnd | None = None
     hosts: Mapping[str, str] = field(default_factory=dict)
     """Name of a rollout replica → name of its pod."""
@@ -76,9 +81,10 @@ class Standing:
     """Name of a rollout replica → share, 0 to 1, of the time between the latest two updates in which it was idle."""
 
     def resumed(self, clock: TrainingClock, earlier: RunTotals, checkpoint: CheckpointReport | None) -> Self:
-        """Return the state at the beginning of an attempt that resumes a run.
+        """Return the state at the beginning of an attempt, with the totals of earlier attempts.
 
-        earlier: totals of the records that led to the checkpoint. checkpoint: the one from which it resumes, if any.
+        clock: converts times of the training to Unix time. earlier: totals of the records that led to the checkpoint.
+        checkpoint: the checkpoint from which the attempt resumes; None: it starts from the beginning.
         """
         evaluation = earlier.evaluation
         return replace(
@@ -174,12 +180,12 @@ class Standing:
 
 
 def checkpoint_report(path: Path, update: int, time: float) -> CheckpointReport:
-    """Return the report of a checkpoint, or of an export, that was complete at `time`, in Unix seconds."""
+    """Return the report of a checkpoint, or of an export, that became complete at `time`, in Unix seconds."""
     return CheckpointReport(uri=path.as_uri(), update=update, time=max(0.0, time))
 
 
 def _measured(latest: UpdateRecord) -> dict[str, Any]:
-    """Return the measurements of the latest update, by the names in the report.
+    """Return the measures of the latest update by the names of their fields in ProgressReport.
 
     Values that are not finite become None, because JSON cannot represent them.
     """
