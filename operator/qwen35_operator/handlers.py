@@ -94,9 +94,9 @@ async def wait_until_watchable(client: RestClient, namespaces: Sequence[str], tr
 
 
 async def _obstacle(client: RestClient, namespaces: Sequence[str]) -> Problem | None:
-    """Return why trainings cannot be watched, if only a person can solve the problem; otherwise None.
+    """Return the problem for which trainings cannot be watched; None if they can be watched.
 
-    Raises ApiError for a temporary error.
+    Only a person can solve the returned problem. Raises ApiError for a temporary error.
     """
     try:
         group = await client.get(f"/apis/{TRAINING.group}/{TRAINING.version}")

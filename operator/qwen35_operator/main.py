@@ -34,8 +34,9 @@ def run(
 ) -> None:
     """Run the operator until SIGTERM or SIGINT.
 
-    kubeconfig: None for the pod's credentials or kubectl's default. Raises OSError if a port is taken, and
-    SettingsRefused if there are no valid credentials.
+    kubeconfig: path of the file; None for the pod's credentials, or outside of a pod for the files that kubectl would
+    read. verbose: also log single steps. Raises OSError if a port is taken, and SettingsRefused if there are no valid
+    credentials.
     """
     logs.begin(log_format, verbose=verbose)
     if kubeconfig is not None:

@@ -65,7 +65,7 @@ class PoolStatus(Section):
 
 
 class Totals(Section):
-    """Numbers of prompts, samples and tokens on which the training has trained since its first attempt."""
+    """Numbers of prompts, samples and tokens that have been trained on since the first attempt."""
 
     prompts: StatusCount = Field(0, description="Prompts trained on.")
     samples: StatusCount = Field(0, description="Sequences trained on.")

@@ -201,9 +201,9 @@ class RestClient:
 async def connect(kubeconfig: str | None, observer: RequestObserver, context: str | None = None) -> RestClient:
     """Return a client with the credentials of the kubeconfig's context, or of the pod in which this process runs.
 
-    kubeconfig: path of the file. If it is None, kubectl's default applies. context: None for the current context. If
-    both are None, the credentials of the pod are preferred. observer: called after every answer. Raises SettingsRefused
-    if there are no valid credentials.
+    kubeconfig: path of the file; None for the files that kubectl would read. context: None for the current context. If
+    both are None and this process runs in a pod, the client has the pod's credentials. observer: called after every
+    answer. Raises SettingsRefused if there are no valid credentials.
     """
     configuration = Configuration()
     try:

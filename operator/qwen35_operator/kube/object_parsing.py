@@ -34,15 +34,14 @@ DISRUPTION_REASONS: Final = {
     "EvictionByEvictionAPI": "Evicted",
     "TerminationByKubelet": "Evicted",
 }
-"""The reason that the operator reports for a pod, by the reason of the pod's condition DisruptionTarget."""
+"""Maps the reason of a pod's condition DisruptionTarget to the reason that the operator reports."""
 POD_STATUS_REASONS: Final = {
     "Evicted": "Evicted",
     "NodeLost": "NodeLost",
     "Preempting": "Preempted",
     "NodeShutdown": "NodeLost",
 }
-"""The reason that the operator reports for a pod which its Kubernetes node has ended, by the `status.reason` of the
-pod."""
+"""Maps `status.reason` of a pod that its Kubernetes node has ended to the reason that the operator reports."""
 STARTING_REASONS: Final = ("ContainerCreating", "PodInitializing")
 
 

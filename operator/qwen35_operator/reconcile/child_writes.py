@@ -21,9 +21,9 @@ def config_map(training: TrainingResource) -> KubeObject:
 
 
 def ensure(observed: Observed, training: TrainingResource, control: Control) -> tuple[ClusterWrite, ...]:
-    """Return the writes that create missing children and update changed ones, except RayJobs, in the order of creation.
+    """Return the writes that create missing children, and update those that differ from the desired ones.
 
-    control: the message that `-control` should contain.
+    RayJobs are left out. The writes are in the order of creation. control: the message that `-control` should contain.
     """
     writes = [_ensure(observed, manifest) for manifest in all_objects.always(training, config_map(training))]
     for_trainer = message_config_maps.empty_progress(training), message_config_maps.empty_history(training)

@@ -23,9 +23,10 @@ record of the attempt. Any other is deleted."""
 
 
 def decide(observed: Observed, now: datetime) -> Verdict | None:
-    """Return a verdict that keeps the state of a training that has ended, and deletes its children when they are due.
+    """Return a verdict that keeps the state of a training that has ended, and deletes its children when it is time.
 
-    They are due cleanupSecondsAfterFinished after the end. Returns None if the training has not ended.
+    The children are deleted cleanupSecondsAfterFinished seconds after the end, or never without this field. Returns
+    None if the training has not ended.
     """
     finals: tuple[FinalCondition, ...] = ("Succeeded", "Failed")
     conditions = ((kind, true_condition(observed.status, kind)) for kind in finals)

@@ -31,7 +31,7 @@ class Resize:
     """Names of the pods that are removed next. The trainer gives the replicas in these pods no new sequences."""
     writes: tuple[ClusterWrite, ...] = ()
     held: str | None = None
-    """Why the running cluster keeps a size other than the target; None if there is no such obstacle."""
+    """Why the running cluster must keep a size other than the target; None if nothing prevents the change."""
 
 
 def target(training: TrainingResource, status: TrainingStatus) -> int:
@@ -47,7 +47,7 @@ def target(training: TrainingResource, status: TrainingStatus) -> int:
 def resize(situation: AttemptSituation, nodes: int) -> Resize:
     """Return the writes that give the attempt's cluster this number of rollout nodes.
 
-    There are no writes if the cluster already has this number, must keep another number (`held` says why), or does not
+    There are no writes if the cluster already has this number, must keep another number (`Resize.held` says why), or does not
     exist.
     """
     training, cluster, pool = situation.training, situation.cluster, situation.spec.rollout
@@ -127,7 +127,7 @@ def _held(training: TrainingResource, cluster: RayCluster) -> str | None:
 
 
 def _pods_to_delete(situation: AttemptSituation, count: int) -> tuple[str, ...]:
-    """Return the names of the `count` pods to delete when the pool shrinks; none if `count` is negative.
+    """Return the names of the `count` pods to delete when the pool shrinks; none if `count` is zero or negative.
 
     Pods that are already leaving come first, then pods that are not ready, then the pods of whole replicas, of which
     the idlest comes first.

@@ -81,7 +81,7 @@ def _new_fault(situation: AttemptSituation) -> Fault | None:
 def _degraded(situation: AttemptSituation, held: str | None) -> Finding | None:
     """Return the most important problem that the attempt has while it continues; None if it has no problem.
 
-    held: why the rollout pool keeps a size other than its target; None if there is no such obstacle.
+    held: why the rollout pool must keep a size other than its target; None if nothing prevents the change.
     """
     report = situation.observed.report
     if report is not None and report.problem is not None:

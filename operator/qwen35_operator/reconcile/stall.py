@@ -16,8 +16,8 @@ MIN_STALL_SECONDS = 60.0
 """Minimum time without a new version after which an attempt counts as stalled. Tiny models publish several versions per
 second, so that a short pause on a busy node would otherwise count as a stall."""
 MAX_SKEW_SECONDS = 30.0
-"""Maximum difference between the clocks of trainer and API server that is not reported. A larger one makes the training
-Degraded. The measured difference includes the time that a report takes to arrive."""
+"""Maximum difference between the clocks of trainer and API server that is not reported. A larger difference makes the
+training Degraded. The measured difference includes the time that a report takes to arrive."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ is probably on a lost Kubernetes node, and nothing will confirm that it has ende
 def decide(situation: Situation) -> Verdict:
     """Return the verdict that starts the next attempt, or that waits until this is possible.
 
-    It waits for the end of the backoff, and until the clusters and pods of earlier attempts are gone.
+    An attempt can start when the backoff is over and the clusters and pods of earlier attempts are gone.
     """
     training, now = situation.training, situation.now
     last = attempts.last_attempt(situation.status.attempts)
@@ -50,9 +50,9 @@ def decide(situation: Situation) -> Verdict:
 
 
 def leftovers(observed: Observed, now: datetime) -> list[str]:
-    """Return names of the clusters and pods of earlier attempts that must be gone before a new attempt starts.
+    """Return the names of the clusters and pods of earlier attempts that must be gone before a new attempt starts.
 
-    Two trainers must never write to the same checkpoint folder.
+    Otherwise two trainers could write to the same checkpoint folder.
     """
     clusters = [f"RayCluster {cluster.name}" for cluster in observed.clusters]
     pods = [

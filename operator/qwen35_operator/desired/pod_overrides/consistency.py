@@ -8,7 +8,7 @@ from qwen35_trainer.manifest import Problem
 
 
 def problems(template: Mapping[str, Any], place: str) -> Iterator[Problem]:
-    """Yield the problems of a merged pod template that the API server would report only for a pod.
+    """Yield the problems of a merged pod template that the API server would report only when KubeRay creates a pod.
 
     They are invalid label keys and values, mounts of missing volumes, containers without an image, and fields that
     exclude each other. place: the field of the manifest with the user's change, such as spec.pods.head.

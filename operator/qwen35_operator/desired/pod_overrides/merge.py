@@ -24,7 +24,8 @@ MERGE_KEYS: Final[Mapping[tuple[str, ...], tuple[str, ...]]] = {
     ("spec", "resourceClaims"): ("name",),
     ("spec", "topologySpreadConstraints"): ("topologyKey", "whenUnsatisfiable"),
 } | {("spec", kind, name): key for kind in ("containers", "initContainers") for name, key in _CONTAINER.items()}
-"""For each list that is merged, by its path in the pod template: the keys whose values identify an item."""
+"""The lists that are merged item by item: the path of each in a pod template, and the keys whose values identify an
+item."""
 KEY_DEFAULTS: Final[Mapping[str, str]] = {"protocol": "TCP"}
 
 

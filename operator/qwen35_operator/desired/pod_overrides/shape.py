@@ -30,8 +30,7 @@ STRING_MAPPINGS: Final = frozenset({("metadata", "labels"), ("metadata", "annota
 def problems(change: object, place: str) -> Iterator[Problem]:
     """Yield a problem for each part of a user's change that cannot be merged into a pod template.
 
-    For example, a part is a text where a pod template has a list. place: the field of the manifest that contains the
-    change.
+    An example is a text where pod templates have a list. place: the field of the manifest that contains the change.
     """
     yield from _any(change, (), place)
 
