@@ -39,7 +39,7 @@ MONTH, REAL_SIZE = "pipeline/test_month.py", "runtime/test_real_size.py"
 
 
 class Lane(Enum):
-    """Where a kind runs: beside the kinds of the other lane, or when nothing else runs."""
+    """When a kind runs: in parallel with those of the other lane, or when nothing else runs."""
 
     CLUSTERS = "clusters"
     PROCESSES = "processes"
