@@ -6,7 +6,7 @@
 
 The limit increases additively and decreases multiplicatively, as in congestion control. The time at which a group
 finishes is predicted from the lengths of finished groups of the same data source, and from the tokens that a sequence
-gains per batch. The prediction never uses the reference answer.
+gains per batch. The prediction does not use the prompt's reference answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ A length has half of its weight after 35 batches.
 class LengthHistogram:
     """A histogram of response lengths in logarithmic bins, in which older lengths weigh less.
 
-    counts: sum of the weights of the lengths, by bin.
+    counts: number of a bin → sum of the weights of the lengths in it. A length has weight 1 when it is added, and
+    `decay` lowers all weights.
     """
 
     counts: dict[int, float] = field(default_factory=dict)
@@ -41,7 +42,7 @@ class LengthHistogram:
         self.counts[index] = self.counts.get(index, 0.0) + 1.0
 
     def decay(self, factor: float) -> None:
-        """Multiply all weights by `factor`, and drop bins whose weight has become negligible."""
+        """Multiply all weights by `factor`, and drop the bins whose weight is then at most 0.001."""
         self.counts = {index: count * factor for index, count in self.counts.items() if count * factor > 1e-3}
 
     def weight_above(self, tokens: float) -> float:
@@ -75,14 +76,18 @@ class AdaptiveDispatch:
         return max(1, math.floor(self._limit))
 
     def dispatched(self, group: int, source: str, batch: int) -> None:
-        """Count a dispatched group as in flight. source: data source of the prompt. batch: the next batch to train."""
+        """Count a dispatched group as in flight.
+
+        source: data source of its prompt. batch: number of the next batch to train.
+        """
         key = self._in_flight[group] = (source, batch)
         self._in_flight_counts[key] = self._in_flight_counts.get(key, 0) + 1
 
     def finished(self, group: int, longest: int, batch: int) -> None:
-        """Add a finished group's length to the histogram, and stop counting the group as in flight.
+        """Add a finished group's length to the histogram of its data source, and stop counting the group as in flight.
 
-        longest: tokens of the group's longest response. batch: the next batch to train.
+        longest: number of tokens of the group's longest response. batch: number of the next batch to train. Raises
+        KeyError if the group is not in flight.
         """
         source, dispatched_at = self._in_flight[group]
         self.left(group)
@@ -102,7 +107,9 @@ class AdaptiveDispatch:
     def trained(self, batch: int, *, idle: bool) -> None:
         """Adjust the limit after a batch has trained.
 
-        batch: the next batch to train. idle: whether a slot (room for one sequence) is free on some replica.
+        Decreases the limit if more than TOLERATED_BATCH_SHARE of a batch is expected to miss its deadline. Otherwise
+        increases it if a slot is idle. batch: number of the next batch to train. idle: whether a slot (room for one
+        sequence) is free on some replica.
         """
         if self.expected_late(batch) > TOLERATED_BATCH_SHARE * self._window.groups_per_batch:
             self._limit = max(1.0, min(self._limit, sum(self._in_flight_counts.values())) * DECREASE_FACTOR)
@@ -116,7 +123,7 @@ class AdaptiveDispatch:
     def expected_late(self, batch: int) -> float:
         """Return how many of the groups in flight are expected to run beyond their deadline.
 
-        batch: number of the next batch to train.
+        batch: number of the next batch to train. The result is 0 until a group has finished.
         """
         if self._batches == 0.0:
             return 0.0

@@ -29,9 +29,15 @@ class MissedDeadlinePolicy(StrEnum):
     """Policies for a group that the next batch must contain but that has not finished: `spec.async.onMissedDeadline`."""
 
     WAIT = "Wait"
-    """The batch waits for the unfinished group, so the lag of every trained token is bounded."""
+    """The batch waits for the unfinished group.
+
+    All tokens of the group train, none with a lag above the maximum lag.
+    """
     MASK_TOKENS = "MaskTokens"
-    """The batch trains without the unfinished group. A later batch trains the group, with its too old tokens masked."""
+    """The batch trains without the unfinished group.
+
+    A later batch trains the group, and masks its tokens whose lag is then above the maximum lag.
+    """
     DISCARD = "Discard"
     """The batch trains without the unfinished group. All groups past their deadline leave untrained, finished or not,
     and their prompts are dispatched again. This policy is biased against long responses; use it for comparison only."""
@@ -39,7 +45,10 @@ class MissedDeadlinePolicy(StrEnum):
 
 @dataclass(frozen=True)
 class Batch:
-    """The groups of the next batch, and the groups that leave untrained because they missed their deadline."""
+    """The groups of the next batch, and the groups that leave untrained because they missed their deadline.
+
+    discarded: the latter groups; always empty unless the policy is Discard.
+    """
 
     groups: tuple[int, ...]
     discarded: tuple[int, ...] = ()
@@ -65,7 +74,10 @@ class _Bucket:
     deadline: int
     running: dict[int, None] = field(default_factory=dict)
     finished: deque[tuple[int, int]] = field(default_factory=deque)
-    """Finished groups in order of completion, each as (place in the order of all completions, group)."""
+    """Finished groups in order of completion, each as (number of the completion, group).
+
+    Completions are counted over all groups of the buffer.
+    """
 
     def __len__(self) -> int:
         return len(self.running) + len(self.finished)
@@ -74,7 +86,7 @@ class _Bucket:
 class Buffer:
     """Holds the groups between dispatch and training, and chooses the next batch.
 
-    The same calls give the same batches.
+    The buffer is deterministic: the same sequence of calls always gives the same batches.
     """
 
     def __init__(
@@ -82,7 +94,9 @@ class Buffer:
     ) -> None:
         """Create an empty buffer.
 
-        batch: number of the next batch; 0, or a later one if the run continues an earlier one.
+        window: the limits on the number and the age of groups. on_missed_deadline: what happens if a group of the next
+        batch has not finished. batch: number of the next batch; 0, or a later one if the run continues from a
+        checkpoint.
         """
         self.window = window
         self._policy = on_missed_deadline
@@ -124,7 +138,7 @@ class Buffer:
     def counted(self) -> int:
         """The number of groups that count against the window.
 
-        These are the groups that have not left the buffer, and the groups trained since the published version.
+        These are the groups in the buffer, and the groups that trained at the published version or a later one.
         """
         trained = self._batch - self._published * self.window.batches_per_version
         return len(self._held) + trained * self.window.groups_per_batch
@@ -135,13 +149,17 @@ class Buffer:
         return self.window.limit - self.counted
 
     def deadline(self, group: int) -> int:
-        """Return the number of the last batch that may train a group. The group must be in the buffer."""
+        """Return the number of the last batch that may train a group.
+
+        Raises KeyError if the group is not in the buffer.
+        """
         return self._held[group].deadline
 
     def dispatch(self, group: int, version: int) -> None:
-        """Add a group whose generation begins. Raises ValueError if the window is full or the group is already held.
+        """Add a group whose generation begins.
 
-        version: the published version. No token of the group is older.
+        version: the published version. No token of the group will be older, so the group's first deadline follows from
+        it. Raises ValueError if the window is full or the group is already in the buffer.
         """
         if self.room < 1:
             raise ValueError(f"group {group} dispatched into a full window ({self.counted} of {self.window.limit})")
@@ -151,7 +169,7 @@ class Buffer:
         bucket.running[group] = None
 
     def born(self, group: int, version: int) -> None:
-        """Set the deadline of an unfinished group from the version of its oldest token.
+        """Set the deadline of an unfinished group from `version`, the version of its oldest token.
 
         Finished groups, and groups that have left, are ignored.
         """
@@ -166,7 +184,10 @@ class Buffer:
             new.running[group] = None
 
     def finish(self, group: int) -> None:
-        """Record that all sequences of a group are complete and scored, so that a batch can take the group."""
+        """Record that all sequences of a group are complete and scored, so that a batch can take the group.
+
+        Raises ValueError if the group has already finished, and KeyError if it is not in the buffer.
+        """
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} finished twice")
@@ -176,7 +197,11 @@ class Buffer:
         self._finished += 1
 
     def leave(self, group: int) -> None:
-        """Remove an unfinished group that will not train, because it failed or all its rewards are equal."""
+        """Remove an unfinished group that will not train, because it failed or all its rewards are equal.
+
+        Raises ValueError if the group has finished, because finished groups leave only with a batch. Raises KeyError if
+        the group is not in the buffer.
+        """
         bucket = self._held[group]
         if group not in bucket.running:
             raise ValueError(f"group {group} has finished: it leaves with a batch")
@@ -184,9 +209,11 @@ class Buffer:
         self._drop_if_empty(bucket)
 
     def publish(self, version: int) -> None:
-        """Record that every replica has `version`. Groups that trained before it no longer count against the window.
+        """Record that every replica has loaded `version`.
 
-        Groups of a later batch, which trained while the weights were in transfer, still count.
+        Groups that trained at earlier versions no longer count against the window. Groups that trained at `version` or
+        later, while the weights were in transfer, still count. Raises ValueError if `version` is not newer than the
+        last published version, or if the batches that lead to it have not trained.
         """
         # Rounded up, because the last version of a run may have fewer batches.
         if not self._published < version <= -(-self._batch // self.window.batches_per_version):

@@ -15,7 +15,8 @@ from qwen35_trainer.pipeline.notices import Notice
 class StartSequences:
     """Generate sequences on `replica`.
 
-    sequences: each with the number of response tokens that it has already; 0: it starts from the prompt.
+    sequences: pairs of a sequence and the number of its response tokens that exist already. Generation continues after
+    these tokens; with 0 it starts from the prompt.
     """
 
     replica: int
@@ -80,9 +81,9 @@ class SchedulingSnapshot:
     Positions count prompts in the epoch order, over all epochs.
     """
     pending: tuple[int, ...] = ()
-    """Positions of prompts that were dispatched, but have neither trained nor left for good.
+    """Positions of prompts that were dispatched, and whose groups have neither trained, failed nor been filtered.
 
-    They are dispatched first.
+    A run that continues from this state dispatches them before all other prompts.
     """
     group: int = 0
     """Number that the next dispatched group gets."""
@@ -92,7 +93,7 @@ class SchedulingSnapshot:
 class SaveCheckpoint:
     """Save a checkpoint: the trainer's state together with `snapshot`.
 
-    The next batch waits until the state is copied.
+    The next batch waits until the state is copied, but not until the copy is on disk.
     """
 
     snapshot: SchedulingSnapshot
@@ -102,4 +103,4 @@ type Command = (
     StartSequences | MoveSequences | CancelSequences | TrainGroups | CopyWeights | PublishWeights | SaveCheckpoint
 )
 type Action = Command | Notice
-"""What the coordinator returns. The order of actions matters."""
+"""A command or a notice of the coordinator. Actions must be handled in the order in which they are returned."""

@@ -1,6 +1,6 @@
 """The journal: records from which a run continues after a crash.
 
-With the journal, each prompt has its turn exactly once: it trains, or leaves untrained.
+With the journal, each prompt of an epoch is used exactly once, even after a crash: its group trains, or leaves untrained.
 
     98f01502 {"v":1,"b":8,"p":21,"w":[19,20],"g":23,"h":[21,22]}   JournalBase: batch 8 is next, prompts 19 and 20 are pending
     be0686e4 {"d":23,"p":21}                                       GroupDispatched: group 23, of prompt 21
@@ -8,8 +8,8 @@ With the journal, each prompt has its turn exactly once: it trains, or leaves un
     7f68b0e1 {"t":8,"v":4,"g":[21,23]}                             TrainGroups: batch 8, written before it trains
 
 Each line begins with the CRC-32 of its remaining characters. Lines are in the order of the coordinator's actions. A run
-whose weights have trained all batches before b continues from the point where batch b was taken. Later records are
-ignored: the weights that they led to are lost.
+whose weights have trained all batches before b continues from the state before batch b was taken. Later records are
+ignored, because the weights that they led to are lost.
 
 A crash while a line is written leaves an incomplete last line, which is cut off: no action of that line was carried
 out. An unreadable line before a readable one is damage, and so is a record that cannot follow the records before it.
@@ -59,22 +59,27 @@ def encode(record: JournalRecord) -> bytes:
 def recover(data: bytes, batch: int) -> SchedulingSnapshot:
     """Return the state of scheduling for a run whose weights have trained exactly the batches before `batch`.
 
-    This is the state before batch `batch` was taken, or the state after all records if the journal does not contain
-    that batch. Raises JournalDamaged if a record before this point is damaged; later damage does not matter.
+    data: contents of the journal. The result is the state before batch `batch` was taken, or the state after all
+    records if the journal does not contain that batch. Raises JournalDamaged if a record up to this point is damaged or
+    missing, or if the journal begins after `batch`; damage in later records does not matter.
     """
     return _replay(_read(data), batch)[0].snapshot
 
 
 def origin(data: bytes) -> JournalBase | None:
-    """Return the first record of a journal. None if that record cannot be read."""
+    """Return the first record of a journal. None if the journal is empty or that record is damaged.
+
+    data: contents of the journal. Raises JournalDamaged if the record has the format of another release.
+    """
     lines = _read(data)
     return lines[0][1] if lines and isinstance(lines[0][1], JournalBase) else None
 
 
 def compact(data: bytes, batch: int) -> bytes:
-    """Shorten a journal: replace all records before batch `batch` was taken by one base record.
+    """Return a shorter journal, in which one base record replaces all records from before batch `batch` was taken.
 
-    The shorter journal gives the same results in recovery for `batch` and later batches. Raises JournalDamaged.
+    data: contents of the journal. Recovery for `batch` or a later batch gives the same result from both journals.
+    Raises JournalDamaged if one of the replaced records is damaged or missing.
     """
     lines = _read(data)
     replay, replayed = _replay(lines, batch)
@@ -99,7 +104,10 @@ def _fields(record: JournalRecord) -> dict[str, object]:
 
 
 def _decode(line: bytes) -> JournalRecord | None:
-    """Decode a line, given without its newline. Returns None if `encode` cannot have written the line."""
+    """Decode a line, given without its newline. Returns None if `encode` cannot have written the line.
+
+    Raises JournalDamaged if the line is a base record in the format of another release.
+    """
     checksum, _, text = line.partition(b" ")
     if checksum != _checksum(text):
         return None
@@ -132,7 +140,10 @@ def _checksum(text: bytes) -> bytes:
 
 
 def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
-    """Return every line with its record, or with None if it is unreadable. An incomplete last line is left out."""
+    """Return each line of a journal, without its newline, together with its record; None for an unreadable line.
+
+    Unreadable lines at the end are left out, because a crash may have interrupted their writing.
+    """
     lines = [(line, _decode(line)) for line in data.split(b"\n")[:-1]]
     while lines and lines[-1][1] is None:
         lines.pop()
@@ -140,7 +151,11 @@ def _read(data: bytes) -> list[tuple[bytes, JournalRecord | None]]:
 
 
 def _replay(lines: list[tuple[bytes, JournalRecord | None]], batch: int) -> tuple[Replay, int]:
-    """Return the state before `batch` was taken, and the number of lines up to that point. Raises JournalDamaged."""
+    """Return the state before `batch` was taken, and the number of lines up to that point.
+
+    If the journal does not contain that batch, return the state after all records, and the number of all lines. Raises
+    JournalDamaged if a line up to that point is unreadable, or contradicts the lines before it.
+    """
     replay = _begin(lines, batch)
     for replayed, (_, record) in enumerate(lines[1:], 1):
         match record:

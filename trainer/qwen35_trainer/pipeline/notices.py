@@ -22,7 +22,7 @@ class LeaveReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupDispatched:
-    """A group was dispatched. position: the place of its prompt in the order of all epochs."""
+    """A group was dispatched. position: position of its prompt in the epoch order, counted over all epochs."""
 
     group: int
     position: int
@@ -30,7 +30,10 @@ class GroupDispatched:
 
 @dataclass(frozen=True, slots=True)
 class GroupLeft:
-    """A group left the pipeline untrained. For groups that train there is a `TrainGroups` instead."""
+    """A group left the pipeline untrained, for `reason`. The command `TrainGroups` contains the groups that train.
+
+    position: position of the group's prompt in the epoch order, counted over all epochs.
+    """
 
     group: int
     position: int
@@ -46,7 +49,7 @@ class VersionPublished:
 
 @dataclass(frozen=True, slots=True)
 class VersionEvaluated:
-    """The evaluation of `version` has ended: each of its groups is complete or has failed."""
+    """The evaluation of `version` has ended: each of its groups has all its responses, or has failed."""
 
     version: int
 
@@ -55,7 +58,7 @@ class VersionEvaluated:
 class EvaluationSkipped:
     """A requested evaluation of `version` does not take place, or was cancelled.
 
-    The reason is that replicas already have, or are getting, later weights, or that the run stops.
+    The reason is that replicas already have or receive later weights, or that the run stops.
     """
 
     version: int

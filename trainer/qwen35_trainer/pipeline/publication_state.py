@@ -7,8 +7,8 @@
                       for its copy             it changes the weights                                   published
 
 One version is in transfer at a time, and one more may wait as a copy. Only `TrainGroups` waits until a copy is
-complete, because only training changes the weights. Without partial rollout, a copied version waits until no sequence
-runs, and then no sequence starts until that version has arrived, so that each sequence comes from one version.
+complete, because only training changes the weights. Without partial rollout, no sequence starts from the copy of a
+version until its arrival, and the copy is sent when no sequence runs, so that each sequence comes from one version.
 
     EvaluateVersion ─► waits for its version ──published──► running ──all its groups complete or failed──► VersionEvaluated
                           │                                    │
@@ -57,7 +57,7 @@ class PublicationState:
     def is_draining(self) -> bool:
         """Whether no sequence may start, because a version waits for its publication or is in transfer.
 
-        With partial rollout, sequences may always start.
+        With partial rollout the result is always False, because running sequences continue with the new weights.
         """
         if self._partial_rollout:
             return False
@@ -70,7 +70,7 @@ class PublicationState:
         return all(step is None for step in waiting) and not self._evaluations.is_running
 
     def version_trained(self, version: int) -> None:
-        """Begin to publish `version`: the batches that lead to it have trained."""
+        """Begin to publish `version`: the batches that lead to it have trained. After `stop`, do nothing."""
         if not self._stopped:
             self._pending = version
 
@@ -85,11 +85,14 @@ class PublicationState:
         self._stopped, self._pending = True, None
 
     def replica_joined(self, version: int) -> None:
-        """Count a replica that joined with the weights of `version` among those that the publication waits for."""
+        """Wait also for a replica that has joined, if its weights are older than the version in transfer.
+
+        version: version of the replica's weights.
+        """
         self._replicas_behind += self._is_behind(version)
 
     def replica_lost(self, version: int) -> None:
-        """Stop waiting for a lost replica. version: the version of its weights."""
+        """Stop waiting for a lost replica. version: version of the weights that the replica had."""
         self._replicas_behind -= self._is_behind(version)
 
     def loaded(self, event: on.VersionLoaded) -> None:
@@ -151,8 +154,9 @@ class EvaluationQueue:
     def advance(self, published: int, actions: list[Action], *, in_transfer: bool) -> None:
         """Start the next evaluation of version `published`. Skip evaluations of versions that replicas no longer have.
 
-        in_transfer: whether a later version is on its way. Then evaluations of `published` are skipped too, because
-        some replicas may already have the later version.
+        actions: list to which the actions are appended. in_transfer: whether a later version is on its way to the
+        replicas. If so, evaluations of `published` are skipped too, because some replicas may already have the later
+        version.
         """
         later: deque[EvaluateVersion] = deque()
         while self._waiting:
@@ -168,13 +172,17 @@ class EvaluationQueue:
         self._waiting = later
 
     def group_ended(self, number: int, actions: list[Action]) -> None:
-        """Record that a group of the running evaluation is complete or has failed. The last one ends the evaluation."""
+        """Record that a group of the running evaluation is complete or has failed.
+
+        The last such group ends the evaluation. number: number of the group. actions: list to which the actions are
+        appended.
+        """
         del self._placement.groups[number]
         self._unfinished.discard(number)
         self._end_if_complete(actions)
 
     def skip_all(self, actions: list[Action]) -> None:
-        """Skip all waiting evaluations, and cancel the running one and its sequences."""
+        """Skip all waiting evaluations, cancel the running one, and append the actions to `actions`."""
         if self._running is not None:
             self._placement.drop(sorted(self._unfinished), actions)
             for number in self._unfinished:

@@ -5,7 +5,7 @@
                         └─────GroupLeft: discarded───────────► returned ─► GroupDispatched again, as another group
 
 Groups, batches and new prompts are numbered without gaps, and returned prompts are dispatched before new ones, in
-order. A record that violates this shows that other records are lost. The replay ends at the first such record.
+order. A record that violates this shows that other records are lost, and raises JournalDamaged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ class JournalDamaged(RuntimeError):
     failure = FailureReason.JOURNAL_DAMAGED
 
     def __init__(self, line: int, problem: str) -> None:
-        """Create the error. line: counted from 1; one more than the last line if records are missing at the end."""
+        """Create the error.
+
+        line: number of the damaged line, counted from 1; one more than the number of lines if records are missing at
+        the end. problem: description of the damage.
+        """
         self.line, self.problem = line, problem
         super().__init__(
             f"line {line} of the journal: {problem}. The journal does not tell which prompts have trained. "
@@ -33,10 +37,10 @@ class JournalDamaged(RuntimeError):
 
 
 class Replay:
-    """The state of scheduling after the records applied so far, by the same rules as in the coordinator."""
+    """Computes the state of scheduling from the records of a journal, by the same rules as the coordinator."""
 
     def __init__(self, start: SchedulingSnapshot, held: Sequence[int] = ()) -> None:
-        """Begin at the state `start`.
+        """Begin at the state `start`, before any record is applied.
 
         held: the groups in the pipeline at that state. Their prompts come first in `start.pending`, in the same order.
         """
@@ -59,7 +63,10 @@ class Replay:
         return SchedulingSnapshot(self._batch, self._position, pending, self._group)
 
     def apply(self, line: int, record: GroupDispatched | GroupLeft | TrainGroups) -> None:
-        """Apply the next record. Raises JournalDamaged if it contradicts earlier records. line: its number, from 1."""
+        """Apply the next record. Raises JournalDamaged if it contradicts earlier records.
+
+        line: line number of the record in the journal, counted from 1, for the error.
+        """
         match record:
             case GroupDispatched():
                 problem = self._dispatch(record)
@@ -71,9 +78,10 @@ class Replay:
             raise JournalDamaged(line, problem)
 
     def _dispatch(self, record: GroupDispatched) -> str | None:
-        """Dispatch the group of a record. Returns the problem if the group or its prompt is not the expected next one.
+        """Dispatch the group of a record. Returns the problem if the record does not fit the state, otherwise None.
 
-        The expected prompt is the first returned one, or the next new one if none was returned.
+        The group must have the next number. Its prompt must be the first returned prompt, or the next new prompt if no
+        returned prompt waits.
         """
         if record.group != self._group:
             return f"group {record.group} is dispatched, and {self._group} comes next"

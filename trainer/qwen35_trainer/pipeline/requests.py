@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class EvaluateVersion:
     """Evaluate `version` after it is published and before the next version is: generate `samples` sequences per group.
 
-    The coordinator answers with exactly one `VersionEvaluated` or `EvaluationSkipped`, unless the run has ended.
+    groups: numbers of the groups, one for each held-out prompt. The coordinator answers with exactly one
+    `VersionEvaluated` or `EvaluationSkipped`, unless the run has ended.
     """
 
     version: int
@@ -19,12 +20,15 @@ class EvaluateVersion:
 
 @dataclass(frozen=True, slots=True)
 class TakeCheckpoint:
-    """Save a checkpoint between two batches. If another one is being saved, this one begins after it is complete."""
+    """Save a checkpoint between two batches. If a checkpoint is being saved already, wait until it is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Train no further batch, save a checkpoint, and end the run. Incomplete evaluations are skipped."""
+    """Train no further batch, save a checkpoint unless the newest one contains all trained batches, and end the run.
+
+    Incomplete evaluations are skipped.
+    """
 
 
 type Request = EvaluateVersion | TakeCheckpoint | StopTraining

@@ -24,18 +24,27 @@ type _Entry = tuple[int, int, int]  # (priority, group, index)
 EVALUATION_POSITION = -1
 """The `position` of every group of an evaluation. Such a group never enters the window."""
 MIN_OUTDATED_ENTRIES = 64
-"""Number of outdated entries that a heap may always hold before they are removed."""
+"""Outdated entries are removed from a heap that has more entries than this number plus twice the number of waiting
+sequences.
+"""
 
 
 @dataclass(slots=True)
 class PlacedSequence:
-    """One sequence of a group: its replica, its tokens so far, and the version of its first token."""
+    """One sequence of a group: its replica, its number of tokens so far, and the version of its first token."""
 
     tokens: int = 0
     tokens_at_start: int = 0
-    """Number of tokens known when the sequence was last placed or moved. If its replica is lost, it still has these."""
+    """Number of tokens known when the sequence was last placed or moved.
+
+    If the replica is lost before the sequence has reached it, the sequence continues from these tokens (with partial
+    rollout).
+    """
     born: int | None = None
-    """The version of the sequence's first token, or an older version if only a lower bound is known."""
+    """The version of the sequence's first token, or an older version if only a lower bound is known.
+
+    None while the sequence has neither a token nor a replica.
+    """
     replica: int | None = None
     done: bool = False
 
@@ -48,7 +57,10 @@ class PlacedGroup:
     sequences: list[PlacedSequence]
     unfinished: int
     home: int | None = None
-    """The replica to which the group's new sequences go, so that it computes their prompt only once."""
+    """The replica to which the group's new sequences go, so that it computes their prompt only once.
+
+    None: not chosen yet.
+    """
     home_room: int = 0
     """The number of the group's sequences that may still go to its home replica."""
 
@@ -58,7 +70,7 @@ class PlacedGroup:
 
 
 class WaitingSequences:
-    """The sequences that wait for a replica. Each operation takes O(log waiting)."""
+    """The sequences that wait for a replica. With n of them, an operation takes amortised time O(log n)."""
 
     def __init__(self) -> None:
         self._waiting: dict[SequenceId, tuple[int, int | None]] = {}  # name → (priority, home)
@@ -79,7 +91,10 @@ class WaitingSequences:
             self._by_home.setdefault(home, deque()).append(name)
 
     def remove(self, name: SequenceId) -> None:
-        """Remove a sequence, because it has a replica now or needs none any more."""
+        """Remove a sequence, because it has a replica now or needs none any more.
+
+        A sequence that does not wait is ignored.
+        """
         self._waiting.pop(name, None)
 
     def unbind(self, home: int) -> None:
@@ -90,13 +105,17 @@ class WaitingSequences:
                 self.add(name, priority)
 
     def has_bound(self, home: int) -> bool:
-        """Return False if no sequence waits for the replica `home`. True if some may: entries can be outdated."""
+        """Return whether sequences wait for the replica `home`.
+
+        A result of False is certain. A result of True can be wrong, because sequences that no longer wait are removed
+        late.
+        """
         return home in self._by_home
 
     def first(self, before: int) -> SequenceId | None:
         """Return the sequence with the lowest priority among those that any replica may take. None if there is none.
 
-        before: a sequence that waits for its home replica counts too, if its priority is lower than this.
+        before: sequences that wait for their home replica are included if their priority is below this number.
         """
         anywhere, bound = self._top(self._anywhere, bound=False), self._top(self._bound, bound=True)
         if bound is not None and bound[0] < before and (anywhere is None or bound < anywhere):
@@ -106,7 +125,7 @@ class WaitingSequences:
     def first_bound(self) -> SequenceId | None:
         """Return the sequence with the lowest priority among those that wait for their home replica.
 
-        None if none does.
+        None if none waits.
         """
         top = self._top(self._bound, bound=True)
         return None if top is None else top[1:]

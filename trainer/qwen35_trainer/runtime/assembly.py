@@ -49,16 +49,20 @@ class TokenAge:
     histogram: dict[int, int]
     """Lag in versions → number of tokens in the loss."""
     masked: int
-    """Number of tokens that do not train because their lag is above the maximum, also in samples without a reward."""
+    """Number of tokens that do not train because their lag is above the maximum.
+
+    Tokens of samples without a reward are counted too.
+    """
 
 
 def assemble(
     groups: Sequence[ScoredGroup], *, version: int, max_lag: int, mask_old: bool, updates: int
 ) -> tuple[TrainBatch, TokenAge]:
-    """Pack groups into a batch that trains at `version`. The function is pure, so it may run in a thread.
+    """Pack groups into a batch that trains at weight version `version`. Returns the batch and the lags of its tokens.
 
-    max_lag: maximum lag of a token, in versions. mask_old: whether older tokens are masked; otherwise such a token
-    raises BoundBroken. updates: number of updates of the batch.
+    max_lag: maximum lag of a token, in versions. mask_old: whether tokens with a higher lag are masked; otherwise such
+    a token raises BoundBroken. updates: number of updates of the batch. The function is pure, so it may run in a
+    thread.
     """
     sequences = [sequence for group in groups for sequence in group.sequences]
     rewards = [reward for group in groups for reward in group.rewards]
@@ -86,11 +90,12 @@ def assemble(
 def _trainable(
     sequences: Sequence[Completed], rewards: Sequence[float | None], *, version: int, max_lag: int, mask_old: bool
 ) -> tuple[NDArray[np.bool_], TokenAge]:
-    """Return which tokens train, for one sequence after another, and the lags of the tokens.
+    """Return a mask of the tokens that train, concatenated over the sequences, and the lags of the tokens.
 
-    Tokens of the environment do not train and have no lag. Raises BoundBroken for a token with a lag above `max_lag`,
-    unless `mask_old`. The lags are computed one sequence at a time, because arrays for a whole batch would take several
-    times the memory of its tokens.
+    rewards: reward of each sequence; None: it could not be scored, so none of its tokens train. Tokens of the
+    environment do not train and have no lag. Raises BoundBroken for a token with a lag above `max_lag`, unless
+    `mask_old`. The lags are computed one sequence at a time, because arrays for a whole batch would take several times
+    the memory of its tokens.
     """
     histogram: Counter[int] = Counter()
     masks, masked = [], 0
@@ -119,7 +124,8 @@ def _trainable(
 def assemble_supervised(examples: Sequence[SupervisedExample], updates: int) -> TrainBatch:
     """Pack supervised examples into a batch. The tokens before the first target of an example are its prompt.
 
-    The pictures of the examples are read here. Raises DataError for pictures that cannot be read.
+    updates: number of updates of the batch. The pictures of the examples are read here. Raises DataError for pictures
+    that cannot be read.
     """
     splits = [max(1, example.loss_mask.index(True)) for example in examples]
     pairs = list(zip(examples, splits, strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def run_in_thread[T](name: str, work: Callable[[], T]) -> Future[T]:
-    """Run `work` in a daemon thread, and return a future of its result. name: of the thread.
+    """Run `work` in a daemon thread called `name`. Returns a future with the result or the exception of `work`.
 
     A daemon thread does not delay the exit of Python. A thread of an executor would.
     """

@@ -16,16 +16,16 @@ from qwen35_trainer.failure_reasons import FailureReason
 _MAX_NAMED_PROCESSES = 3
 """Maximum number of processes that an out-of-memory error lists."""
 MAX_LOSS_CHARACTERS = 400
-"""Maximum length, in messages, of Ray's text about a lost process."""
+"""Maximum number of characters that an error message quotes from Ray's text about a lost process."""
 LOSS_DETECTION_SECONDS = 30.0
-"""Maximum time from a broken connection to Ray's report that the process at its other end has ended.
+"""Maximum time to wait, after a call has failed, for Ray's report that a process has ended.
 
-If the pod of the process is gone too, Ray notices only by missed health checks.
+If the pod of the process is gone too, Ray notices the loss only by missed health checks, which takes longest.
 """
 
 
 class ActorLost(RuntimeError):
-    """A call failed because the process of its actor has ended, or the process that owned the call's arguments."""
+    """A call failed because the actor's process has ended, or the process that owned the call's arguments."""
 
     failure = FailureReason.WORKER_LOST
 
@@ -61,11 +61,12 @@ async def answers(
 ) -> list[Any]:
     """Await the results of calls that run at the same time. The first failed call ends the wait for all others.
 
+    of: name of the actor or the pool. act: its task. names: names of the actors, in the order of `calls`. All three are
+    for errors. seconds: deadline of all calls; None: no deadline. Raises the same errors as `answer`.
+
     When a process ends, its peers raise an error about a broken connection before Ray reports the lost process. After
     an error, this function therefore waits up to LOSS_DETECTION_SECONDS for Ray's report. If Ray reports a loss, this
     function raises ActorLost instead of the error.
-
-    of: name of the actor or the pool. act: its task. names: names of the actors of a pool. All three are for errors.
     """
     running = [asyncio.ensure_future(call) for call in calls]
     try:
@@ -124,7 +125,10 @@ def _cause(error: RayTaskError) -> Exception:
 
 
 def loss_text(error: RayError) -> str:
-    """Return Ray's message about a lost process in one line, without its list of common causes."""
+    """Return Ray's message about a lost process in one line, without its list of common causes.
+
+    The text is cut after MAX_LOSS_CHARACTERS.
+    """
     text = " ".join(str(error).split()).partition(" Some common causes")[0]
     return text[:MAX_LOSS_CHARACTERS]
 
@@ -132,7 +136,8 @@ def loss_text(error: RayError) -> str:
 def _out_of_memory(of: str, act: str, ray_message: str) -> str:
     """Return an error message for a process that Ray killed because the machine ran out of memory.
 
-    The message contains the memory in use, the largest processes, and advice. The numbers come from `ray_message`.
+    of: name of the actor. act: its task. ray_message: Ray's message, which contains the memory in use and the largest
+    processes. The result adds advice.
     """
     used = re.search(r"Memory usage (\d+)B .* of (\d+)B limit", ray_message)
     machine = f" ({int(used[1]) / 1e9:.1f} of {int(used[2]) / 1e9:.1f} GB used)" if used else ""

@@ -5,8 +5,8 @@
     update-000020/                        the same folder, renamed once everything is on disk
 
 A crash or a full disk leaves at most a `.partial` folder, which is never read, and which the next save deletes. Its
-name contains the attempt. Two attempts may run at the same time if a node was cut off, and do not write into the same
-folder.
+name contains the attempt, so that two attempts never write into the same folder. Two attempts may run at the same time
+if a node was cut off from the network.
 """
 
 from __future__ import annotations
@@ -57,13 +57,16 @@ class CheckpointMeta:
     position: int
     """Position, in the order of all epochs, of the first prompt that was never dispatched."""
     pending: tuple[int, ...]
-    """Positions of prompts that were dispatched and have not trained. After a resume they are dispatched first."""
+    """Positions of prompts that were dispatched, and whose groups have neither trained, failed nor been filtered.
+
+    After a resume these prompts are dispatched first.
+    """
     elapsed: float
     """Duration of all attempts so far, in seconds."""
     group: int = 0
     """Number that the next dispatched group gets."""
     journal: str = ""
-    """Name of the attempt whose journal records what happened after this checkpoint."""
+    """Name of the attempt whose journal records what happened after this checkpoint. Empty: unknown."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,17 @@ class CheckpointStore:
     def __init__(self, folder: Path, keep: int, manifest: str = "", owner: Owner | None = None) -> None:
         """Open the checkpoints in `folder`.
 
-        keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains.
-        owner: the attempt that saves; None: no other attempt can save here, so the owner is not checked.
+        keep: number of checkpoints to keep. manifest: manifest of the run as YAML, which each checkpoint contains; "":
+        no manifest is saved. owner: the attempt that saves; None: no other attempt can save here, so the owner is not
+        checked.
         """
         self.folder, self.keep, self._manifest, self._owner = folder, keep, manifest, owner
 
     async def save(self, progress: CheckpointMeta, write: Callable[[Path], Awaitable[None]]) -> Path:
         """Save a checkpoint, and return its path. If that fails, earlier checkpoints stay complete.
 
-        progress: the state of the run. write: writes all other files into a given folder. Raises CheckpointError.
+        progress: the state of the run. write: writes all other files into the folder that it gets. Raises StorageFailed
+        if the files cannot be written, and FolderTakenOver if another attempt has taken over the folder.
         """
         final = self.folder / f"update-{progress.update:06d}"
         name = final.name if self._owner is None else f"{final.name}.{self._owner.attempt}"
@@ -111,7 +116,10 @@ class CheckpointStore:
         return final
 
     def latest(self) -> SavedCheckpoint | None:
-        """Return the newest complete checkpoint, after verifying the sizes of its files. None if there is none."""
+        """Return the newest complete checkpoint, after verifying the sizes of its files. None if there is none.
+
+        Raises CheckpointError if a file is missing or damaged, and StorageFailed if it cannot be read at present.
+        """
         newest = self.newest
         return None if newest is None else load(newest)
 
@@ -129,7 +137,7 @@ class CheckpointStore:
     def _begin(self, partial: Path) -> None:
         """Create the empty folder `partial` for the files of a checkpoint.
 
-        Raises FolderRefused if that is impossible.
+        Raises FolderRefused if another attempt has taken over the checkpoints, and OSError if the disk fails.
         """
         self._hold()
         shutil.rmtree(partial, ignore_errors=True)
@@ -148,10 +156,9 @@ class CheckpointStore:
     def _delete_old(self, newest: Path) -> None:
         """Delete old checkpoints. Of the checkpoints up to `newest`, the last `keep` are kept.
 
-        Checkpoints of later updates than `newest` are deleted too, because this run will make those updates again.
-
-        If another attempt has taken over the folder, nothing is deleted and FolderRefused is raised, because the later
-        checkpoints may belong to the other attempt.
+        Checkpoints of later updates than `newest` are deleted too, because this run will make those updates again. If
+        another attempt has taken over the folder, nothing is deleted and FolderRefused is raised, because the later
+        checkpoints may belong to that attempt.
         """
         self._hold()
         complete = self.complete
@@ -219,7 +226,10 @@ def update_of(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Delete a checkpoint. It is renamed first, because a folder that is half deleted must not look like a checkpoint."""
+    """Delete a checkpoint if it exists.
+
+    It is renamed first, because a folder that is half deleted must not look like a checkpoint.
+    """
     if path.exists():
         to_delete = path.with_name(f".{path.name}.deleted")
         shutil.rmtree(to_delete, ignore_errors=True)
@@ -249,7 +259,7 @@ def _size(path: Path) -> int | None:
 
 
 def _advice(*, earlier: bool) -> str:
-    """Return advice for the case that a checkpoint was not saved. earlier: whether there may be earlier checkpoints."""
+    """Return advice for the case that a checkpoint was not saved. earlier: whether earlier checkpoints may exist."""
     if not earlier:
         return (
             "it would have been the first one. Free space, or point spec.checkpoint.storage elsewhere, then begin again with "

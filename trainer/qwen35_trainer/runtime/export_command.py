@@ -54,11 +54,17 @@ def export(what: Path, output: Path, *, source: Path | None = None, adapter: boo
     """Write the model of a checkpoint to the folder `output`.
 
     what: the folder of a checkpoint, or the folder of a run. For a run, its newest checkpoint is exported: the one from
-    which the run would continue, so not a checkpoint of an abandoned attempt (`resuming.py`). source: the folder of the
-    model from which the run started, if it is not at the path in the manifest. It is required if that path is relative,
-    and refused for a run that started from random weights. adapter: whether to write only LoRA's A and B, in the format
-    of PEFT, instead of adding them to the weights. Raises ExportRefused, CheckpointError, ManifestError, FolderRefused
-    for a damaged owner.json, and OSError if writing fails.
+    which the run would continue, so not a checkpoint of an abandoned attempt (`resuming.py`).
+
+    source: the folder of the model from which the run started; None: the path in the manifest. It is required if that
+    path is relative, and refused for a run that started from random weights.
+
+    adapter: whether to write only the matrices A and B of LoRA, in the format of PEFT, instead of adding them to the
+    weights.
+
+    Raises ExportRefused if there is nothing to export or `output` cannot be written, CheckpointError for a checkpoint
+    that cannot be read, ManifestError for an invalid manifest of the run, FolderRefused for a damaged owner.json, and
+    OSError if writing fails.
     """
     manifest, checkpoint = _find(what)
     output = output.resolve()
@@ -96,7 +102,10 @@ def _check_options(what: Path, output: Path, manifest: Manifest, source: Path | 
 
 
 def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
-    """Return the manifest of the run, and the checkpoint to export. what: the folder of a checkpoint or of a run."""
+    """Return the manifest of the run, and the checkpoint to export. what: the folder of a checkpoint or of a run.
+
+    Raises ExportRefused if `what` is neither, or contains no checkpoint of the run. Other errors are those of `export`.
+    """
     if not what.is_dir():
         raise ExportRefused(f"{what} does not exist; name a run's folder, or a checkpoint in one")
     if (run := RunFolder(what)).manifest.is_file():
@@ -131,7 +140,10 @@ def _find(what: Path) -> tuple[Manifest, SavedCheckpoint]:
 
 
 def _write(saved: SavedWeights, manifest: Manifest, source: Path | None, output: Path, *, adapter: bool) -> int:
-    """Write the whole output folder, or nothing. Returns the size of the output in bytes."""
+    """Write the whole output folder, or nothing. Returns the size of the output in bytes.
+
+    The parameters are those of `export`, with the weights and the manifest of its checkpoint.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     partial_output = Path(tempfile.mkdtemp(prefix=f".{output.name}.", suffix=".partial", dir=output.parent))
     try:
@@ -171,7 +183,10 @@ def _write_model(saved: SavedWeights, manifest: Manifest, source: Path | None, o
 
 
 def _misfits(saved: SavedWeights, files: CheckpointFiles, train: TrainSpec) -> list[str]:
-    """Return the reasons why the checkpoint's tensors do not fit the source folder or the manifest."""
+    """Return the reasons why the checkpoint's tensors do not fit the source folder or the manifest.
+
+    Empty if they fit.
+    """
     from qwen35_trainer.models.qwen3_5.hub_tensors import HEAD
 
     wanted = {name: stored.shape for name, stored in files.tensors.items()}
@@ -206,7 +221,10 @@ def _adapter_misfits(
 
 
 def _write_random(spec: TrainingSpec, folder: Path) -> None:
-    """Write the model with random weights from which a run started. Such models are small enough to build in memory."""
+    """Write to `folder` the model with random weights from which a run started.
+
+    Such models are small enough to build in memory. Raises OSError if writing fails.
+    """
     from safetensors import SafetensorError
 
     from qwen35_trainer.data.tokenizer import load_tokenizer
@@ -236,7 +254,8 @@ def _write_random(spec: TrainingSpec, folder: Path) -> None:
 def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRASpec | None) -> TrainedValues:
     """Return a function that takes the name of a tensor, and returns a reader of its trained values.
 
-    The function returns None for a tensor that did not train. Adapters are added to the weights of the source folder.
+    The function returns None for a tensor that did not train. lora: if given, the adapters are added to the weights of
+    the source folder.
     """
     trained = saved.shapes
     if lora is None:
@@ -254,7 +273,10 @@ def _values(saved: SavedWeights, files: CheckpointFiles, lora: LoRASpec | None) 
 
 
 def _write_adapter(saved: SavedWeights, lora: LoRASpec, manifest: Manifest, output: Path) -> None:
-    """Write the adapters with the names and the format of the PEFT library."""
+    """Write the adapters with the names and the format of the PEFT library.
+
+    Raises ExportRefused if the checkpoint contains no adapters.
+    """
     from qwen35_trainer.models.qwen3_5.hub_folder import save
     from qwen35_trainer.weights.adapters import DOWN, UP
 
@@ -281,7 +303,7 @@ def _write_adapter(saved: SavedWeights, lora: LoRASpec, manifest: Manifest, outp
 
 
 def _finish(partial_output: Path, output: Path) -> int:
-    """Write the checksums, and rename the folder to `output`. Returns the size of the folder in bytes."""
+    """Write the checksums into `partial_output`, and rename that folder to `output`. Returns its size in bytes."""
     from qwen35_trainer.models.qwen3_5.hub_folder import seal
 
     seal(partial_output)

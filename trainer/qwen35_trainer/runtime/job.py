@@ -1,4 +1,4 @@
-"""The description of a run, which is complete before Ray starts, and the coordinator's settings and starting point."""
+"""The description of a run, which is complete before the driver starts, and the coordinator's settings and start."""
 
 from __future__ import annotations
 
@@ -57,10 +57,13 @@ class Job:
     attempt: str = field(default_factory=lambda: secrets.token_hex(4))
     """Name of this attempt, which is new at each start of a run.
 
-    Its checkpoints, owner.json and its journal contain it.
+    The attempt's checkpoints, owner.json and journal contain this name.
     """
     owner: Owner | None = None
-    """The owner record in the folder of the checkpoints. None: the folder is not claimed, or there is none."""
+    """The owner record in the folder of the checkpoints.
+
+    None: that folder is not claimed yet, or the run has no such folder.
+    """
 
     @property
     def spec(self) -> TrainingSpec:
@@ -78,7 +81,11 @@ class Job:
 
 @dataclass(frozen=True)
 class RunData:
-    """The data of a run: encoded prompts, or examples in SFT, and the decoder that turns responses into text."""
+    """The data of a run, and the decoder that turns responses into text.
+
+    prompts, validation: encoded prompts for training and for evaluation; empty in SFT. examples, held_out: supervised
+    examples for training and for evaluation; empty in the other modes.
+    """
 
     decoder: ResponseDecoder
     prompts: Sequence[EncodedPrompt]
@@ -88,13 +95,17 @@ class RunData:
 
 
 def checkpoint_folder(folder: RunFolder, spec: TrainingSpec, base: Path) -> Path:
-    """Return the folder of a run's checkpoints."""
+    """Return the folder of a run's checkpoints: `spec.checkpoint.storage.path`, or a folder in the output folder.
+
+    folder: output folder of the run, used if the path is not set. base: the folder of the manifest, to which a relative
+    path is relative.
+    """
     storage = spec.checkpoint.storage
     return folder.checkpoints if storage is None or storage.path is None else base / storage.path
 
 
 def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
-    """Return the spec with another path of the model's folder."""
+    """Return a copy of the spec in which the model's folder is at `path`."""
     source = spec.model.source.model_copy(update={"path": path})
     return spec.model_copy(update={"model": spec.model.model_copy(update={"source": source})})
 
@@ -102,7 +113,8 @@ def with_model_at(spec: TrainingSpec, path: str) -> TrainingSpec:
 def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
     """Return the manifest with an absolute path of the model's folder.
 
-    The manifest is stored in checkpoints, which do not contain `base`, the folder to which the path is relative.
+    base: the folder to which a relative path in the manifest is relative. Checkpoints contain the manifest, but not
+    this folder.
     """
     path = manifest.spec.model.source.path
     if path is None:
@@ -111,7 +123,10 @@ def _with_absolute_model_path(manifest: Manifest, base: Path) -> Manifest:
 
 
 def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorSettings:
-    """Return the coordinator's settings for a spec. updates_total: number of updates of the run."""
+    """Return the coordinator's settings for a spec with rollouts, which is every mode except SFT.
+
+    updates_total: number of updates of the run.
+    """
     knobs = spec.effective_async
     rollout = spec.rollout
     assert rollout is not None
@@ -129,7 +144,7 @@ def coordinator_settings(spec: TrainingSpec, updates_total: int) -> CoordinatorS
 
 
 def replica_slots(spec: TrainingSpec) -> int:
-    """Return the maximum number of sequences that the coordinator assigns to a replica."""
+    """Return the maximum number of sequences that a replica has at a time: those that it generates, and its queue."""
     assert spec.rollout is not None
     return spec.rollout.maxSequencesPerReplica + round(QUEUE_SHARE * spec.rollout.maxSequencesPerReplica)
 

@@ -1,10 +1,10 @@
-"""The file of the journal. It consists of complete lines, of which only flushed ones count.
+"""The file of the journal. It consists of complete lines. A line counts only after it has been flushed to disk.
 
     add ─► added ──flush──► one write, fsync ─► done: the recorded actions may be carried out
     compact ─► .journal.partial: written, fsync ─► renamed over the journal, fsync of the folder
 
 Threads write one at a time and in the order of `add`. A flush also writes everything that was added during the previous
-flush. After a failed write it is unknown how much of it is on disk, so nothing is written after it.
+flush. After a failed write, the end of the file is unknown, so every later write fails too.
 """
 
 from __future__ import annotations
@@ -46,23 +46,26 @@ class JournalFile:
     async def begin(self, start: SchedulingSnapshot, attempt: str = "") -> None:
         """Replace the file by a journal that begins at the state `start`. attempt: name of the attempt that writes it.
 
-        Raises JournalNotWritten; the old file is then still complete.
+        Raises JournalNotWritten if the disk fails. A file that exists then is complete: the old or the new journal.
         """
         await self._do(lambda: self._replace(encode(JournalBase(start, attempt=attempt))))
 
     def add(self, record: JournalRecord) -> None:
-        """Add a record, which the next flush writes."""
+        """Add a record in memory. The next flush writes it to disk."""
         self._added.append(encode(record))
 
     async def flush(self) -> None:
-        """Write all added records to disk. Raises JournalNotWritten, as does every later call after a failed one."""
+        """Write all added records to disk.
+
+        Raises JournalNotWritten if the disk fails. Every later write then raises JournalNotWritten too.
+        """
         await self._do(self._append)
 
     async def compact(self, batch: int) -> None:
         """Flush, and remove the records before batch `batch`, which a complete checkpoint has made unnecessary.
 
-        Raises JournalNotWritten if there is no space for the shortened file, and JournalDamaged if the journal is
-        damaged. After either error the journal can still be used.
+        Raises JournalDamaged if the journal is damaged, and JournalNotWritten if the disk fails. If only the shortened
+        file could not be written, the journal can still be used.
         """
 
         def act() -> None:

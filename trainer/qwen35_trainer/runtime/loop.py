@@ -92,9 +92,10 @@ class TrainingLoop:
     _ended: bool = False
 
     async def run(self, weights: PublishedWeights, replicas: Iterable[RolloutReplica]) -> RunOutcome:
-        """Run the loop until the run ends. Raises the error that makes it impossible to continue.
+        """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
 
-        weights: the first version. replicas: replicas whose actors have started.
+        weights: the first version. replicas: replicas whose actors have started. Raises JournalNotWritten if the
+        journal cannot be begun, and later an ExceptionGroup with the errors that make it impossible to continue.
         """
         training = self.training
         self._idle_since = asyncio.get_running_loop().time()
@@ -134,7 +135,8 @@ class TrainingLoop:
     async def _inputs(self) -> list[on.Event | requests.Request]:
         """Wait for events and requests, and return all that have arrived.
 
-        Raises Stalled if no group finishes for too long.
+        May return an empty list while the train pool is busy or the rollout pool has too few replicas. Otherwise raises
+        Stalled if no group finishes within `spec.async.stallSeconds`.
         """
         limit = self.training.spec.async_.stallSeconds
         try:
@@ -161,10 +163,10 @@ class TrainingLoop:
         return inputs
 
     def _stalls_after(self, limit: float) -> float:
-        """Return the seconds after which the run counts as stalled, if no event arrives before.
+        """Return the maximum time, in seconds, to wait for the next event before the run counts as stalled.
 
-        limit: maximum seconds without progress. Time does not count while the train pool carries out an order, or while
-        the rollout pool has too few replicas.
+        limit: maximum time without progress, in seconds. Time does not count while the train pool carries out an order,
+        or while the rollout pool has too few replicas.
         """
         now = asyncio.get_running_loop().time()
         if self._had_too_few:
@@ -311,7 +313,7 @@ class TrainingLoop:
             await asyncio.wait({stopping, *self._scoring}, return_when=asyncio.FIRST_COMPLETED)
 
     async def _stop_when_ordered(self) -> None:
-        """Wait until the run is ordered to stop, and then request that from the coordinator.
+        """Wait until the run is ordered to stop, and then send this request to the coordinator.
 
         If the present weights are not saved yet, a checkpoint is requested first.
         """

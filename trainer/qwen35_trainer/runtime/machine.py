@@ -25,7 +25,7 @@ BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl
 
 
 def devices_here(profile: str) -> int:
-    """Return the number of devices of this profile that Ray can assign on this machine."""
+    """Return the number of devices of the profile NVIDIA or Ascend that Ray can assign on this machine."""
     manager = manager_of(profile)
     count: int = manager.get_current_node_num_accelerators()
     visible = manager.get_current_process_visible_accelerator_ids()
@@ -33,16 +33,17 @@ def devices_here(profile: str) -> int:
 
 
 def manager_of(profile: str) -> type[AcceleratorManager]:
-    """Return Ray's class that counts the devices of a profile, NVIDIA or Ascend. Importing Ray takes seconds."""
+    """Return Ray's class that counts the devices of the profile NVIDIA or Ascend. Importing Ray takes seconds."""
     from ray._private.accelerators import NPUAcceleratorManager, NvidiaGPUAcceleratorManager
 
     return {"NVIDIA": NvidiaGPUAcceleratorManager, "Ascend": NPUAcceleratorManager}[profile]
 
 
 def too_few_devices(spec: TrainingSpec, here: int) -> list[Problem]:
-    """Return the problems if `here` devices are too few for a spec on this machine.
+    """Return a problem if this machine has too few devices for a spec; otherwise an empty list.
 
-    Each train worker needs one device, and each replica needs `rollout.tensorParallel` devices.
+    here: number of devices of this machine. Each train worker needs one device, and each replica needs
+    `rollout.tensorParallel` devices.
     """
     profile, train = spec.accelerator.profile, spec.world_size
     devices = spec.rollout.tensorParallel if spec.rollout else 1

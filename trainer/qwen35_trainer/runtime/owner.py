@@ -49,11 +49,11 @@ class Owner:
 
 
 def run_of(manifest: Manifest, folder: RunFolder, *, in_cluster: bool) -> str | None:
-    """Return the identity of a run, which all its attempts share; None for a new run.
+    """Return the identity of a run, which all its attempts share; None for a new run, which has no run.id yet.
 
     In a cluster, the identity is the namespace and name of the training, because its pods may lose the output folder. A
-    training that is deleted and created again with the same name therefore continues. Elsewhere, it is run.id of the
-    output folder.
+    training that is deleted and created again with the same name therefore continues. Elsewhere, it is the content of
+    run.id in the output folder.
     """
     if in_cluster:
         return f"{manifest.metadata.namespace or 'default'}/{manifest.metadata.name}"
@@ -85,7 +85,7 @@ def read_owner(folder: Path) -> Owner | None:
 def hold(folder: Path, owner: Owner) -> None:
     """Check that `owner` may still save into the folder. If the folder's owner record was deleted, write it again.
 
-    Raises FolderRefused when another attempt owns the folder.
+    Raises FolderRefused if another attempt owns the folder or the record is damaged, and OSError if the disk fails.
     """
     current = read_owner(folder)
     if current is None:
@@ -144,7 +144,7 @@ class Claim:
 def _write(folder: Path, owner: Owner) -> None:
     """Write the owner record, and return when it is on disk.
 
-    A crash leaves no incomplete record. Otherwise every later run in this folder would be refused.
+    The write is atomic, because an incomplete record after a crash would make every later run refuse the folder.
     """
     content = json.dumps(asdict(owner), indent=2) + "\n"
     write_atomically(folder / OWNER_FILE, content, suffix=f"{owner.attempt}.partial", durable=True)

@@ -1,4 +1,4 @@
-"""Reads and encodes the data of a run, before any of its processes start."""
+"""Reads and encodes the data of a run, before its driver and its workers start."""
 
 from __future__ import annotations
 
@@ -36,7 +36,12 @@ def prepare(
     started: float,
     in_cluster: bool = False,
 ) -> tuple[Job, RunData]:
-    """Read and encode the data of a run, and describe the run. Raises DataError with the problems of all sources."""
+    """Read and encode the data of a run. Returns the description of the run, and the data.
+
+    base: the manifest's folder. folder: output folder of the run. resume: the checkpoint from which the run continues;
+    None: it starts from the model. started: time at which the command began, in Unix seconds. in_cluster: whether the
+    run uses the Ray of a cluster. Raises DataError with the problems of all sources.
+    """
     spec = manifest.spec
     template = spec.data.chatTemplate
     tokenizer = load_tokenizer(spec.model, base, template.file)
@@ -83,7 +88,8 @@ def prepare(
 def check_vocabulary(spec: TrainingSpec, base: Path, tokens: int) -> None:
     """Raise DataError if a model in a folder has fewer embeddings than the tokenizer has tokens.
 
-    tokens: number of tokens of the tokenizer. More embeddings than tokens are usual, because published models round up.
+    base: the manifest's folder. tokens: number of tokens of the tokenizer. More embeddings than tokens are usual,
+    because published models round up.
     """
     if (path := spec.model.source.path) is None:
         return
@@ -119,7 +125,10 @@ def _both[S, T](step: Callable[[S], T], train: S, validation: S) -> tuple[T, T]:
 
 
 def started_at() -> float:
-    """Return the time at which this process started, in Unix seconds, so that measured times include imports."""
+    """Return the time at which this process started, in Unix seconds, so that measured times include imports.
+
+    Without the package psutil, return the present time.
+    """
     try:
         import psutil
 
@@ -129,9 +138,9 @@ def started_at() -> float:
 
 
 def _updates(spec: TrainingSpec, examples: int) -> int:
-    """Return the number of updates of the run. Updates that do not fill a complete batch are left out.
+    """Return the number of updates of the run, rounded down so that all batches are complete.
 
-    examples: number of prompts or examples. Raises DataError if the data do not fill one batch.
+    examples: number of prompts or examples. Raises DataError if they do not fill one batch.
     """
     wanted = spec.train.updates or examples * spec.data.epochs // spec.train.batch.promptsPerUpdate
     whole = wanted // spec.async_.updatesPerBatch * spec.async_.updatesPerBatch
@@ -147,7 +156,10 @@ def _updates(spec: TrainingSpec, examples: int) -> int:
 
 
 def threads(spec: TrainingSpec) -> int:
-    """Return the number of threads of each worker. Workers that compute at the same time share the cores."""
+    """Return the number of threads of each worker on this machine, at least 1.
+
+    Workers that compute at the same time share the cores.
+    """
     # Only Linux reports which cores this process may use.
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     return max(1, cores // workers_at_a_time(spec))

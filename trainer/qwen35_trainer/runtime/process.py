@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from qwen35_trainer.manifest import TrainingSpec
 
 MMAP_THRESHOLD_BYTES = 2**20
-"""Size of an allocation from which its memory returns to the system as soon as it is freed."""
+"""Minimum size, in bytes, of an allocation whose memory returns to the system as soon as it is freed."""
 _M_MMAP_THRESHOLD = -3
 """glibc's number for the setting of the threshold, from malloc.h."""
 
@@ -42,9 +42,10 @@ _M_MMAP_THRESHOLD = -3
 def set_environment(*, in_cluster: bool) -> None:
     """Set the environment variables that do not depend on the manifest.
 
-    Must be called before Ray is imported, because the import reads RAY_AUTH_MODE. Workers inherit the variables. Ray
-    could pass them in a runtime environment instead, but would then start a new process for each worker. In a cluster,
-    the image of the workers sets the variables (images/).
+    in_cluster: whether the process uses the Ray of a cluster; if not, variables of a local Ray are set too. Must be
+    called before Ray is imported, because the import reads RAY_AUTH_MODE. Workers inherit the variables. Ray could pass
+    them in a runtime environment instead, but would then start a new process for each worker. In a cluster, the image
+    of the workers sets the variables (images/).
     """
     # Ray would handle SIGTERM in C++, in addition to Python: it prints a trace, and SIGALRM aborts the process three seconds later.
     os.environ["RAY_DISABLE_FAILURE_SIGNAL_HANDLER"] = "1"
@@ -76,15 +77,15 @@ def share_cores(spec: TrainingSpec) -> None:
 def return_freed_tensors() -> None:
     """Make the C library return the memory of a tensor to the system when the tensor is freed.
 
-    By default, glibc returns only large allocations, and raises this threshold up to 32 MiB when one of that size is
-    freed. The freed gradients of a layer then leave unused holes between optimizer states: 1.5 GB of 13 GB for a model
-    of 0.8B parameters.
+    By default, glibc returns only allocations above a threshold, and raises the threshold, up to 32 MiB, to the size of
+    each larger allocation that is freed. The freed gradients of a layer then leave unused holes between optimizer
+    states: 1.5 GB of 13 GB for a model of 0.8B parameters.
     """
     _glibc("mallopt", _M_MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES)
 
 
 def trim() -> None:
-    """Return the free memory between small objects to the system.
+    """Return the unused memory that the C library keeps between small objects to the system.
 
     For example, a tokenizer of 248 thousand tokens takes 0.29 GB while it is read, and only 0.1 GB afterwards.
     """
@@ -119,9 +120,9 @@ def starting() -> Iterator[None]:
 class Process:
     """Base class of the Ray actors.
 
-    name: the actor's name in logs, metrics and errors. threads: number of torch's threads; 0: torch is not imported.
-    final: whether the name stays. An actor with a temporary name calls `rename` later, and has a log file of that name
-    only if it writes to it.
+    name: the actor's name in logs, metrics and errors. logs: folder of the log files. threads: number of torch's
+    threads; 0: torch is not imported. final: whether the name stays. An actor with a temporary name calls `rename`
+    later; a log file with the temporary name exists only if the actor logs something before.
     """
 
     @starting()
@@ -140,7 +141,10 @@ class Process:
         torch.set_num_threads(threads)
 
     def rename(self, name: str, *, final: bool = True) -> None:
-        """Set the actor's name, and write to the log file of that name from now on. final: whether the name stays."""
+        """Set the actor's name, and write to the log file of that name from now on.
+
+        final: whether the name stays. The log file of a temporary name is created with the first message.
+        """
         self.name = name
         handler = logging.FileHandler(self._logs / f"{name}.log", delay=not final)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -148,10 +152,10 @@ class Process:
 
 
 class MemoryWatch:
-    """Samples the resident memory of this process and its descendants until `stop`. Shared pages count once per process.
+    """Measures the resident memory of this process and its descendants every `every_seconds` seconds, until `stop`.
 
-    Descendants are listed only at every `search_every`-th sample, because that reads all of /proc and slows a training
-    on two cores.
+    Shared pages count once per process. Descendants are listed only at every `search_every`-th sample, because listing
+    them reads all of /proc, which slows a training on two cores.
     """
 
     def __init__(self, every_seconds: float = 2.0, search_every: int = 5) -> None:

@@ -47,24 +47,24 @@ from qwen35_trainer.runtime.assembly import ScoredGroup
 logger = logging.getLogger(__name__)
 
 type DecodeTokens = Callable[[list[int]], str]
-"""Decodes tokens to the text that rewards get."""
+"""A function that decodes token ids to text, as rewards get it."""
 type SequencePick = tuple[ScoredGroup, int]
 """A group, and the index of one of its sequences."""
 
 CLOSE_SECONDS = 30.0
 _MAX_QUEUED_MOMENTS = 64
 HELD_OUT_PROMPTS: Final = 4
-"""Number of held-out prompts with a sample.
+"""Maximum number of held-out prompts of which an evaluation writes a sample.
 
-Every evaluation has the same prompts, so that responses can be compared.
+They are the same prompts in every evaluation, so that responses can be compared.
 """
 _MAX_ERROR_CHARACTERS: Final = 300
 
 
 class Sampler:
-    """Writes sampled responses of one run to the file `path`, for reports.
+    """Writes samples of the responses of one run to the file `path`, for reports.
 
-    An error is logged and does not end the run.
+    decoder: turns tokens into text. An error is logged once and does not end the run.
     """
 
     def __init__(self, path: Path, decoder: ResponseDecoder) -> None:
@@ -129,7 +129,7 @@ class Sampler:
 def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
     """Choose the best and the worst response of the first group whose rewards differ.
 
-    If there is no such group, choose one response of the first group.
+    If no group has different rewards, choose the first response of the first group.
     """
     for group in groups:
         scored = [(reward, index) for index, reward in enumerate(group.rewards) if reward is not None]
@@ -139,7 +139,7 @@ def trained(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
-    """Choose the first response of HELD_OUT_PROMPTS groups.
+    """Choose the first response of each of HELD_OUT_PROMPTS groups, or of each group if there are fewer.
 
     The groups are at equal distances, because prompts are ordered by source and all sources should be represented.
     """
@@ -148,7 +148,11 @@ def held_out(groups: Sequence[ScoredGroup]) -> list[SequencePick]:
 
 
 def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
-    """Return a response as a sample for people. version: version of the weights that train on it or are evaluated."""
+    """Return a response as a sample for people.
+
+    version: version of the weights that the response has trained, or, for an evaluation, that generated it. decode:
+    turns tokens into text.
+    """
     group, index = pick
     sequence, scored, prompt = group.sequences[index], group.scores[index], group.prompt.prompt
     return Sample(
@@ -165,10 +169,10 @@ def sample(pick: SequencePick, version: int, decode: DecodeTokens) -> Sample:
 
 
 def pieces(tokens: GeneratedTokens, version: int, decode: DecodeTokens) -> list[TextPiece]:
-    """Split the text of a response into pieces, so that all tokens of a piece have the same lag.
+    """Split the text of a response into pieces (lag, text), so that all tokens of a piece have the same lag.
 
-    A character that consists of several tokens belongs to the last of these tokens. Tokens of the environment, which
-    have no lag, count as lag 0.
+    The lag is `version` less the version that generated the token. A character that consists of several tokens belongs
+    to the last of these tokens. Tokens of the environment, which have no lag, count as lag 0.
     """
     ids = tokens.ids.tolist()
     whole = decode(ids)

@@ -52,9 +52,10 @@ def print_end(console: Console, finished: FinishedRun, how_to_resume: str) -> No
 
 
 def failure_text(finished: FinishedRun, how_to_resume: str) -> str:
-    """Return the message of a failed run, with the paths of its logs.
+    """Return the message of a failed run, with the path of its logs.
 
-    If another start can succeed, the message also contains the command that continues the run.
+    If the run has a checkpoint and another start can succeed, the message also contains `how_to_resume`, the command
+    that continues the run.
     """
     finish, lines = finished.finish, [finished.finish.message]
     may_succeed = any(reason.retryable for reason in FailureReason if reason == finish.reason)
@@ -103,9 +104,11 @@ def is_run(folder: Path) -> bool:
 
 
 def redraw(root: Path, output: Path | None) -> Drawn:
-    """Write the report of a run. Raises NotDrawn and ManifestError.
+    """Write the report of a run.
 
-    root: output folder of the run. output: path of the report; None: report.html in `root`.
+    root: output folder of the run. output: path of the report; None: report.html in `root`. Raises ManifestError if
+    run.yaml is invalid. Raises NotDrawn if `root` is not the folder of a run, if its records cannot be read, if the
+    report cannot be written, or if a package is missing.
     """
     folder = RunFolder(root)
     if not is_run(root):
@@ -126,7 +129,7 @@ def redraw(root: Path, output: Path | None) -> Drawn:
 def _peak_rss_mib(folder: RunFolder) -> float | None:
     """Return the peak memory of a run in MiB, from its summary.json, because the records do not contain it.
 
-    None: unknown.
+    None: the run has no summary, because it continues or was killed, or the summary does not contain the peak.
     """
     try:
         measured = json.loads(folder.summary.read_text())["peakRssMiB"]

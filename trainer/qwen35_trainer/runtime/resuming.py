@@ -59,9 +59,11 @@ def find_start(
     """Return the checkpoint from which a run begins, and the folder in which it saves.
 
     resume: the value of --resume: the folder of a checkpoint; or `auto`, the newest checkpoint of the run if there is
-    one; or None without the option. Raises CheckpointError for a checkpoint that is not complete. Raises FolderRefused
-    if the checkpoint is of a run with other fixed fields, or if the folder in which this run would save cannot be
-    written or belongs to another run.
+    one; None: the option is not given. folder: output folder of the run. base: the manifest's folder.
+
+    Raises CheckpointError for a checkpoint that is not complete, and StorageFailed if the folder of the checkpoints
+    cannot be read. Raises FolderRefused if the checkpoint is of a run with other fixed fields, or if the folder in
+    which this run would save cannot be written or belongs to another run.
     """
     spec = manifest.spec
     if in_cluster and spec.checkpoint.storage is None:
@@ -100,15 +102,19 @@ def find_start(
 
 
 def newest_of_lineage(folder: Path, owner: Owner | None) -> Path | None:
-    """Return the checkpoint in a folder from which `--resume auto` continues. None if there is none.
+    """Return the checkpoint in a folder from which `--resume auto` continues. None if the folder has no checkpoint.
 
-    owner: the folder's owner record. Raises CheckpointError if only checkpoints of abandoned attempts are left.
+    owner: the folder's owner record; None: it has none. Raises CheckpointError if only checkpoints of abandoned
+    attempts are left.
     """
     return _CheckpointFolder(folder, owner, tuple(CheckpointStore(folder, 1).complete)).newest_of_lineage
 
 
 def start_name(checkpoint: SavedCheckpoint | None, folder: Path) -> str:
-    """Return the name of the checkpoint from which an attempt begins, for the owner record of `folder` (`Owner.start`)."""
+    """Return the name of the checkpoint from which an attempt begins, for the owner record of `folder` (`Owner.start`).
+
+    "" without a checkpoint.
+    """
     if checkpoint is None:
         return ""
     within = checkpoint.path.parent.resolve() == folder.resolve()
@@ -163,7 +169,10 @@ class _CheckpointFolder:
         return None
 
     def is_foreign(self, run: str | None, output: RunFolder) -> bool:
-        """Return whether the folder belongs to another run. run, output: identity and output folder of this run."""
+        """Return whether the folder belongs to another run.
+
+        run: identity of this run; None: it is new. output: output folder of this run.
+        """
         if self.owner is None or self.owner.run == run:
             return False
         # A run that is killed before its first save, and again between writing run.id and its claim, finds its earlier name here.
@@ -176,7 +185,7 @@ class _CheckpointFolder:
     def continued_by(self, checkpoint: Path | None) -> bool:
         """Return whether `checkpoint` is the newest in the folder.
 
-        If it is not, the next save would delete later ones.
+        A run that continues from an older one would delete the later checkpoints at its next save.
         """
         return self.newest is not None and checkpoint is not None and checkpoint.resolve() == self.newest.resolve()
 
@@ -223,7 +232,8 @@ def _foreign_folder(present: _CheckpointFolder, spec: TrainingSpec, base: Path, 
 def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
     """Compare the fixed fields of a spec with the manifest in a checkpoint. Returns one line for each difference.
 
-    The result is "" if an old release saved the checkpoint without a manifest.
+    The result is "" if they are equal, or if an old release saved the checkpoint without a manifest. Raises
+    CheckpointError if the manifest in the checkpoint cannot be read.
     """
     file = checkpoint / MANIFEST_FILE
     if not file.is_file():
@@ -240,8 +250,8 @@ def _differing(checkpoint: Path, spec: TrainingSpec, base: Path) -> str:
 def _with_comparable_path(spec: TrainingSpec, earlier: Mapping[str, Any], base: Path) -> TrainingSpec:
     """Return the spec with the absolute path of the model's folder, to compare it with the spec of a checkpoint.
 
-    A relative path counts as equal to every absolute path that ends with it, because the manifest may be in another
-    folder on another machine.
+    earlier: the spec in the checkpoint. A relative path counts as equal to every absolute path in `earlier` that ends
+    with it, because the manifest may be in another folder on another machine.
     """
     match spec.model.source.path, earlier:
         case str(written), {"model": {"source": {"path": str(there)}}}:

@@ -103,12 +103,14 @@ def run(
 ) -> FinishedRun:
     """Run a training from its manifest to its end, and report to `reporter`. Returns the results.
 
-    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume. started: time
-    at which the command began, in Unix seconds. in_cluster: whether this process runs in the head pod of a training,
-    and uses the Ray cluster of its pods. how_to_resume: the command that continues this run, for messages.
+    file: path of the manifest. output: the output folder; None: runs/NAME. resume: the value of --resume; None: not
+    given. started: time at which the command began, in Unix seconds. signals: the signals to this command; None: it
+    gets none. in_cluster: whether this process runs in the head pod of a training, and uses the Ray cluster of its
+    pods. how_to_resume: the command that continues this run, for messages.
 
-    Raises ManifestError, DataError, FolderRefused and CheckpointError before anything is written, Interrupted if there
-    is no time to save, and ReportFailed.
+    Raises ManifestError, DataError, FolderRefused or CheckpointError, before anything is written, if the manifest, the
+    data, a folder or the checkpoint cannot be used. Raises Interrupted if a signal leaves no time to save, and
+    ReportFailed if the run has ended but its results cannot be written.
     """
     problems = [*unsupported(manifest), *uninstalled(manifest.spec)]
     problems += untransported(manifest.spec, one_host=not in_cluster)
@@ -144,7 +146,7 @@ def run(
 class _Prepared:
     """The job and the data of a run, which another thread prepares.
 
-    The caller of `take` gets the only reference to both.
+    `take` returns them and keeps no reference, so that the caller can free their memory.
     """
 
     def __init__(self, preparing: Future[tuple[Job, RunData]]) -> None:
@@ -154,7 +156,7 @@ class _Prepared:
         preparing.add_done_callback(self._end)
 
     def take(self) -> tuple[Job, RunData]:
-        """Wait for the preparation, and return job and data.
+        """Wait for the preparation, and return the job and the data.
 
         May be called once. Raises the error of the preparation.
         """
@@ -173,7 +175,11 @@ def _train(
     follower: _Follower,
     in_cluster: bool,
 ) -> FinishRecord:
-    """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end."""
+    """Run the part of the command that needs Ray: claim the folders, start the driver, and follow it to the end.
+
+    claimed: returns the context manager that claims the folders for a job. Raises Interrupted if a signal, or an order
+    to stop before the training begins, ends the run.
+    """
     import ray
 
     from qwen35_trainer.runtime.site import connected
@@ -192,9 +198,10 @@ def _train(
 
 @contextmanager
 def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
-    """Context manager: claim the output folder and the folder of the checkpoints. Raises FolderRefused.
+    """Context manager: claim the output folder and the folder of the checkpoints.
 
-    Yields the job with the owner record of the folder of the checkpoints.
+    claim: state of the folder of the checkpoints; None: the run saves none. Yields the job, with the owner record of
+    that folder if it has one. Raises FolderRefused if another run uses or has changed a folder.
     """
     manifest, folder = job.manifest, job.folder
     # In a cluster the operator runs one attempt at a time, and a network disk may keep the lock of a lost node.
@@ -211,7 +218,7 @@ def _claimed(job: Job, claim: Claim | None, *, resume: bool) -> Iterator[Job]:
 
 
 def _check(manifest: Manifest, file: Path) -> None:
-    """Check functions, paths and names in the manifest. Raises ManifestError."""
+    """Check the functions, paths and names in the manifest. Raises ManifestError if some of them cannot be used."""
     if problems := problems_of(manifest.spec, file.resolve().parent):
         raise ManifestError(file, problems)
 
@@ -219,7 +226,10 @@ def _check(manifest: Manifest, file: Path) -> None:
 def _report(
     manifest: Manifest, folder: RunFolder, finish: FinishRecord, bound: int | None, peak_rss_mib: float | None
 ) -> Summary:
-    """Write summary.json and report.html, and return the summary. bound: the maximum lag. Raises ReportFailed."""
+    """Write summary.json and report.html, and return the summary. Raises ReportFailed if they cannot be written.
+
+    bound: the maximum lag; None in SFT. peak_rss_mib: peak memory of the run's processes in MiB; None: not measured.
+    """
     try:
         run = RunFold.of(read_records(folder.metrics))
         summary = summary_of(run.totals, max_version_lag=bound, peak_rss_mib=peak_rss_mib)
@@ -234,7 +244,8 @@ def _report(
 def _release_prepared() -> None:
     """Return the memory of the prepared data to the system, because only the driver needs the data from now on.
 
-    A tokenizer alone takes hundreds of megabytes. This takes a third of a second, while the driver's process starts.
+    A tokenizer alone takes hundreds of megabytes. Releasing the memory takes a third of a second, while the driver's
+    process starts.
     """
     gc.unfreeze()  # `starting` froze these objects
     gc.collect()
@@ -242,10 +253,10 @@ def _release_prepared() -> None:
 
 
 def _drive(job: Job, data: ray.ObjectRef[RunData], follower: _Follower) -> FinishRecord:
-    """Run the driver, and pass its records on, until the run ends. Returns the final record.
+    """Run the driver, and pass on its records, until the run ends. Returns the final record.
 
-    If the driver's process ends or hangs, this process writes the final record. Raises Interrupted at a signal that
-    leaves no time to save, even if the driver hangs.
+    data: the data of the run in Ray's object store. If the driver's process ends or hangs, this process writes the
+    final record. Raises Interrupted at a signal that leaves no time to save, even if the driver hangs.
     """
     import ray
     from ray.exceptions import RayActorError
@@ -330,9 +341,9 @@ class _Follower:
             self._answer(driver.stop.remote())
 
     def _answer(self, call: ray.ObjectRef[Any]) -> Any:  # noqa: ANN401  # as above
-        """Wait for the answer of a call to the driver.
+        """Wait for the answer of a call to the driver, and return it.
 
-        Raises Stalled at the deadline, and Interrupted at a signal that leaves no time to save.
+        Raises Stalled after DRIVER_ANSWER_SECONDS, and Interrupted at a signal that leaves no time to save.
         """
         import ray
 

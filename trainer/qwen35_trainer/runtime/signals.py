@@ -218,7 +218,7 @@ class _Parent:
         self._deadline = None if seconds is None else time.monotonic() + seconds
 
     def _counts(self, number: int) -> bool:
-        """Return whether a signal counts, because it does not repeat a signal of its kind within REPEAT_SECONDS."""
+        """Return whether the signal `number` counts. It does not if it repeats such a signal within REPEAT_SECONDS."""
         now = time.monotonic()
         repeated = now - self._counted.get(number, -REPEAT_SECONDS) < REPEAT_SECONDS
         if not repeated:
@@ -240,7 +240,7 @@ class _Parent:
 
 
 def _catch() -> tuple[int, int]:
-    """Make signals to this process only write their numbers to a pipe. Returns the two ends of the pipe."""
+    """Make signals to this process do nothing but write their numbers to a pipe. Returns its ends: (read, write)."""
     read, write = os.pipe()
     os.set_blocking(read, False)
     os.set_blocking(write, False)
@@ -315,7 +315,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _end_orphans() -> None:
-    """Kill the remaining processes of the run, and return when all have ended.
+    """Kill the remaining processes of the run, and return when all have ended, or after REAP_SECONDS.
 
     They are Ray's processes, if the run had no time to end them.
     """
@@ -332,7 +332,7 @@ def _end_orphans() -> None:
 
 
 def _children() -> list[int]:
-    """Return the ids of the child processes, including zombies.
+    """Return the ids of the child processes, including zombies. Empty if the kernel does not list them.
 
     The kernel does not reuse such an id before this process has waited for the child.
     """
@@ -344,7 +344,10 @@ def _children() -> list[int]:
 
 
 def _received(connection: socket.socket, flags: int = 0) -> bytes | None:
-    """Return the bytes that have arrived in a socket. None if there are none, and b"" if the other end is closed."""
+    """Return the bytes that have arrived in a socket. None if there are none, and b"" if the other end is closed.
+
+    flags: flags of recv(2), such as MSG_PEEK.
+    """
     try:
         return connection.recv(4096, flags | socket.MSG_DONTWAIT)
     except BlockingIOError:

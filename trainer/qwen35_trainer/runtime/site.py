@@ -36,7 +36,7 @@ from qwen35_trainer.runtime.job import Job
 type ActorPoolName = Literal["rollout", "train"]
 
 DEVICE_RESOURCES = {"NVIDIA": "GPU", "Ascend": "NPU"}
-"""Accelerator profile (`spec.accelerator.profile`) → Ray resource that a worker needs."""
+"""Accelerator profile (`spec.accelerator.profile`) → Ray resource that a worker needs. The profile CPU needs none."""
 
 
 MAX_RAY_STARTS = 3
@@ -69,9 +69,10 @@ def connected(*, in_cluster: bool) -> Iterator[None]:
 def _start() -> None:
     """Start Ray. If its node times out, end its processes and try again, with at most MAX_RAY_STARTS starts in all.
 
-    Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and the node's agents less. The agents import
-    many modules, which takes longer on a busy machine or right after Ray was installed. At a second start the modules
-    are compiled and cached.
+    Ray allows a node 30 seconds to start (ray/_private/node.py, 2.60.0), and gives the node's agents less time. The
+    agents import many modules, which takes longer on a busy machine or right after Ray was installed. At a second start
+    the modules are compiled and cached. Raises Ray's exception if the last start fails, or if a start fails for another
+    reason.
     """
     for start in range(1, MAX_RAY_STARTS + 1):
         try:
@@ -86,7 +87,7 @@ def _start() -> None:
 
 
 def _end_what_started() -> None:
-    """Kill the processes of a failed start of Ray. Ray would leave them until this process ends."""
+    """Kill the processes of a failed start of Ray. Without this, they would run until this process ends."""
     ray_folder = str(Path(ray.__file__).parent)
     children = psutil.Process().children()
     # A raylet that has ended is still among the children, as a zombie. Its agents are not children of this process any more.
@@ -126,9 +127,9 @@ def worker_options(job: Job, pool: ActorPoolName) -> dict[str, Any]:
 
 
 def worker_cpus(job: Job, pool: ActorPoolName) -> int:
-    """Return the number of CPUs of each worker of a pool in a cluster.
+    """Return the number of CPUs for each device of a pool in a cluster, at least 1.
 
-    All pods of a pool are equal, and have one worker per device.
+    All pods of a pool are equal, so the CPUs of one pod are divided by its number of devices.
     """
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     pods = [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(POOL_LABEL) == pool]
@@ -151,8 +152,8 @@ def neighbour_groups(parallelism: ParallelismSpec, ranks: int) -> tuple[int, ...
     """Return the sizes of the groups of neighbouring ranks that should share a node, in ascending order.
 
     The groups are the ranks that share a sequence (tensor × context), the ranks that share the experts of a layer, and
-    the ranks over which one of several copies of the model is sharded. Each size is a multiple of the previous one; any
-    other size is left out.
+    the ranks over which one of several copies of the model is sharded. Each size in the result is a multiple of the
+    previous one and divides `ranks`; sizes for which this is impossible are left out.
     """
     wanted = (
         parallelism.tensor * parallelism.context,

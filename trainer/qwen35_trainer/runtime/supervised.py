@@ -26,7 +26,8 @@ from qwen35_trainer.runtime.train_session import NextBatch, TrainSession
 class Supervised:
     """The examples of an SFT run and their order.
 
-    Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so its number is enough to resume.
+    Batch b has the positions b·size … (b+1)·size - 1 of the epoch order, so a run can resume from the number of a
+    batch.
     """
 
     examples: Sequence[SupervisedExample]
@@ -53,7 +54,7 @@ class SupervisedLoop:
     training: TrainSession
     stop: asyncio.Event
     must_save: bool
-    """Whether to save a checkpoint even if nothing has trained."""
+    """Whether the run must save a checkpoint even if nothing trains, because its folder contains none yet."""
     _saving: asyncio.Task[None] | None = None
 
     @property
@@ -61,7 +62,10 @@ class SupervisedLoop:
         return self.training.update // self.supervised.updates
 
     async def run(self) -> RunOutcome:
-        """Run the loop until the run ends. Raises the error that makes it impossible to continue."""
+        """Run the loop until the run ends. Returns Succeeded after the last update, and otherwise Stopped.
+
+        Raises an ExceptionGroup with the errors that make it impossible to continue.
+        """
         async with asyncio.TaskGroup() as tasks:  # left when the last checkpoint is complete
             return await self._train(tasks)
 
@@ -97,7 +101,7 @@ class SupervisedLoop:
         await copied.wait()
 
     async def _evaluate(self) -> None:
-        """Record the held-out loss of the current weights."""
+        """Record the held-out loss of the current weights. Without held-out examples, do nothing."""
         training, started = self.training, time.time()
         if self.supervised.held_out:
             batch = await asyncio.to_thread(self.supervised.validation)

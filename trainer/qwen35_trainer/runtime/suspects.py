@@ -1,4 +1,4 @@
-"""Names the prompts that may be the reason for losses of replicas.
+"""Names the prompts that may be the reason why replicas are lost.
 
     a replica is lost ─► each unfinished group with a sequence on it: one loss more ─► those with most losses: a warning
 
@@ -19,7 +19,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 logger = logging.getLogger(__name__)
 
 MIN_LOSSES: Final = 3
-"""Minimum number of lost replicas that generated a group for the group to be suspected."""
+"""A prompt is suspected when at least this many replicas were lost while they generated its group."""
 _MAX_NAMED_PROMPTS: Final = 3
 
 
@@ -27,14 +27,14 @@ class LossCounts:
     """Counts, for each group that has not left, the replicas that were lost while they generated the group."""
 
     def __init__(self, prompt_of: Callable[[int], str]) -> None:
-        """Begin without losses. prompt_of: returns the id of a group's prompt, for messages."""
+        """Begin without losses. prompt_of: returns the id of the prompt of a group, for messages."""
         self._prompt_of = prompt_of
         self._losses: Counter[int] = Counter()
 
     def lost(self, replica: str, sequences: Iterable[SequenceId]) -> None:
         """Count the loss of a replica that generated `sequences`.
 
-        If prompts are suspected, log a warning with their ids.
+        replica: name of the replica. If prompts are suspected, a warning with their ids is logged.
         """
         groups = {group for group, _ in sequences}
         self._losses.update(groups)

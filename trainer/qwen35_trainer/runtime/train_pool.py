@@ -21,8 +21,9 @@ from qwen35_trainer.weights.published import PublishedWeights, joined
 class TrainPool:
     """All train workers. Every call goes to all of them, in the same order and with the same arguments.
 
-    Only the share of a batch differs between the workers. division: how a batch is divided into shares. groups: sizes
-    of the groups of neighbouring ranks that should share a node (`site.rank_order`).
+    Only the share of a batch differs between the workers. deadline: maximum time for each call, in seconds, after which
+    it raises Stalled. division: how a batch is divided into shares. groups: sizes of the groups of neighbouring ranks
+    that should share a node (`site.rank_order`).
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class TrainPool:
         self._names = [f"train-{rank}" for rank in range(len(workers))]
 
     async def start(self, seconds: float) -> tuple[float, float]:
-        """Give each worker its rank, form the process group and build the engines. Raises Stalled and ActorLost.
+        """Give each worker its rank, form the process group and build the engines.
 
-        Returns the times, in Unix seconds, at which the ranks began to join, and at which the last engine was built.
+        seconds: maximum time for each of these steps. Returns the times, in Unix seconds, at which the ranks began to
+        join, and at which the last engine was built. Raises Stalled if a step takes longer, and ActorLost if a worker's
+        process ends.
         """
         ranks = len(self._workers)
         self._workers = await self._in_order_of_ranks(seconds)
@@ -52,7 +55,10 @@ class TrainPool:
         return began, time.time()
 
     async def _in_order_of_ranks(self, seconds: float) -> list[Any]:
-        """Return the workers in the order of their ranks, which follows their nodes and devices."""
+        """Return the workers in the order of their ranks, which follows their nodes and devices.
+
+        seconds: maximum time for their answers, after which Stalled is raised.
+        """
         names = [f"train-worker-{number}" for number in range(len(self._workers))]
         calls = [worker.location.remote() for worker in self._workers]
         act = "finding its node and device"
@@ -60,7 +66,10 @@ class TrainPool:
         return [self._workers[number] for number in rank_order(locations, self._groups)]
 
     async def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
-        """Train a batch, of which each rank gets only its share. Returns the metrics of each update."""
+        """Train a batch, of which each rank gets only its share. Returns the metrics of each update.
+
+        learning_rates: the learning rate of each update of the batch.
+        """
         metrics: list[UpdateMetrics] = await self._on_shares("train", "training a batch", batch, tuple(learning_rates))
         return metrics
 
@@ -69,7 +78,11 @@ class TrainPool:
         return loss
 
     async def _on_shares(self, method: str, act: str, batch: TrainBatch, *arguments: object) -> Any:  # noqa: ANN401  # an actor's result
-        """Call a method of each rank with its share of `batch`. Returns the answer of rank 0."""
+        """Call `method` of each rank with its share of `batch` and `arguments`. Returns the answer of rank 0.
+
+        act: description of the call, for errors. Raises Stalled if storing the shares or a call takes longer than the
+        deadline.
+        """
         try:
             # In a thread: the tokens of the whole batch are copied twice, into shares and into the object store.
             shares = await asyncio.wait_for(asyncio.to_thread(self._put_shares, batch), self._deadline)
@@ -103,7 +116,7 @@ class TrainPool:
         await self._all("save", "copying the state for a checkpoint", folder)
 
     async def saved(self) -> None:
-        """Wait until every rank has written its part of the checkpoint. The ranks may train meanwhile."""
+        """Wait until every rank has written its part of the checkpoint. During the wait the ranks may train."""
         await self._all("saved", "writing a checkpoint")
 
     async def restore(self, folder: Path) -> None:

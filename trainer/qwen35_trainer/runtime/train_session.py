@@ -87,7 +87,10 @@ class TrainSession:
     """Number of updates (optimizer steps) so far."""
     times: UpdateTimes = field(default_factory=UpdateTimes)
     _saved_at: int = field(init=False)
-    """Number of updates in the newest checkpoint, which is complete or being written."""
+    """Number of updates in the newest checkpoint, which is complete or being written.
+
+    Before the first save, it is the number of updates at the start of the attempt.
+    """
     _saved: bool = False
     _busy: PoolMeter = field(default_factory=lambda: PoolMeter(workers=1))
     _updated: float = field(default_factory=time.time)
@@ -142,7 +145,7 @@ class TrainSession:
 
     @property
     def saved(self) -> bool:
-        """Whether a checkpoint contains all updates so far.
+        """Whether a checkpoint contains all updates so far. Always true if the run saves no checkpoints.
 
         A checkpoint that is still being written counts, because a failure to write it ends the run.
         """
@@ -153,10 +156,11 @@ class TrainSession:
         return self.update >= self.updates_total or self.update // every > self._saved_at // every
 
     async def save(self, snapshot: SchedulingSnapshot, version: int, copied: asyncio.Event) -> None:
-        """Save a checkpoint, unless the run saves none. Raises CheckpointError, ActorLost and Stalled.
+        """Save a checkpoint, unless the run saves none. Sets `copied` as soon as training may continue.
 
-        Sets `copied` as soon as training may continue. Returns when the checkpoint is complete and, if the manifest
-        requests it, exported.
+        snapshot: the state of scheduling. version: version of the weights. Returns when the checkpoint is complete and,
+        if the manifest requests it, exported. Raises CheckpointError if it cannot be written, and ActorLost or Stalled
+        if a train worker is lost or does not answer.
         """
         if self.checkpoints is None:
             copied.set()
@@ -193,7 +197,7 @@ class TrainSession:
         await self._export(path, progress.update, version)
 
     async def _write(self, folder: Path, copied: asyncio.Event) -> None:
-        """Write the train pool's part of a checkpoint. Sets `copied` as soon as training may continue."""
+        """Write the train pool's part of a checkpoint into `folder`. Sets `copied` as soon as training may continue."""
         started = time.time()
         await self.pool.save(folder)
         self.times.saved(time.time() - started)
@@ -226,7 +230,11 @@ class TrainSession:
     def span(
         self, lane: str, kind: SpanKind, start: float, end: float, label: str = "", version: int | None = None
     ) -> None:
-        """Record a span, which is one bar of the timeline in the report. start, end: in Unix seconds."""
+        """Record a span, which is one bar of the timeline in the report.
+
+        lane: row of the bar. kind: what the lane did. start, end: in Unix seconds. label: text of the bar. version:
+        version of the weights that the span is about; None: it is not about one version.
+        """
         at = self.clock.at
         self.recorder.append(
             SpanRecord(lane=lane, kind=kind, start=at(start), end=at(end), label=label, version=version)
@@ -236,9 +244,9 @@ class TrainSession:
 def learning_rate(optimizer: OptimizerSpec, update: int, total: int) -> float:
     """Return the learning rate of update number `update`, from 0, of `total` updates.
 
-    The rate grows linearly in the warm-up, and then follows the schedule down to its minimum. Update u of w in the
-    warm-up has (u + 1) / w of the peak, so that no update has rate 0. The minimum would be reached at the update after
-    the last one.
+    The rate grows linearly in the warm-up. Then it stays at its peak (schedule Constant), or falls to its minimum
+    (Linear, Cosine). Update u of w in the warm-up has (u + 1) / w of the peak, so that no update has rate 0. The
+    minimum would be reached at the update after the last one.
     """
     peak, warmup = optimizer.learningRate, optimizer.warmupUpdates
     if update < warmup:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAVING = "saving"
-"""Ray's concurrency group of the method `TrainWorker.saved`, so that it can wait while the rank trains.
+"""Ray's concurrency group of the method `TrainWorker.saved`, so that the method can wait while the rank trains.
 
-Without it, a checkpoint would be reported as complete only after the batch that trains at the same time.
+Without this group, a checkpoint would be reported as complete only after the batch that trains at the same time.
 """
 
 
@@ -79,9 +79,10 @@ class TrainWorker(Process):
         return WorkerLocation(socket.gethostname(), context.get_node_id(), ",".join(assigned))
 
     def listen(self, ranks: int) -> tuple[str, int]:
-        """Open the rendezvous of the process group on a free port. Returns the host and the port.
+        """Open the rendezvous of the process group on a free port. Returns its host and its port.
 
-        The driver passes both to the other ranks, so MASTER_ADDR and MASTER_PORT are not used.
+        ranks: number of ranks that will join. The driver passes host and port to the other ranks, so MASTER_ADDR and
+        MASTER_PORT are not used.
         """
         from torch.distributed import TCPStore  # the driver imports this module without torch
 
@@ -91,7 +92,10 @@ class TrainWorker(Process):
 
     @starting()
     def join(self, rank: int, ranks: int, host: str, port: int) -> None:
-        """Enter the process group as `rank` of `ranks`, then build the engine."""
+        """Enter the process group as `rank` of `ranks`, then build the engine.
+
+        host, port: as returned by `listen` of rank 0.
+        """
         import torch  # as above
         import torch.distributed as dist
 
@@ -134,7 +138,10 @@ class TrainWorker(Process):
         return self._sender.stage(self._ready_engine.shards(), version, needed)
 
     def save(self, folder: Path) -> None:
-        """Copy the state of this rank, and begin to write it as a part of a checkpoint. `saved` waits for the end."""
+        """Copy the state of this rank, and begin to write it into `folder` as its part of a checkpoint.
+
+        `saved` waits until it is written.
+        """
         self._ready_engine.save(folder)
 
     @ray.method(concurrency_group=SAVING)

@@ -44,7 +44,10 @@ def problem_of(target: str, base: Path) -> tuple[str, str] | None:
 
 
 def _found(module: str, path: Sequence[str]) -> ModuleSpec | None:
-    """Find a module as an import would, package by package, without importing it. None if it is not found."""
+    """Find a module as an import would, package by package, without importing it. None if it is not found.
+
+    path: the folders in which the first package is searched.
+    """
     spec: ModuleSpec | None = None
     for number, _ in enumerate(module.split("."), start=1):
         spec = PathFinder.find_spec(".".join(module.split(".")[:number]), path)
