@@ -1,12 +1,12 @@
 """A program that generates with a replica of two devices, and then waits to be killed.
 
-python -m tests.rollout.split_replica FOLDER ─► one line of JSON: responses, and the ids of the processes of its workers
+The model has the form of the small published ones: with a vision tower, and the output layer tied to the embedding.
+
+python -m tests.rollout.split_replica ─► one line of JSON: responses, and the ids of the processes of its workers
 """
 
 import json
-import sys
 import time
-from pathlib import Path
 from unittest.mock import Mock, patch
 
 import numpy as np
@@ -16,12 +16,13 @@ import torch
 from qwen35_trainer.rollout import vllm_core
 from qwen35_trainer.rollout.rollout_engine import Sampling, SequenceRequest
 from qwen35_trainer.rollout.vllm import VLLMEngine
-from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
+from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 from qwen35_trainer.rollout.vllm_environment import set_variables
 from tests.publications import received
 from tests.rollout.loading import load
 from tests.rollout.test_vllm import END, MAX_LENGTH, SHAPE, library_model, prompt_of
 
+AS_PUBLISHED = SHAPE | {"tieEmbeddings": True, "vision": {}}
 SEEDS = (0, 1, 2)
 SHARED = (1, 2)
 """Seeds of models whose weights are in shared memory."""
@@ -29,14 +30,13 @@ PROMPTS = (3, 300)
 """Numbers of tokens."""
 
 
-def main(folder: Path) -> None:
+def main() -> None:
     torch.set_num_threads(1)
     set_variables()
-    models = {seed: library_model(seed, SHAPE) for seed in SEEDS}
+    models = {seed: library_model(seed, AS_PUBLISHED) for seed in SEEDS}
     config = models[0].config
-    write_configuration(config, folder)
     settings = CoreSettings(slots=4, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, devices=2)
-    engine = VLLMEngine(build_core(folder, config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
+    engine = VLLMEngine(build_core(config, settings), config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
     responses = {}
     for seed in SEEDS:
         parameters = dict(models[seed].named_parameters())
@@ -57,4 +57,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import psutil
@@ -14,13 +13,13 @@ import torch
 
 from qwen35_trainer.rollout.vllm_core import portions
 from tests.patience import PATIENCE
-from tests.rollout.split_replica import PROMPTS, SEEDS
-from tests.rollout.test_vllm import SHAPE, assert_greedy, library_model, log_probs_of, prompt_of
+from tests.rollout.split_replica import AS_PUBLISHED, PROMPTS, SEEDS
+from tests.rollout.test_vllm import assert_greedy, library_model, log_probs_of, prompt_of
 
 
-def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(tmp_path: Path) -> None:
+def test_it_generates_as_the_trainer_computes_and_ends_with_its_process() -> None:
     pytest.importorskip("vllm", reason="vLLM is not installed")
-    command = [sys.executable, "-m", "tests.rollout.split_replica", str(tmp_path)]
+    command = [sys.executable, "-m", "tests.rollout.split_replica"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as program:
         try:
@@ -35,7 +34,7 @@ def test_it_generates_as_the_trainer_computes_and_ends_with_its_process(tmp_path
     assert alive == []
     differences, decided = [], []
     for seed in SEEDS:
-        model = library_model(seed, SHAPE)
+        model = library_model(seed, AS_PUBLISHED)
         for length in PROMPTS:
             prompt = prompt_of(length)
             ids, log_probs = (np.array(values) for values in result["responses"][f"({seed}, {length})"])

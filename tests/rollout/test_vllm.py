@@ -33,7 +33,7 @@ from qwen35_trainer.rollout.rollout_engine import (
 )
 from qwen35_trainer.rollout.vllm import MIN_CPU_PREFILL, VLLMEngine
 from qwen35_trainer.rollout.vllm_candidates import TIED_TOKENS
-from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
+from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 from qwen35_trainer.rollout.vllm_environment import VARIABLES
 from tests.profiles import ORDER, SOAK
 from tests.rollout.laws import Replay, UnderTest, check_histories, check_versions
@@ -145,16 +145,15 @@ def process_restored() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def running(folder: Path, shape: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Replica]:
+def running(shape: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Replica]:
     """An engine of a random model, and models of the library by seed."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
     with process_restored():
         before = {child.pid for child in psutil.Process().children(recursive=True)}
         models = {seed: library_model(seed, SHAPE | shape) for seed in seeds}
         config = models[0].config
-        write_configuration(config, folder)
         settings = CoreSettings(slots=SLOTS, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True)
-        core = build_core(folder, config, settings)
+        core = build_core(config, settings)
         try:
             engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
             after = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -164,8 +163,8 @@ def running(folder: Path, shape: Mapping[str, Any], seeds: Sequence[int]) -> Ite
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
-    with running(tmp_path_factory.mktemp("model"), {}, (0, 1)) as replica:
+def built() -> Iterator[Replica]:
+    with running({}, (0, 1)) as replica:
         yield replica
 
 
@@ -636,37 +635,73 @@ def test_loading_replaces_all_weights_and_holds_no_tensor(replica: Replica) -> N
     assert_like_the_library(replica, replica.models[1])
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [{"tieEmbeddings": True}, pytest.param({"vision": {}}, marks=pytest.mark.soak)],
-    ids=["tied", "vision"],
-)
-def test_other_shapes_generate_and_load(tmp_path: Path, shape: dict[str, Any]) -> None:
-    with running(tmp_path, shape, (0, 1)) as replica:
+@pytest.mark.soak
+@pytest.mark.parametrize("shape", [{"tieEmbeddings": True}, {"vision": {}}], ids=["tied", "vision"])
+def test_other_shapes_generate_and_load(shape: dict[str, Any]) -> None:
+    with running(shape, (0, 1)) as replica:
         for seed in (0, 1):
             replica.load(seed)
             assert_like_the_library(replica, replica.models[seed])
 
 
 @pytest.mark.soak
-def test_a_mixture_of_experts_is_as_close_to_float32_as_the_library_in_bfloat16(tmp_path: Path) -> None:
-    """Rounded to bfloat16, a router may choose other experts, in the library as in vLLM, and at other tokens in each.
+def test_experts_generate_as_close_to_float32_as_the_library_in_bfloat16() -> None:
+    """Where two experts are almost equally likely, rounding to bfloat16 chooses another one, in the library as in vLLM.
 
-    So the limit for log-probabilities is relative, and the most likely tokens are not compared.
+    This happens at different tokens, so vLLM is compared with the library over all tokens of a model, not token by token.
     """
-    with running(tmp_path, {"experts": 4, "expertsPerToken": 2}, (0, 1)) as replica:
-        for seed in (0, 1):
+    with running({"experts": 4, "expertsPerToken": 2}, range(6)) as replica:
+        for seed, model in replica.models.items():
             replica.load(seed)
-            model = replica.models[seed]
-            rounded = copy.deepcopy(model).bfloat16()
-            of_vllm, of_library = [], []
-            for length in (2, 7, 20, 50, 100, 300):
-                prompt = prompt_of(length)
-                for completed in replica.generate(prompt, 24, samples=4):
-                    tokens = completed.tokens
-                    exact = log_probs_of(model, prompt, tokens.ids)
-                    of_vllm.append(np.abs(tokens.log_probs - exact))
-                    of_library.append(np.abs(log_probs_of(rounded, prompt, tokens.ids) - exact))
-            in_vllm, in_library = np.concatenate(of_vllm).mean(), np.concatenate(of_library).mean()
-            assert in_vllm <= 1.5 * in_library
-            assert in_library < 0.06, "the library itself must be close, or the comparison says nothing"
+            of_vllm, of_library, change = distances(replica, model)
+            print(
+                f"seed {seed}: vLLM {of_vllm}, the library in bfloat16 {of_library}, which changes logits by {change:.2f}"
+            )
+            assert of_vllm.mean_difference <= 2 * of_library.mean_difference
+            assert of_vllm.greedy_share >= of_library.greedy_share - 0.1
+            assert of_vllm.largest_loss <= 2 * change
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far generation in bfloat16 is from the library in float32."""
+
+    mean_difference: float
+    """Mean absolute difference of the log-probs of the sampled and greedy tokens."""
+    greedy_share: float
+    """Share of greedy tokens that are the most likely ones."""
+    largest_loss: float
+    """The largest difference of the logits of the most likely token and of the greedy token."""
+
+
+def distances(replica: Replica, model: Any) -> tuple[Distance, Distance, float]:
+    """Return the distances of vLLM and of the library in bfloat16, for the tokens that vLLM generates.
+
+    The third value is the largest change of a logit of the library. Two changes can swap two tokens.
+    """
+    prompts = {length: prompt_of(length) for length in (2, 7, 60, 300)}
+    names = {length: replica.submit(prompt, 24, samples=3) for length, prompt in prompts.items()}
+    greedy = {length: replica.submit(prompt, 24, GREEDY) for length, prompt in prompts.items()}
+    finished = replica.finish()
+    rounded_model = copy.deepcopy(model).bfloat16()
+    differences: list[torch.Tensor] = []  # (2, T): of vLLM and of the library
+    losses: list[torch.Tensor] = []  # (2, T)
+    changes: list[torch.Tensor] = []
+    for length, prompt in prompts.items():
+        for name in names[length] + greedy[length]:
+            tokens = finished[name].tokens
+            ids = torch.from_numpy(tokens.ids.astype(np.int64))[:, None]
+            exact = logits_of(model, prompt, tokens.ids)
+            rounded = logits_of(rounded_model, prompt, tokens.ids).float()
+            expected = exact.log_softmax(-1).gather(1, ids).squeeze(1)
+            others = (torch.from_numpy(tokens.log_probs), rounded.log_softmax(-1).gather(1, ids).squeeze(1))
+            differences.append(torch.stack([(other - expected).abs() for other in others]))
+            if name in greedy[length]:
+                chosen = (ids, rounded.argmax(-1, keepdim=True))
+                losses.append(torch.stack([exact.amax(-1) - exact.gather(1, each).squeeze(1) for each in chosen]))
+            changes.append((rounded - exact).abs().flatten())
+    means = torch.cat(differences, 1).mean(1).tolist()
+    shares = (torch.cat(losses, 1) == 0).float().mean(1).tolist()
+    largest = torch.cat(losses, 1).amax(1).tolist()
+    of_vllm, of_library = map(Distance, means, shares, largest)
+    return of_vllm, of_library, float(torch.cat(changes).max())

@@ -1,6 +1,6 @@
 """vLLM's engine core inside this process: its construction, and the replacement of its weights.
 
-    folder with config.json ─► build_core ─► LLMEngine: scheduler, executor, model runner, all on the caller's thread
+    configuration           ─► build_core ─► LLMEngine: scheduler, executor, model runner, all on the caller's thread
                                                  └─► with several devices: a process with a model runner for each
     tensors of a version    ─► replace_weights ─► the model's parameters, in place
 
@@ -22,8 +22,10 @@ This file, `vllm_worker.py`, `vllm_requests.py` and `vllm.py` are written for vL
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import os
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,17 +79,25 @@ class CoreSettings:
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
-    """Write the config.json of a random model, as published folders have it."""
-    config.architectures = [CLASSES[config.model_type]]
-    config.save_pretrained(folder)
+    """Write a config.json with which vLLM builds the trainer's model.
+
+    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` says so. vLLM 0.32 reads that field of the
+    text model, which may be absent or different in the config.json of a vision-language model.
+    """
+    written = copy.deepcopy(config)
+    written.architectures = [CLASSES[config.model_type]]
+    written.get_text_config().tie_word_embeddings = bool(config.tie_word_embeddings)
+    written.save_pretrained(folder)
 
 
-def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
-    """Build the engine core of the model in `folder`, without the model's weights.
+def build_core(config: HFConfig, settings: CoreSettings) -> Core:
+    """Build the engine core of a model, without the model's weights.
 
-    Only the configuration is read. The core's weights have no meaning until `replace_weights`.
+    vLLM gets a folder with the configuration alone. In a folder with weights it would separate a tied output layer from the
+    embedding if the files contain both, although the trainer ties them. The core's weights have no meaning until
+    `replace_weights`.
 
-    config: the contents of the folder's config.json. Raises RuntimeError if vLLM would compute ahead of a step.
+    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would compute ahead of a step.
     """
     set_variables()
     if settings.on_cpu:
@@ -97,8 +107,10 @@ def build_core(folder: Path, config: HFConfig, settings: CoreSettings) -> Core:
     from vllm.v1.executor import Executor
 
     _quieten()
-    configuration = EngineArgs(**core_arguments(folder, config, settings)).create_engine_config()
-    core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
+    with tempfile.TemporaryDirectory() as name:
+        write_configuration(config, Path(name))
+        configuration = EngineArgs(**core_arguments(Path(name), config, settings)).create_engine_config()
+        core = LLMEngine(configuration, Executor.get_class(configuration), log_stats=False, multiprocess_mode=False)
     if configuration.scheduler_config.async_scheduling or core.engine_core.engine_core.batch_queue is not None:
         raise RuntimeError("vLLM schedules ahead of a step, so the versions of tokens would not be exact")
     if settings.devices > 1:

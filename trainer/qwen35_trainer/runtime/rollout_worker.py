@@ -24,7 +24,6 @@ import contextlib
 import os
 import queue
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -419,7 +418,7 @@ class RolloutWorker(Process):
         """Build vLLM's engine with arbitrary weights, because every replica loads a published version before it joins."""
         from qwen35_trainer.models.qwen3_5.build_model import configuration
         from qwen35_trainer.rollout.vllm import VLLMEngine
-        from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core, write_configuration
+        from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 
         on_cpu = spec.accelerator.profile == "CPU"
         config = configuration(spec.model, vocabulary=self._vocabulary, max_length=self._length, base=self._base)
@@ -432,11 +431,7 @@ class RolloutWorker(Process):
             devices=rollout.tensorParallel,
             options=rollout.vllm or VLLMSpec(),
         )
-        with tempfile.TemporaryDirectory() as room:
-            if spec.model.source.path is None:
-                write_configuration(config, Path(room))
-            folder = Path(room) if spec.model.source.path is None else self._base / spec.model.source.path
-            core = build_core(folder, config, settings)
+        core = build_core(config, settings)
         return VLLMEngine(core, config, end_token=self._end_token, max_length=self._length, on_cpu=on_cpu)
 
     @property
