@@ -24,7 +24,15 @@ BEYOND = {
         VLLM | {"rollout.nodes": 2, "rollout.stragglerLane": {"nodes": 1, "tensorParallel": 2, "afterTokens": 9}},
         ["spec.rollout.stragglerLane"],
     ),
-    "vLLM with adapters": (VLLM | {"train.lora": {"rank": 4, "alpha": 8}}, ["spec.train.lora"]),
+    "vLLM with adapters of a large rank": (VLLM | {"train.lora": {"rank": 513}}, ["spec.train.lora.rank"]),
+    "vLLM with adapters and experts on the CPU": (
+        VLLM
+        | {
+            "train.lora": {"rank": 4},
+            "model.source": {"random": {"headDim": 32, "linearHeadDim": 64, "experts": 4, "expertsPerToken": 2}},
+        },
+        ["spec.train.lora"],
+    ),
     "vLLM on Ascend": (VLLM | {"accelerator.profile": "Ascend"}, ["spec.rollout.engine"]),
     "vLLM with a rounded cache on the CPU": (
         VLLM | {"rollout.vllm": {"kvCachePrecision": "FP8"}},
@@ -75,8 +83,9 @@ def test_a_manifest_without_such_fields_can_be_run(document):
 
 @pytest.mark.parametrize("profile", ["CPU", "NVIDIA"])
 @pytest.mark.parametrize("devices", [1, 2])
-def test_vllm_can_be_run(document, profile, devices):
-    changes = {"accelerator.profile": profile, "rollout.tensorParallel": devices}
+@pytest.mark.parametrize("train", [{}, {"train.lora": {"rank": 512}}])
+def test_vllm_can_be_run(document, profile, devices, train):
+    changes = {"accelerator.profile": profile, "rollout.tensorParallel": devices} | train
     assert cannot_run(parse_manifest(document(VLLM | changes)).spec) == []
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import torch
 
-from qwen35_trainer.manifest import ModelSpec
+from qwen35_trainer.manifest import LoRASpec, ModelSpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.build_model import configuration
 from qwen35_trainer.pipeline.events import SequenceId
@@ -59,10 +59,14 @@ class Replica:
     loaded: int = 0
     submitted: int = 0
 
+    def weights(self, seed: int) -> dict[str, Any]:
+        """Return the version of a seed's model."""
+        return dict(self.models[seed].named_parameters())
+
     def load(self, seed: int) -> int:
         """Load the model of a seed as the next version."""
         self.loaded += 1
-        load(self.engine, dict(self.models[seed].named_parameters()), self.loaded)
+        load(self.engine, self.weights(seed), self.loaded)
         return self.loaded
 
     def submit(
@@ -147,17 +151,22 @@ def process_restored() -> Iterator[None]:
 @contextlib.contextmanager
 def running(shape: Mapping[str, Any], seeds: Sequence[int]) -> Iterator[Replica]:
     """An engine of a random model, and models of the library by seed."""
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    models = {seed: library_model(seed, SHAPE | shape) for seed in seeds}
+    with engine_of(models[0].config) as (engine, core):
+        after = {child.pid for child in psutil.Process().children(recursive=True)}
+        yield Replica(engine, core, models, after - before)
+
+
+@contextlib.contextmanager
+def engine_of(config: Any, lora: LoRASpec | None = None) -> Iterator[tuple[VLLMEngine, Any]]:
+    """An engine without weights, and its engine core."""
     pytest.importorskip("vllm", reason="vLLM is not installed")
+    settings = CoreSettings(slots=SLOTS, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True, lora=lora)
     with process_restored():
-        before = {child.pid for child in psutil.Process().children(recursive=True)}
-        models = {seed: library_model(seed, SHAPE | shape) for seed in seeds}
-        config = models[0].config
-        settings = CoreSettings(slots=SLOTS, max_length=MAX_LENGTH, seed=5, memory_fraction=0.1, on_cpu=True)
         core = build_core(config, settings)
         try:
-            engine = VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True)
-            after = {child.pid for child in psutil.Process().children(recursive=True)}
-            yield Replica(engine, core, models, after - before)
+            yield VLLMEngine(core, config, end_token=END, max_length=MAX_LENGTH, on_cpu=True, lora=lora), core
         finally:
             core.engine_core.shutdown()
 
@@ -246,7 +255,14 @@ def test_a_continuation_from_any_prefix_is_the_uninterrupted_run(replica: Replic
 @pytest.fixture
 def under_test(replica: Replica) -> Iterator[UnderTest]:
     """The engine for the suite of laws that `test_laws.py` runs on the Torch engine."""
-    test = UnderTest(
+    test = laws_of(replica)
+    yield test
+    replica.loaded, replica.submitted = max(test.seeds), test.groups
+
+
+def laws_of(replica: Replica, kind: type[UnderTest] = UnderTest) -> UnderTest:
+    """The laws of an engine that has loaded the weights of seed 0."""
+    return kind(
         replica.engine,
         replica.models,
         Replay(replica.models, MAX_LENGTH),
@@ -261,8 +277,6 @@ def under_test(replica: Replica) -> Iterator[UnderTest]:
         seeds={replica.engine.version: 0},
         groups=replica.submitted,
     )
-    yield test
-    replica.loaded, replica.submitted = max(test.seeds), test.groups
 
 
 def test_random_histories_keep_the_laws(under_test: UnderTest) -> None:
@@ -619,7 +633,7 @@ def test_weights_that_do_not_fit_are_named_and_change_nothing(replica: Replica) 
         ValueError, match=r"missing \['model.norm.weight'\], unexpected \['model.other'\], .*\['lm_head.weight'\]"
     ):
         load(replica.engine, weights, version + 1)
-    with pytest.raises(ValueError, match="are adapters"):
+    with pytest.raises(ValueError, match="are adapters, but the engine was built without"):
         load(replica.engine, {"lora_scale": torch.ones(())}, version + 1)
     assert replica.engine.version == version
     assert_like_the_library(replica, replica.models[0])

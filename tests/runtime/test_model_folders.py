@@ -14,7 +14,7 @@ from qwen35_trainer.runtime.prepare import check_vocabulary
 TEXT = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64, "vocab_size": 100}
 
 
-def spec(engine: str) -> TrainingSpec:
+def spec(engine: str, train: dict[str, Any] | None = None) -> TrainingSpec:
     return TrainingSpec.model_validate(
         {
             "accelerator": {"profile": "CPU"},
@@ -22,17 +22,19 @@ def spec(engine: str) -> TrainingSpec:
             "data": {"train": [{"name": "sums", "gym": {"task": "chain_sum", "size": 8}}]},
             "rewards": [{"name": "right", "type": "Gym"}],
             "rollout": {"engine": engine},
-            "train": {"updates": 1},
+            "train": {"updates": 1} | (train or {}),
         }
     )
 
 
-def problems(tmp_path: Path, config: dict[str, Any], engine: str = "VLLM") -> list[str]:
+def problems(
+    tmp_path: Path, config: dict[str, Any], engine: str = "VLLM", train: dict[str, Any] | None = None
+) -> list[str]:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps({"model_type": "qwen3_5"} | config))
     (folder / "tokenizer_config.json").write_text("{}")
-    return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine), tmp_path)]
+    return [f"{problem.path}: {problem.message}" for problem in problems_of(spec(engine, train), tmp_path)]
 
 
 def test_a_folder_that_fits_has_no_problem(tmp_path: Path) -> None:
@@ -52,6 +54,19 @@ def test_heads_without_kernels_are_named_with_the_sizes_that_have_some(tmp_path:
 
 def test_the_torch_engine_takes_heads_of_any_size(tmp_path: Path) -> None:
     assert problems(tmp_path, {"text_config": TEXT | {"head_dim": 8}}, "Torch") == []
+
+
+EXPERTS = {"model_type": "qwen3_5_moe", "text_config": TEXT}
+
+
+def test_experts_with_adapters_need_another_engine_on_the_cpu(tmp_path: Path) -> None:
+    [problem] = problems(tmp_path, EXPERTS, train={"lora": {}})
+    assert problem.startswith("spec.train.lora: with adapters, vLLM computes experts by Triton's kernels")
+
+
+@pytest.mark.parametrize(("engine", "train"), [("Torch", {"lora": {}}), ("VLLM", {})])
+def test_experts_alone_have_no_problem(tmp_path: Path, engine: str, train: dict[str, Any]) -> None:
+    assert problems(tmp_path, EXPERTS, engine, train) == []
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(tmp_path: Path) -> None:

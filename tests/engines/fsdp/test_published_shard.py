@@ -5,6 +5,7 @@ import torch
 
 from qwen35_trainer.engines.fsdp.engine import FSDPEngine
 from qwen35_trainer.engines.fsdp.loading import Origin
+from qwen35_trainer.weights.adapters import SCALE
 
 pytestmark = pytest.mark.usefixtures("alone")
 FLOAT32 = {"linear_attn.A_log", "linear_attn.norm.weight"}
@@ -37,3 +38,9 @@ def test_the_only_rank_publishes_every_value_and_copies_none(make_model, make_sp
         assert shard.shape == tuple(parameters[shard.name].shape)
         assert (shard.start, shard.values.numel()) == (0, parameters[shard.name].numel())
         assert shard.values.data_ptr() == parameters[shard.name].to_local().data_ptr()
+
+
+def test_adapters_for_vllm_are_rounded_after_they_are_scaled(make_model, make_spec):
+    spec = make_spec({"rollout.engine": "VLLM", "model.precision": "FP32", "train.lora": {"rank": 4}})
+    shards = FSDPEngine(Origin(make_model), spec, torch.device("cpu")).shards()
+    assert {shard.dtype for shard in shards if shard.name != SCALE} == {torch.float32}

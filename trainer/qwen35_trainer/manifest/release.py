@@ -16,6 +16,9 @@ VLLM_CPU_HEADS = {
 }
 """Fields of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
 
+VLLM_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks of the places that vLLM 0.32 can have for an adapter. An adapter of a smaller rank fits into a place of a larger one."""
+
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:
     """Return every part of the spec that this release cannot run, each with what to write instead."""
@@ -51,9 +54,24 @@ def _vllm(spec: TrainingSpec, rollout: RolloutSpec) -> Iterator[Problem]:
         if rollout.vllm is not None and rollout.vllm.kvCachePrecision != "BF16":
             message = "on the CPU, this release stores keys and values in BF16 only."
             yield Problem("spec.rollout.vllm.kvCachePrecision", message, "Set it to BF16.")
-    if spec.train.lora is not None:
-        message = "the VLLM engine of this release loads whole models, not adapters."
-        yield Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
+    yield from _vllm_adapters(spec)
+
+
+def _vllm_adapters(spec: TrainingSpec) -> Iterator[Problem]:
+    if (lora := spec.train.lora) is None:
+        return
+    if lora.rank > VLLM_ADAPTER_RANKS[-1]:
+        message = f"vLLM has places for adapters of rank {VLLM_ADAPTER_RANKS[-1]} at most."
+        yield Problem("spec.train.lora.rank", message, f"Set it to at most {VLLM_ADAPTER_RANKS[-1]}.")
+    random = spec.model.source.random
+    if spec.accelerator.profile == "CPU" and random is not None and random.experts > 0:
+        yield experts_with_adapters()
+
+
+def experts_with_adapters() -> Problem:
+    """Return the problem of vLLM on the CPU with a mixture of experts whose adapters train."""
+    message = "with adapters, vLLM computes experts by Triton's kernels, which do not run on CPUs."
+    return Problem("spec.train.lora", message, "Remove it, or set rollout.engine to Torch.")
 
 
 def _vllm_heads(spec: TrainingSpec) -> Iterator[Problem]:

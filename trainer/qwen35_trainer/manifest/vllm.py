@@ -11,6 +11,7 @@ ArgumentValue = Annotated[str, Field(max_length=1024)] | int | float | bool
 
 _OWN = "use {} instead"
 _LOADING = "the trainer publishes the weights, and nothing is loaded from files"
+_ADAPTERS = "every sequence is generated with the adapters that train (spec.train.lora)"
 _EXACT = "the version and the log-prob of each token would not be exact"
 _DRAFTS = "the trainer publishes no weights of the drafting layers, and log-probs of drafted tokens have not been compared with its own"
 _PROCESSES = "a replica is one process or the devices of one node"
@@ -44,7 +45,13 @@ RESERVED_ARGUMENTS = {
     "spec_method": _DRAFTS,
     "spec_model": _DRAFTS,
     "spec_tokens": _DRAFTS,
-    "enable_lora": "the engine loads whole models",
+    "enable_lora": _OWN.format("spec.train.lora"),
+    "max_loras": _ADAPTERS,
+    "max_lora_rank": _OWN.format("spec.train.lora.rank"),
+    "lora_dtype": _ADAPTERS,
+    "lora_target_modules": _OWN.format("spec.train.lora.targets"),
+    "default_mm_loras": _ADAPTERS,
+    "enable_tower_connector_lora": _ADAPTERS,
     "pipeline_parallel_size": _PROCESSES,
     "prefill_context_parallel_size": _PROCESSES,
     "decode_context_parallel_size": _PROCESSES,

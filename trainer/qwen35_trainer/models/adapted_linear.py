@@ -8,13 +8,25 @@ with the base model.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from types import MethodType
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from qwen35_trainer.models.qwen3_5 import HFModule
+from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.weights.adapters import DOWN, UP
+
+
+def target_layers(model: HFModule, targets: Collection[str]) -> dict[str, nn.Linear]:
+    """Return the linear layers of the decoder, by their names in the model. targets: the last parts of the names."""
+    of_decoder = set(text_model(model).layers.modules())
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module in of_decoder and name.rpartition(".")[2] in targets
+    }
 
 
 def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:

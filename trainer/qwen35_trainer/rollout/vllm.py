@@ -10,6 +10,9 @@ Everything runs on the caller's thread (vllm_core.py says why), so nothing here 
 samples it, so the token's version is that of the last `commit`. The keys, values and states of a sequence's earlier tokens stay
 those of the weights that computed them, as in the Torch engine.
 
+In a run that trains adapters (LoRA), `load_base` loads the weights that do not train, once, and each version is an adapter, which
+vLLM adds to them: `vllm_adapters.py`.
+
 The prefix cache is salted with the version, so that no sequence starts from states of older weights. At a `commit`, sequences without
 new tokens are submitted to vLLM again, with the new salt. A sequence with kept tokens computes them again, with the weights that
 compute its next token.
@@ -33,6 +36,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.models.qwen3_5 import classes
 from qwen35_trainer.models.qwen3_5.classes import HFConfig
 from qwen35_trainer.pipeline.events import SequenceId
@@ -45,6 +49,7 @@ from qwen35_trainer.rollout.rollout_engine import (
     StepOutput,
     failed,
 )
+from qwen35_trainer.rollout.vllm_adapters import AdapterSlot
 from qwen35_trainer.rollout.vllm_candidates import CandidateRecord, returned_tokens
 from qwen35_trainer.rollout.vllm_core import Core, replace_weights, stepping
 from qwen35_trainer.rollout.vllm_requests import CoreRequests, NewTokens
@@ -98,11 +103,23 @@ class VLLMEngine:
     """Generates with vLLM. Load a version before the first `step`: the core's first weights have no meaning.
 
     core: from `build_core`. config: the model's configuration. max_length: prompt and response together, in tokens.
+    lora: the adapters that train, as in the core's settings. Their engine needs `load_base` before the first `commit`.
     """
 
-    def __init__(self, core: Core, config: HFConfig, *, end_token: int, max_length: int, on_cpu: bool) -> None:
+    def __init__(
+        self,
+        core: Core,
+        config: HFConfig,
+        *,
+        end_token: int,
+        max_length: int,
+        on_cpu: bool,
+        lora: LoRASpec | None = None,
+    ) -> None:
         self._core, self._tied = core, bool(config.tie_word_embeddings)
         self._shapes = shapes(dict(classes.without_weights(config).named_parameters()))  # as in a publication
+        self._adapters = None if lora is None else AdapterSlot(core, config, lora)
+        self._has_base = False
         self._end_token, self._on_cpu = end_token, on_cpu
         vocabulary = config.get_text_config().vocab_size
         self._limits = EngineLimits(max_length, vocabulary, min_prefill=MIN_CPU_PREFILL if on_cpu else 1)
@@ -139,7 +156,8 @@ class VLLMEngine:
 
     def _add(self, name: str, request: SequenceRequest) -> None:
         prompt = np.concatenate((request.prompt, request.kept.ids)).tolist()
-        self._requests.add(name, prompt, self._parameters(request), salt=str(self._version))
+        adapter = None if self._adapters is None else self._adapters.request
+        self._requests.add(name, prompt, self._parameters(request), salt=str(self._version), lora_request=adapter)
 
     def take(self, sequences: Sequence[SequenceId]) -> dict[SequenceId, GeneratedTokens]:
         taken = {name: self._sequences.pop(_name(name)).all() for name in sequences if _name(name) in self._sequences}
@@ -154,12 +172,26 @@ class VLLMEngine:
                 held.reported = len(held.ids)
         return grown
 
+    def load_base(self, weights: Mapping[str, Tensor]) -> None:
+        """Load the weights that do not train in a run with adapters. weights: all of the model, by the trainer's names."""
+        replace_weights(self._core, weights, tied=self._tied)
+        self._has_base = True
+
     def receive(self, weights: Mapping[str, Tensor], version: int) -> None:
         """The tensors are only checked and kept: `commit` copies them into vLLM's parameters."""
-        if are_adapters(weights):
-            raise ValueError(f"weights of version {version} are adapters, which the vLLM engine cannot load")
-        check_shapes(self._shapes, weights, version)
-        check_types(weights, version)
+        if self._adapters is None:
+            if are_adapters(weights):
+                raise ValueError(
+                    f"weights of version {version} are adapters, but the engine was built without adapters"
+                )
+            check_shapes(self._shapes, weights, version)
+            check_types(weights, version)
+        else:
+            if not are_adapters(weights):
+                raise ValueError(
+                    f"weights of version {version} are not adapters, but the engine was built with adapters"
+                )
+            self._adapters.check(weights, version)
         self._received = version, weights
 
     def commit(self, version: int) -> None:
@@ -167,7 +199,12 @@ class VLLMEngine:
             raise ValueError(f"version {version} was not received, so it cannot be committed")
         (_, weights), self._received = self._received, None
         self._version = NO_VERSION  # if vLLM fails midway, no token is generated from a mixture of two versions
-        replace_weights(self._core, weights, tied=self._tied)
+        if self._adapters is None:
+            replace_weights(self._core, weights, tied=self._tied)
+        elif self._has_base:
+            self._adapters.replace(weights)
+        else:
+            raise RuntimeError("the engine has no base weights for its adapters: call load_base first")
         self._version = version
         self._submit_again([name for name, held in self._sequences.items() if not held.ids])
 

@@ -34,6 +34,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qwen35_trainer.manifest import LoRASpec
+from qwen35_trainer.manifest.release import VLLM_ADAPTER_RANKS as ADAPTER_RANKS
 from qwen35_trainer.manifest.vllm import VLLMSpec
 from qwen35_trainer.models.qwen3_5.classes import CLASSES, HFConfig
 from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
@@ -76,6 +78,8 @@ class CoreSettings:
     """Tensor parallelism: the number of devices that share the weights. With more than one, each has a process of its own."""
     options: VLLMSpec = field(default_factory=VLLMSpec)
     """Options of the manifest."""
+    lora: LoRASpec | None = None
+    """The adapters that the trainer trains, for which vLLM then has a place (vllm_adapters.py)."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
@@ -145,7 +149,7 @@ def core_arguments(folder: Path, config: HFConfig, settings: CoreSettings) -> di
         arguments["max_num_batched_tokens"] = options.maxBatchedTokens
     if options.kvCachePrecision == "FP8":
         arguments["kv_cache_dtype"] = "fp8"
-    return arguments | options.extraArguments
+    return arguments | _adapters(settings.lora) | options.extraArguments
 
 
 def stepping(*, on_cpu: bool) -> contextlib.AbstractContextManager[object]:
@@ -198,6 +202,18 @@ def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
         size += tensor.nbytes
     if portion:
         yield portion
+
+
+def _adapters(lora: LoRASpec | None) -> dict[str, Any]:
+    if lora is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        # A smaller rank is filled up with zeros.
+        "max_lora_rank": next(rank for rank in ADAPTER_RANKS if rank >= lora.rank),
+        "lora_target_modules": list(lora.targets),
+    }
 
 
 def _memory(config: HFConfig, settings: CoreSettings) -> dict[str, float]:

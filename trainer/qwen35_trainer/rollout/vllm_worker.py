@@ -101,7 +101,9 @@ def finish_replacement(worker: Worker) -> list[str]:
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
         finalize_layerwise_reload(model, runner.model_config)
         _repack_tied_head(model)
-    return sorted(parameters - getattr(worker, LOADED))
+    # A layer with adapters contains the layer that is loaded, under this name.
+    expected = {name.replace(".base_layer.", ".") for name in parameters}
+    return sorted(expected - getattr(worker, LOADED))
 
 
 def _forget_expert_kernels(model: Any) -> None:  # noqa: ANN401  # vLLM's model

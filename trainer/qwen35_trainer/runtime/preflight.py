@@ -18,7 +18,7 @@ from typing import Any
 from qwen35_trainer.data.prompt_files import misnamed
 from qwen35_trainer.manifest import Manifest, ManifestError, Problem, RandomModelSpec, TrainingSpec, cannot_run
 from qwen35_trainer.manifest.problems import did_you_mean
-from qwen35_trainer.manifest.release import VLLM_CPU_HEADS
+from qwen35_trainer.manifest.release import VLLM_CPU_HEADS, experts_with_adapters
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
 from qwen35_trainer.models.qwen3_5.linear_layers import linear_layers
 from qwen35_trainer.rewards.scorer import function_errors
@@ -95,7 +95,7 @@ def problems_of(spec: TrainingSpec, base: Path) -> list[Problem]:
         *_lora(spec, base),
         *_router(spec, base),
         *_quantization(spec, base),
-        *_vllm_heads(spec, base),
+        *_vllm_on_cpu(spec, base),
     ]
 
 
@@ -169,8 +169,8 @@ def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         yield Problem("spec.model.source.path", message, "Use the folder of the same model without quantisation.")
 
 
-def _vllm_heads(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
-    """Yield a problem for each size of attention heads of a model that vLLM's CPU kernels do not support.
+def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
+    """Yield a problem for each part of a model that vLLM does not support on the CPU: sizes of heads, and experts with adapters.
 
     Only models in a folder are checked here. `cannot_run` checks random models.
     """
@@ -184,6 +184,8 @@ def _vllm_heads(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
         if size is not None and size not in sizes:
             message = f"{name} in config.json is {size}, and vLLM's CPU kernels have {', '.join(map(str, sizes))}."
             yield Problem("spec.model.source.path", message, "Use another model, or set rollout.engine to Torch.")
+    if spec.train.lora is not None and "moe" in str(config.get("model_type")):
+        yield experts_with_adapters()
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:

@@ -415,8 +415,12 @@ class RolloutWorker(Process):
         )
 
     def _vllm(self, spec: TrainingSpec, rollout: RolloutSpec) -> RolloutEngine:
-        """Build vLLM's engine with arbitrary weights, because every replica loads a published version before it joins."""
-        from qwen35_trainer.models.qwen3_5.build_model import configuration
+        """Build vLLM's engine. Every replica loads a published version before it joins.
+
+        If adapters train, the published versions lack the base weights, so they are loaded here.
+        """
+        from qwen35_trainer.models.qwen3_5.build_model import base_weights, configuration
+        from qwen35_trainer.models.qwen3_5.precision import PRECISIONS
         from qwen35_trainer.rollout.vllm import VLLMEngine
         from qwen35_trainer.rollout.vllm_core import CoreSettings, build_core
 
@@ -430,9 +434,27 @@ class RolloutWorker(Process):
             on_cpu=on_cpu,
             devices=rollout.tensorParallel,
             options=rollout.vllm or VLLMSpec(),
+            lora=spec.train.lora,
         )
-        core = build_core(config, settings)
-        return VLLMEngine(core, config, end_token=self._end_token, max_length=self._length, on_cpu=on_cpu)
+        engine = VLLMEngine(
+            build_core(config, settings),
+            config,
+            end_token=self._end_token,
+            max_length=self._length,
+            on_cpu=on_cpu,
+            lora=spec.train.lora,
+        )
+        if spec.train.lora is not None:
+            weights = base_weights(
+                spec.model,
+                seed=spec.seed,
+                vocabulary=self._vocabulary,
+                max_length=self._length,
+                base=self._base,
+                precision=PRECISIONS[spec.model.precision],
+            )
+            engine.load_base(weights)
+        return engine
 
     @property
     def _length(self) -> int:

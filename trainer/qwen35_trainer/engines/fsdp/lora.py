@@ -19,7 +19,7 @@ from torch import nn
 from qwen35_trainer.engines.fsdp.loading import local_part
 from qwen35_trainer.manifest import LoRASpec
 from qwen35_trainer.manifest.train import LINEAR_LAYERS
-from qwen35_trainer.models.adapted_linear import attach
+from qwen35_trainer.models.adapted_linear import attach, target_layers
 from qwen35_trainer.models.qwen3_5 import HFModule
 from qwen35_trainer.models.qwen3_5.family import text_model
 from qwen35_trainer.weights.adapters import DOWN, UP
@@ -31,12 +31,11 @@ def add(model: HFModule, settings: LoRASpec) -> None:
     Raises ValueError naming every target that is not the name of a linear layer in the decoder. Names in the default list of
     targets that the decoder lacks are ignored.
     """
-    linears = [
-        (name.rpartition(".")[2], module)
+    names = {
+        name.rpartition(".")[2]
         for name, module in text_model(model).layers.named_modules()
         if isinstance(module, nn.Linear)
-    ]
-    names = {name for name, _ in linears}
+    }
     missing = sorted(set(settings.targets) - names)
     if missing and settings.targets != LINEAR_LAYERS:
         raise ValueError(
@@ -44,9 +43,8 @@ def add(model: HFModule, settings: LoRASpec) -> None:
             f"{', '.join(sorted(names))}"
         )
     model.requires_grad_(False)
-    for name, module in linears:
-        if name in settings.targets:
-            _adapt(module, settings)
+    for layer in target_layers(model, settings.targets).values():
+        _adapt(layer, settings)
 
 
 def initialise(model: HFModule, seed: int) -> None:

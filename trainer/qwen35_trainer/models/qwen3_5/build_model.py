@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qwen35_trainer.manifest import ModelSpec, RandomModelSpec, RandomVisionSpec
 from qwen35_trainer.models.qwen3_5 import HFModule, classes
@@ -49,6 +51,35 @@ def build(
         return adapt(built)
     assert model.source.path is not None, "volumes are mounted to a path before the trainer starts"
     return adapt(_from_files(CheckpointFiles.open(base / model.source.path), precision))
+
+
+def base_weights(
+    model: ModelSpec, *, seed: int, vocabulary: int, max_length: int, base: Path, precision: torch.dtype
+) -> Mapping[str, Tensor]:
+    """Return the weights of the model that `build` builds from the same arguments, by their names in the module.
+
+    Each weight of a folder is read when it is looked up, so that the whole model need not be in memory.
+    """
+    if model.source.path is not None:
+        return _FolderWeights(CheckpointFiles.open(base / model.source.path), precision)
+    built = build(model, seed=seed, vocabulary=vocabulary, max_length=max_length, base=base, precision=precision)
+    return {name: parameter.data for name, parameter in built.named_parameters()}
+
+
+class _FolderWeights(Mapping[str, Tensor]):
+    """The weights in a folder in the types of a model that is stored in `precision`. Each lookup reads the files."""
+
+    def __init__(self, files: CheckpointFiles, precision: torch.dtype) -> None:
+        self._files, self._precision = files, precision
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._files.read(name).to(stored_in(name, self._precision))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files.tensors)
+
+    def __len__(self) -> int:
+        return len(self._files.tensors)
 
 
 def configuration(model: ModelSpec, *, vocabulary: int, max_length: int, base: Path) -> HFConfig:

@@ -1,0 +1,51 @@
+"""Functions that run in the processes of vLLM's workers, between two steps, and replace the adapter (LoRA) of the model.
+
+    AdapterSlot.replace ─► hold_adapters … ─► put_adapters_in_place
+
+The first argument is the worker, as in vllm_worker.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from qwen35_trainer.models.qwen3_5.hub_tensors import NamedTensor
+from qwen35_trainer.rollout.vllm_worker import Worker
+from qwen35_trainer.weights.adapters import DOWN
+
+ADAPTER_NUMBER = 1
+"""vLLM's number of the only adapter."""
+HELD = "_qwen35_adapters"
+"""Attribute of a worker: tensors of the adapter that `put_adapters_in_place` will use, by the trainer's names."""
+
+
+def hold_adapters(worker: Worker, adapters: Sequence[NamedTensor]) -> None:
+    """Keep tensors of an adapter for `put_adapters_in_place`. adapters: whole matrices A, and B with the scale, in bfloat16."""
+    setattr(worker, HELD, getattr(worker, HELD, {}) | dict(adapters))
+
+
+def put_adapters_in_place(worker: Worker) -> list[str]:
+    """Copy the held tensors into the model, instead of the previous adapter. Returns vLLM's names of layers that it does not adapt.
+
+    vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj), and takes the part of its device.
+    """
+    from vllm.lora.lora_model import LoRAModel
+    from vllm.lora.peft_helper import PEFTHelper
+
+    held: dict[str, Any] = getattr(worker, HELD)
+    delattr(worker, HELD)
+    manager = worker.model_runner.lora_manager._adapter_manager  # vLLM gives no other access to it
+    rank = next(tensor.shape[0] for name, tensor in held.items() if name.endswith(DOWN))
+    adapter = LoRAModel.from_lora_tensors(
+        ADAPTER_NUMBER,
+        {f"base_model.model.{name}.weight": tensor for name, tensor in held.items()},
+        # alpha / rank is 1, because B has the scale already.
+        PEFTHelper(r=rank, lora_alpha=rank, target_modules=[]),
+        device="cpu",
+        weights_mapper=manager.model.hf_to_vllm_mapper.get_rename_mapper(),
+    )
+    manager.remove_adapter(ADAPTER_NUMBER)
+    manager.add_adapter(adapter)
+    manager.activate_adapter(ADAPTER_NUMBER)
+    return sorted(adapter.loras.keys() - manager.modules.keys())
