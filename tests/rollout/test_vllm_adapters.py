@@ -31,7 +31,7 @@ from tests.rollout.test_vllm import (
 )
 
 LORA = LoRASpec(rank=5, alpha=7.0)
-"""vLLM has no adapters of rank 5, and 7/5 is no number of bfloat16."""
+"""In vLLM, rank 5 is filled up with zeros, and the scale 7/5 cannot be written in bfloat16."""
 NAMES = ("model.layers.0.mlp.down_proj", "model.layers.3.self_attn.q_proj")
 
 
@@ -122,7 +122,7 @@ def test_b_is_multiplied_by_the_scale_before_it_is_rounded(replica: AdaptedRepli
         assert not up[:, LORA.rank :].any(), "the rest of vLLM's rank is zero"
 
 
-def test_versions_that_are_no_fitting_adapters_are_named_and_change_nothing(replica: AdaptedReplica) -> None:
+def test_versions_that_do_not_fit_as_adapters_are_named_and_change_nothing(replica: AdaptedReplica) -> None:
     version = replica.engine.version
     whole = dict(replica.base.named_parameters())
     with pytest.raises(ValueError, match=f"version {version + 1} are not adapters, but the engine was built with"):
