@@ -4,9 +4,12 @@
 |----------------|---------------------------------------------|--------------------------------------------------------------|
 | `SharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map it |
 | `ObjectStore`  | otherwise                                   | each rank puts its shard into Ray's object store in buckets; a replica fetches one bucket at a time |
+| `Folder`       | `spec.publication.folder` names one         | each rank writes its shard to a file of a folder that all pods mount; a replica reads one bucket at a time |
 
-Both copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
-`spec.publication.transport` names one; Auto takes the first that works. NCCL, HCCL, RDMA and IPC are not implemented. The driver imports this module, so it imports torch and Ray only where tensors are copied.
+All of them copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
+`spec.publication.transport` names one; Auto takes the first that works. Through the object store and a folder, versions
+may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). NCCL, HCCL, RDMA and IPC are not implemented. The
+driver imports this module, so it imports torch and Ray only where tensors are copied.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from typing import TYPE_CHECKING, Protocol
 from qwen35_trainer.manifest import ManifestError, Problem
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
 from qwen35_trainer.weights import segment
-from qwen35_trainer.weights.published import PublishedWeights, StagedShard, StoredBuckets, WeightSource
+from qwen35_trainer.weights.published import FolderBuckets, PublishedWeights, StagedShard, StoredBuckets, WeightSource
 from qwen35_trainer.weights.segment import SegmentHandle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from torch.distributed import ProcessGroup
 
@@ -59,7 +63,11 @@ class RankContext:
     rank: int
     ranks: int
     group: ProcessGroup | None
-    """A group of all ranks over gloo; None with one rank."""
+    """Process group of all ranks, which sends objects of the host (gloo). None if there is only one rank."""
+    folder: Path | None = None
+    """Folder of this run's publications, for the transport Folder; None for the others."""
+    whole_every: int = 1
+    """Number of versions from one that is published whole to the next one; those between are published as changes. 1: all are whole."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +144,21 @@ def _object_store_receiver() -> WeightReceiver:
     return ObjectStoreReceiver()
 
 
+def _folder_sender(context: RankContext) -> WeightSender:
+    from qwen35_trainer.weights.transports.folder import FolderSender
+
+    return FolderSender(context)
+
+
+def _folder_receiver() -> WeightReceiver:
+    from qwen35_trainer.weights.transports.folder import FolderReceiver
+
+    return FolderReceiver()
+
+
 TRANSPORTS: Mapping[TransportName, Transport] = {
     "SharedMemory": Transport(_shared_memory_sender, _shared_memory_receiver, SegmentHandle, _shared_memory_refusal),
     "ObjectStore": Transport(_object_store_sender, _object_store_receiver, StoredBuckets, lambda _: None),
+    "Folder": Transport(_folder_sender, _folder_receiver, FolderBuckets, lambda _: None),
 }
 """Name in the manifest → transport, in the order in which Auto prefers them."""
