@@ -54,7 +54,7 @@ WRITTEN: list[Document] = [
             "updatesPerBatch": 2,
             "batchesPerPublication": 2,
         },
-        "publication": {"transport": "Folder", "folder": "/publications", "wholeEvery": 8},
+        "publication": {"transport": "ObjectStore"},
         "checkpoint": {
             "export": "AtEnd",
             "graceSeconds": 60,
