@@ -54,7 +54,7 @@ WRITTEN: list[Document] = [
             "updatesPerBatch": 2,
             "batchesPerPublication": 2,
         },
-        "publication": {"transport": "ObjectStore"},
+        "publication": {"transport": "Folder", "folder": "/publications", "wholeEvery": 8},
         "checkpoint": {
             "export": "AtEnd",
             "graceSeconds": 60,

@@ -100,6 +100,8 @@ CHANGES: dict[str, tuple[Any, str | None]] = {
     "async.partialRollout": (False, SUSPENDED),
     "async.stallSeconds": (9.0, SUSPENDED),
     "publication.transport": ("ObjectStore", SUSPENDED),
+    "publication.folder": ("/publications", SUSPENDED),
+    "publication.wholeEvery": (4, SUSPENDED),
     "publication.timeoutSeconds": (9.0, SUSPENDED),
     "checkpoint.everyUpdates": (9, LIVE),
     "checkpoint.keep": (9, LIVE),

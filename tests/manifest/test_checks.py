@@ -298,6 +298,11 @@ CASES = {
         "spec.checkpoint.storage",
         {"checkpoint.storage": {"path": "/c"}},
     ),
+    "a transport without its folder": (
+        {"publication.transport": "Folder"},
+        "spec.publication.folder",
+        {"publication.folder": "/publications"},
+    ),
     "no storage": ({"checkpoint.storage": {}}, "spec.checkpoint.storage", {"checkpoint.storage": None}),
     "reward pattern": (
         {"rewards": [{"type": "Math", "extract": "(a"}]},

@@ -5,9 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from qwen35_trainer.weights import segment
+from qwen35_trainer.weights import segment, shard_streams
 from qwen35_trainer.weights.published import StoredBuckets
-from qwen35_trainer.weights.transports import object_store
 from qwen35_trainer.weights.weight_manifest import WeightsDamaged
 from tests.publications import same
 from tests.weights.ways import RANKS, WEIGHTS, Way, fetch, reader
@@ -16,13 +15,13 @@ from tests.weights.ways import RANKS, WEIGHTS, Way, fetch, reader
 @pytest.fixture
 def stored(open_way, monkeypatch) -> Way:
     """The transport, with buckets of 128 bytes."""
-    monkeypatch.setattr(object_store, "BUCKET_BYTES", 128)
+    monkeypatch.setattr(shard_streams, "BUCKET_BYTES", 128)
     return open_way("ObjectStore")
 
 
 def sizes(published) -> list[int]:
     """Bytes of each bucket that a replica has fetched once."""
-    references = [bucket.reference for bucket in published.source.buckets]
+    references = [bucket.place for bucket in published.source.steps[0].buckets]
     assert all(reference.fetches == 1 for reference in references)
     return [reference.data.size for reference in references]
 
@@ -52,12 +51,17 @@ def test_the_memory_of_a_version_is_used_again_when_nobody_holds_it(stored: Way)
 
 @pytest.mark.parametrize(
     ("buckets", "problem"),
-    [(lambda all_: all_[:-1], "the buckets hold 5 of 6 parts"), (lambda all_: all_[::-1], "checksum of .*matrix")],
+    [
+        (lambda all_: all_[:-1], "the buckets of version 2 hold 5 of 6 parts"),
+        (lambda all_: all_[::-1], "checksum of .*matrix"),
+    ],
 )
 def test_missing_and_exchanged_buckets_are_found(stored: Way, buckets, problem) -> None:
     published = stored.publish(WEIGHTS, 2)
     assert isinstance(published.source, StoredBuckets)
-    changed = dataclasses.replace(published, source=StoredBuckets(buckets(published.source.buckets)))
+    [step] = published.source.steps
+    rearranged = dataclasses.replace(step, buckets=buckets(step.buckets))
+    changed = dataclasses.replace(published, source=dataclasses.replace(published.source, steps=(rearranged,)))
     with pytest.raises(WeightsDamaged, match=problem):
         fetch(reader(), changed)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.weights.published import StagedShard, StoredBuckets, joined
+from qwen35_trainer.weights.published import StagedShard, StoredBuckets, VersionStep, WeightBucket, joined
 from qwen35_trainer.weights.segment import SegmentHandle
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
 
@@ -83,9 +83,15 @@ def test_ranks_that_disagree_about_a_type_are_named() -> None:
         joined([staged(0, PARTS[:1]), staged(1, PARTS[1:], other)], version=3)
 
 
+def stored(*places: str) -> StoredBuckets:
+    return StoredBuckets(
+        (VersionStep(1, None, tuple(WeightBucket(place, ()) for place in places)),), changes_follow=False
+    )
+
+
 def test_buckets_of_all_ranks_are_in_the_order_of_ranks() -> None:
     shards = [
-        dataclasses.replace(staged(rank, parts), source=StoredBuckets((f"bucket {rank}",)))
+        dataclasses.replace(staged(rank, parts), source=stored(f"bucket {rank}"))
         for rank, parts in enumerate((PARTS[:1], PARTS[1:]))
     ]
-    assert joined(shards, version=1).source == StoredBuckets(("bucket 0", "bucket 1"))
+    assert joined(shards, version=1).source == stored("bucket 0", "bucket 1")

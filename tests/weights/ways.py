@@ -7,7 +7,6 @@ new transport to the suite (`test_transports.py`), add its name to WAYS, and to 
 """
 
 import asyncio
-import ctypes
 import gc
 import pickle
 import threading
@@ -26,17 +25,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from qwen35_trainer.manifest.publication import TransportName
+from qwen35_trainer.weights import shard_streams
 from qwen35_trainer.weights.host_weights import HostWeights
-from qwen35_trainer.weights.published import PublishedWeights, RegisteredShards, StagedShard, joined
+from qwen35_trainer.weights.published import PublishedWeights, StagedShard, VersionBuckets, WeightBucket, joined
 from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle
 from qwen35_trainer.weights.staging import WeightShard
-from qwen35_trainer.weights.transfer_agent import RemoteMemory
-from qwen35_trainer.weights.transports import RankContext, WeightReceiver, nixl_agent, object_store, receiver, sender
-from qwen35_trainer.weights.transports.nixl_agent import NixlAgent
+from qwen35_trainer.weights.transports import RankContext, WeightReceiver, receiver, sender
 from tests.patience import PATIENCE
 
-WAYS: tuple[TransportName, ...] = ("SharedMemory", "ObjectStore", *(("RDMA",) if nixl_agent.is_installed() else ()))
-"""Those that this machine has."""
+WAYS: dict[str, tuple[TransportName, int]] = {
+    "SharedMemory": ("SharedMemory", 1),
+    "ObjectStore": ("ObjectStore", 1),
+    "ObjectStore with changes": ("ObjectStore", 4),
+    "Folder": ("Folder", 1),
+    "Folder with changes": ("Folder", 4),
+}
+"""Each transport, and from how many versions one is published whole."""
 RANKS = 3
 BUCKET_BYTES = 256
 """Size of a bucket in tests, so that a few values fill several. No tensor of a test may be larger on one rank."""
@@ -75,26 +79,6 @@ class Store:
     @property
     def stored_bytes(self) -> int:
         return sum(reference.data.size for reference in self._alive)
-
-
-class Agents:
-    """Agents of NIXL. Each takes half a second to make, so those of one test are used again by the next one."""
-
-    def __init__(self) -> None:
-        self._made: list[NixlAgent] = []
-        self._taken = 0
-
-    def take(self) -> NixlAgent:
-        if self._taken == len(self._made):
-            self._made.append(NixlAgent())
-        self._taken += 1
-        return self._made[self._taken - 1]
-
-    def give_back(self) -> None:
-        self._taken = 0
-
-
-AGENTS = Agents()
 
 
 class Collective:
@@ -138,11 +122,12 @@ def _all_gather_object(objects: list[Any], value: object, group: RankEnd) -> Non
 class Way:
     """A transport with the writers of all ranks."""
 
-    def __init__(self, name: TransportName, store: Store, folder: Path) -> None:
+    def __init__(self, name: TransportName, whole_every: int, store: Store, folder: Path) -> None:
         self.name, self.store, self.folder = name, store, folder
-        collective = Collective(RANKS)
-        self._ends = [RankEnd(collective, rank) for rank in range(RANKS)]
-        self._senders = [sender(name, RankContext(rank, RANKS, end)) for rank, end in enumerate(self._ends)]
+        self._collective = Collective(RANKS)
+        self._ends = [RankEnd(self._collective, rank) for rank in range(RANKS)]
+        contexts = [RankContext(rank, RANKS, end, folder, whole_every) for rank, end in enumerate(self._ends)]
+        self._senders = [sender(name, context) for context in contexts]
 
     def publish(
         self,
@@ -174,24 +159,42 @@ class Way:
         if isinstance(published.source, SegmentHandle):
             MemorySegment.open(published.source, writable=True).data[layout.tensors[0].offset] ^= 1
             return layout.tensors[0].name
-        if isinstance(published.source, RegisteredShards):
-            shard = published.source.shards[-1]
-            _byte(shard.memory)[0] ^= 1
-            return layout.tensors[published.manifest.parts[-shard.parts].tensor].name
-        reference = published.source.buckets[-1].reference
-        damaged = reference.data.copy()
-        damaged[0] ^= 1
-        reference.data = damaged
-        return layout.tensors[published.manifest.parts[-published.source.buckets[-1].parts].tensor].name
+        buckets = published.source.steps[-1].buckets
+        number = max(number for number, bucket in enumerate(buckets) if bucket.parts[0].size)
+        self._damage(published.source, buckets[number])
+        part = published.manifest.parts[sum(len(bucket.parts) for bucket in buckets[:number])]
+        return layout.tensors[part.tensor].name
+
+    def _damage(self, source: VersionBuckets, bucket: WeightBucket) -> None:
+        """Change the first byte of a bucket."""
+        place = bucket.place
+        if isinstance(place, Reference):
+            damaged = place.data.copy()
+            damaged[0] ^= 1
+            place.data = damaged
+            return
+        with (source.folder / place.path).open("r+b") as file:
+            file.seek(place.offset)
+            [byte] = file.read(1)
+            file.seek(place.offset)
+            file.write(bytes([byte ^ 1]))
+
+    def repair(self) -> None:
+        """Let the ranks publish again after a failed publication."""
+        self._collective.barrier.reset()
 
     def close(self) -> None:
         """End the writers."""
         self._senders.clear()
         gc.collect()
 
-    def stored_bytes(self) -> int:
-        """Return the bytes of all versions in memory that this process and the store hold, as writer or reader, of all transports."""
+    def memory_bytes(self) -> int:
+        """Return the bytes of all versions in memory that this process and the store hold, for writers and readers of all ways."""
         return self.store.stored_bytes + sum(_segments().values())
+
+    def file_bytes(self) -> int:
+        """Return the bytes of all versions in files of this way."""
+        return sum(path.stat().st_size for path in self.folder.rglob("*.bin"))
 
 
 def fetch(arriving: WeightReceiver, published: PublishedWeights) -> HostWeights:
@@ -223,11 +226,6 @@ def shards_of(rank: int, weights: Mapping[str, Tensor], types: Mapping[str, torc
     return shards
 
 
-def _byte(memory: RemoteMemory) -> Any:
-    """The first byte of registered memory of this process."""
-    return (ctypes.c_uint8 * 1).from_address(memory.address)
-
-
 def _segments() -> dict[str, int]:
     """Inode → bytes of each segment that this process maps, in whole pages."""
     segments: dict[str, int] = {}
@@ -240,15 +238,13 @@ def _segments() -> dict[str, int]:
 
 
 @contextmanager
-def ways(folder: Path) -> Iterator[Callable[[TransportName], Way]]:
-    """Context manager: a function that sets a transport up, with stand-ins for Ray's store and for process groups."""
+def ways(folder: Path) -> Iterator[Callable[[str], Way]]:
+    """Context manager: a function that sets one of WAYS up, with stand-ins for Ray's store and for process groups."""
     store = Store()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "put", store.put)
-        patch.setattr(object_store, "BUCKET_BYTES", BUCKET_BYTES)
+        patch.setattr(shard_streams, "BUCKET_BYTES", BUCKET_BYTES)
         patch.setattr(dist, "barrier", RankEnd.wait)
         patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
         patch.setattr(dist, "all_gather_object", _all_gather_object)
-        patch.setattr(nixl_agent, "NixlAgent", AGENTS.take)
-        yield lambda name: Way(name, store, folder)
-        AGENTS.give_back()
+        yield lambda name: Way(*WAYS[name], store, folder / name)

@@ -257,6 +257,12 @@ LANE = (Rule(f"!has(self.rollout) || {_lane.rule}", _lane.message, _lane.express
 
 VALUES = (
     Rule(
+        "self.publication.transport != 'Folder' || has(self.publication.folder)",
+        "The transport Folder needs publication.folder: a path on a volume that both pools mount. Name one, or set "
+        "publication.transport to Auto.",
+        field=".publication.folder",
+    ),
+    Rule(
         "self.algorithm.loss.clipLow < 1.0",
         "clipLow must be below 1, or no ratio is ever clipped.",
         field=".algorithm.loss.clipLow",

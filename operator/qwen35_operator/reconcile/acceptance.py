@@ -9,7 +9,7 @@ from qwen35_operator.reconcile.decision import Verdict
 from qwen35_operator.reconcile.observed import Observed
 from qwen35_operator.status.conditions import no
 from qwen35_trainer.manifest import Problem, cannot_run
-from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY
+from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, RELATIVE_FOLDER, PublicationSpec
 
 
 def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Problem]:
@@ -18,8 +18,15 @@ def refusals(training: TrainingResource, settings: OperatorSettings) -> list[Pro
     They are features that this release cannot run, settings that cannot work in pods, and settings from which no objects
     can be built.
     """
-    in_pods = [NO_SHARED_MEMORY] if training.spec.publication.transport == "SharedMemory" else []
-    return [*cannot_run(training.spec), *in_pods, *all_objects.problems(training, settings)]
+    return [*cannot_run(training.spec), *_in_pods(training.spec.publication), *all_objects.problems(training, settings)]
+
+
+def _in_pods(publication: PublicationSpec) -> list[Problem]:
+    """Return why weights cannot get to the replicas in pods."""
+    if publication.transport == "SharedMemory":
+        return [NO_SHARED_MEMORY]
+    relative = publication.folder is not None and not publication.folder.startswith("/")
+    return [RELATIVE_FOLDER] if relative else []
 
 
 def accept(observed: Observed, settings: OperatorSettings) -> TrainingResource | Verdict:

@@ -75,6 +75,7 @@ def test_a_spec_that_cannot_run_lists_every_reason(world):
             "spec.train.parallelism.tensor",
         ),
         ({"publication": {"transport": "SharedMemory"}}, "spec.publication.transport"),
+        ({"publication": {"transport": "Folder", "folder": "publications"}}, "spec.publication.folder"),
     ],
 )
 def test_what_this_release_cannot_run_is_not_accepted_and_gets_no_job(world, changes, field):

@@ -45,6 +45,7 @@ CHECKS: tuple[tuple[Check, tuple[str, ...]], ...] = (
     (contents.vllm_arguments, ("rollout",)),
     (contents.vllm_candidates, ("rollout",)),
     (contents.checkpoint_storage, ("checkpoint",)),
+    (contents.publication_folder, ("publication",)),
     (contents.variables, ("pods",)),
     (contents.rule_names, ("failurePolicy",)),
     (contents.rule_patterns, ("failurePolicy",)),

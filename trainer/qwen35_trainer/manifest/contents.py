@@ -191,6 +191,16 @@ def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:
         yield from _exactly_one("spec.checkpoint.storage", spec.checkpoint.storage)
 
 
+def publication_folder(spec: TrainingSpec) -> Iterator[Problem]:
+    """Check that the transport Folder has a folder."""
+    if spec.publication.transport == "Folder" and spec.publication.folder is None:
+        yield Problem(
+            "spec.publication.folder",
+            "The transport Folder needs a folder.",
+            "Name one on a volume that both pools mount, or set publication.transport to Auto.",
+        )
+
+
 def variables(spec: TrainingSpec) -> Iterator[Problem]:
     """Check that each variable has one source, a unique name, and a name that the operator does not set."""
     for index, variable in enumerate(spec.pods.env):

@@ -4,11 +4,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from qwen35_trainer.manifest.base import Section
+from qwen35_trainer.manifest.base import PathName, Section
 from qwen35_trainer.manifest.problems import Problem
 
-TransportName = Literal["SharedMemory", "ObjectStore", "RDMA"]
-TransportChoice = Literal["Auto", "SharedMemory", "ObjectStore", "RDMA"]
+TransportName = Literal["SharedMemory", "ObjectStore", "Folder"]
+TransportChoice = Literal["Auto", "SharedMemory", "ObjectStore", "Folder"]
 
 NO_SHARED_MEMORY = Problem(
     "spec.publication.transport",
@@ -18,14 +18,35 @@ NO_SHARED_MEMORY = Problem(
 """The problem of a training in pods whose weights should travel through shared memory."""
 
 
+RELATIVE_FOLDER = Problem(
+    "spec.publication.folder",
+    "The path is relative, and pods have no folder of the manifest.",
+    "Use the path at which spec.pods mounts the volume.",
+)
+"""The problem of a training in pods whose folder of publications is relative."""
+
+
 class PublicationSpec(Section):
     """Settings of the publication of weights to the rollout replicas."""
 
     transport: TransportChoice = Field(
         "Auto",
         description="How weights get from the train ranks to the replicas: SharedMemory, on one Linux machine outside "
-        "of pods; ObjectStore, through Ray's; RDMA, by one-sided reads of NIXL. Default Auto: SharedMemory where it works, because replicas then share one copy, and "
-        "otherwise ObjectStore, which needs no other package. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
+        "of pods; ObjectStore, through Ray's; Folder, through files in publication.folder. Default Auto: SharedMemory where it works, because "
+        "replicas then share one copy, and otherwise ObjectStore, which works everywhere. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
+    )
+    folder: PathName | None = Field(
+        None,
+        description="Folder on a volume that the pods of both pools mount for writing, for the transport Folder; each run has its own "
+        "subfolder. In a cluster an absolute path, elsewhere relative to the manifest. No default. verl: none.",
+    )
+    wholeEvery: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Every wholeEvery-th version is published whole, those between as the values that have changed, where "
+        "that is smaller; the result is the same, bit for bit. With ObjectStore and Folder; SharedMemory moves no bytes. Default 1, "
+        "because changes need the version before in the memory of trainer and replicas. verl: none.",
     )
     timeoutSeconds: float = Field(
         300.0,

@@ -288,8 +288,9 @@ class Driver(Process):
         worker, common = ray.remote(**options)(TrainWorker), self._common("train")
         # In a cluster, the pods of the two pools share no memory.
         transport = choose(spec.publication.transport, one_host=not self._job.in_cluster)
+        publishing = {"transport": transport, "publications": self._job.publications}
         return rollout, [
-            worker.remote(spec, number, pictures=self._job.pictures, transport=transport, **common)
+            worker.remote(spec, number, pictures=self._job.pictures, **publishing, **common)
             for number in range(spec.world_size)
         ]
 

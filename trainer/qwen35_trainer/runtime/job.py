@@ -20,7 +20,7 @@ from qwen35_trainer.pipeline.window import Window
 from qwen35_trainer.rewards.response_decoder import ResponseDecoder
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore, SavedCheckpoint
 from qwen35_trainer.runtime.folder import RunFolder
-from qwen35_trainer.runtime.owner import Owner
+from qwen35_trainer.runtime.owner import Owner, run_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +77,16 @@ class Job:
         folder = checkpoint_folder(self.folder, self.spec, self.base)
         manifest = dump_manifest(_with_absolute_model_path(self.manifest, self.base))
         return CheckpointStore(folder, self.spec.checkpoint.keep, manifest, self.owner)
+
+    @property
+    def publications(self) -> Path | None:
+        """Folder of this run's publications, which all its attempts share. None if the manifest names no folder."""
+        folder = self.spec.publication.folder
+        if folder is None:
+            return None
+        run = run_of(self.manifest, self.folder, in_cluster=self.in_cluster)
+        assert run is not None, "the run has begun"
+        return self.base / folder / run
 
 
 @dataclass(frozen=True)

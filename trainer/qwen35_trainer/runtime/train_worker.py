@@ -46,6 +46,7 @@ class TrainWorker(Process):
 
     The actor needs a concurrency group named `SAVING`, so that `saved` waits and returns while a batch trains.
     pictures: whether any batch has pictures. transport: the way by which published weights reach the replicas.
+    publications: folder of the run's publications, for the transport Folder.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class TrainWorker(Process):
         threads: int,
         logs: Path,
         transport: TransportName,
+        publications: Path | None,
     ) -> None:
         super().__init__(f"train-worker-{number}", logs, threads, final=False)
         self._spec = spec
@@ -67,6 +69,7 @@ class TrainWorker(Process):
         self._store: TCPStore | None = None
         self._engine: TrainEngine | None = None
         self._transport: TransportName = transport
+        self._publications = publications
         self._sender: WeightSender | None = None
 
     def location(self) -> WorkerLocation:
@@ -120,7 +123,8 @@ class TrainWorker(Process):
         )
         self._engine = FSDPEngine(source, self._spec, own, pictures=self._pictures)
         group = dist.new_group(backend="gloo", timeout=self._timeout) if ranks > 1 else None
-        self._sender = sender(self._transport, RankContext(rank, ranks, group))
+        context = RankContext(rank, ranks, group, self._publications, self._spec.publication.wholeEvery)
+        self._sender = sender(self._transport, context)
 
     def train(self, batch: TrainBatch, learning_rates: Sequence[float]) -> list[UpdateMetrics]:
         return self._ready_engine.train(batch, learning_rates)

@@ -103,6 +103,10 @@ class HostWeights(Mapping[str, Tensor]):
         """Shape and type of each tensor, from the manifest, without reading a tensor."""
         return {name: TensorKind(entry.shape, entry.dtype) for name, entry in self._entries.items()}
 
+    def copy_to(self, memory: Memory) -> None:
+        """Copy the bytes of the version to `memory`, which has the size of its layout."""
+        memory[:] = self._memory[: memory.size]
+
     def verify(self) -> None:
         """Compare the bytes with all checksums. Raises WeightsDamaged naming every tensor that is incomplete or damaged."""
         self.manifest.check_complete()

@@ -10,56 +10,83 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen35_trainer.weights.segment import SegmentHandle
-from qwen35_trainer.weights.transfer_agent import RemoteMemory
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
 
 if TYPE_CHECKING:
     import ray
 
 
+@dataclass(frozen=True, slots=True)
+class FilePlace:
+    """Consecutive bytes of a file."""
+
+    path: str
+    """Path of the file, relative to `FolderBuckets.folder`."""
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPart:
+    """The encoding of one part of a tensor in a bucket."""
+
+    size: int
+    """Number of bytes in the bucket."""
+    changes: int | None
+    """Number of values that differ from those of the version before, if the bucket contains only these (`changed_values`).
+
+    None: the bucket contains all bytes of the part.
+    """
+
+
 @dataclass(frozen=True)
-class StoredBucket:
-    """Bytes in Ray's object store: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+class WeightBucket:
+    """Encodings of consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
 
-    reference: ray.ObjectRef[Any]
-    parts: int
-    """Number of parts."""
+    place: ray.ObjectRef[Any] | FilePlace
+    """Where a replica fetches the bytes."""
+    parts: tuple[EncodedPart, ...]
 
 
 @dataclass(frozen=True)
-class StoredBuckets:
+class VersionStep:
+    """The buckets of one version, with all bytes of the version or with what has changed since the version `base`."""
+
+    version: int
+    base: int | None
+    """The version that must be known to decode the buckets. None: the buckets contain the whole version."""
+    buckets: tuple[WeightBucket, ...]
+
+
+@dataclass(frozen=True)
+class VersionBuckets:
+    """A version as buckets that replicas fetch one after another."""
+
+    steps: tuple[VersionStep, ...]
+    """A whole version, and the changes from each version to the next one. The last step is the published version."""
+    changes_follow: bool
+    """Whether a later version may be published as changes to this one, so that replicas should keep it."""
+
+
+@dataclass(frozen=True)
+class StoredBuckets(VersionBuckets):
     """A version in Ray's object store. Ray keeps the buckets as long as this object exists."""
 
-    buckets: tuple[StoredBucket, ...]
-
 
 @dataclass(frozen=True)
-class RegisteredShard:
-    """Registered memory of one train rank: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+class FolderBuckets(VersionBuckets):
+    """A version in the files of a folder, which remain when the process that wrote them has ended."""
 
-    memory: RemoteMemory
-    parts: int
-    """Number of parts."""
-
-
-@dataclass(frozen=True)
-class RegisteredShards:
-    """A version in registered memory of the train ranks, in the order of its manifest's parts."""
-
-    shards: tuple[RegisteredShard, ...]
+    folder: Path
+    number: int
+    """Number of the publication in the folder (`publication_folder`)."""
 
 
-@dataclass(frozen=True)
-class RegisteredCopy:
-    """A version in registered memory of one replica, laid out as its manifest says."""
-
-    memory: RemoteMemory
-
-
-type WeightSource = SegmentHandle | StoredBuckets | RegisteredShards | RegisteredCopy
+type WeightSource = SegmentHandle | StoredBuckets | FolderBuckets
 
 
 @dataclass(frozen=True)
@@ -103,8 +130,10 @@ def _joined_sources(sources: Sequence[WeightSource]) -> WeightSource:
     if handles:  # one segment: its holders are all ranks, and any of them is enough to open it
         holders = tuple(holder for handle in handles for holder in handle.holders)
         return replace(handles[0], holders=tuple(dict.fromkeys(holders)))
-    if any(isinstance(source, RegisteredShards) for source in sources):
-        registered = [source for source in sources if isinstance(source, RegisteredShards)]
-        return RegisteredShards(tuple(shard for source in registered for shard in source.shards))
-    stored = [source for source in sources if isinstance(source, StoredBuckets)]
-    return StoredBuckets(tuple(bucket for source in stored for bucket in source.buckets))
+    stored = [source for source in sources if not isinstance(source, SegmentHandle)]
+    steps = zip(*(source.steps for source in stored), strict=True)
+    return replace(stored[0], steps=tuple(_joined_steps(of_ranks) for of_ranks in steps))
+
+
+def _joined_steps(steps: Sequence[VersionStep]) -> VersionStep:
+    return replace(steps[0], buckets=tuple(bucket for step in steps for bucket in step.buckets))

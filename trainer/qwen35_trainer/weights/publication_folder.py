@@ -1,0 +1,237 @@
+"""The folder of a run's publications: which of them are complete, what each contains, and which may be deleted.
+
+    FOLDER/.publication-000007.TOKEN/     being written: nobody reads it
+    FOLDER/publication-000007/            complete: renamed when all files were on the volume
+        manifest.json                     header, manifest and buckets, with a checksum; written last
+        rank-00000.bin                    the buckets of one train rank
+        readers/TOKEN                     exists while a replica reads this publication
+
+Publications are numbered in the order in which they are made. One with changes needs the files of all from the last whole one on, which
+its header names. Several attempts of a run use the same folder, one after another: numbers continue, and of two that would write at the same time
+one fails, because a number is taken once. This module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import shutil
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from qwen35_trainer.atomic_files import sync
+from qwen35_trainer.failure_reasons import FailureReason
+from qwen35_trainer.weights.published import (
+    EncodedPart,
+    FilePlace,
+    FolderBuckets,
+    PublishedWeights,
+    VersionStep,
+    WeightBucket,
+)
+from qwen35_trainer.weights.weight_manifest import (
+    TensorEntry,
+    TensorPart,
+    WeightLayout,
+    WeightManifest,
+    WeightsDamaged,
+)
+
+MANIFEST_FILE = "manifest.json"
+READERS = "readers"
+MIN_PUBLICATIONS = 2
+"""Number of publications that are always kept: the newest, and the one that it replaces."""
+MAX_READ_SECONDS = 3600.0
+"""Age after which the mark of a reader counts no more: the reader was killed."""
+PREFIX = "publication-"
+
+
+class PublicationNotStored(RuntimeError):
+    """A publication could not be written to its folder."""
+
+    failure = FailureReason.STORAGE_FAILED
+
+
+class PublicationGone(RuntimeError):
+    """A publication was deleted, because later ones have replaced it."""
+
+    failure = FailureReason.WORKER_LOST
+
+
+@dataclass(frozen=True)
+class PublicationHeader:
+    """The first line of a manifest file."""
+
+    version: int
+    whole: int
+    """Number of the publication with the last whole version, whose files this one needs, and those between."""
+    checksum: str
+    """XXH3 of the second line, in hexadecimal."""
+
+
+def name_of(number: int) -> str:
+    """Return the name of a publication's folder."""
+    return f"{PREFIX}{number:06d}"
+
+
+def complete_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the complete publications, in order."""
+    names = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def begin(folder: Path) -> Path:
+    """Create the folder of a publication that is being written. Removes what earlier ones left that were not completed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.glob(f".{PREFIX}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial = folder / f".{PREFIX}{uuid.uuid4().hex}"
+    (partial / READERS).mkdir(parents=True)
+    return partial
+
+
+def complete(partial: Path, number: int, published: PublishedWeights, whole: int) -> None:
+    """Write the manifest, and rename the folder, so that replicas can read the publication.
+
+    All files of the ranks are on the volume already. whole: number of the publication with the last whole version. Raises
+    PublicationNotStored if another process has made a publication of this number.
+    """
+    body = json.dumps(_as_json(published))
+    header = PublicationHeader(published.manifest.version, whole, xxhash.xxh3_64_hexdigest(body.encode()))
+    path = partial / MANIFEST_FILE
+    path.write_text(f"{json.dumps(asdict(header))}\n{body}\n")
+    sync(path)
+    sync(partial)
+    final = partial.with_name(name_of(number))
+    try:
+        partial.rename(final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise PublicationNotStored(
+            f"{final} exists: another process publishes into this folder. End it, or name another one in "
+            "spec.publication.folder"
+        ) from error
+    sync(final.parent)
+
+
+def latest(folder: Path) -> PublishedWeights | None:
+    """Return the newest complete publication, whichever process made it; None if there is none. Its tensors are not verified here.
+
+    Raises WeightsDamaged if its manifest file is damaged.
+    """
+    numbers = complete_numbers(folder)
+    return read(folder, numbers[-1]) if numbers else None
+
+
+def read(folder: Path, number: int) -> PublishedWeights:
+    """Return the complete publication with this number. Raises WeightsDamaged if its manifest file is damaged."""
+    path = folder / name_of(number) / MANIFEST_FILE
+    first, _, body = path.read_text().partition("\n")
+    try:
+        header = PublicationHeader(**json.loads(first))
+        intact = xxhash.xxh3_64_hexdigest(body.removesuffix("\n").encode()) == header.checksum
+    except (ValueError, TypeError):
+        intact = False
+    if not intact:
+        raise WeightsDamaged(f"{path} is damaged. Delete {path.parent}, and the one before it is used")
+    return _from_json(folder, number, json.loads(body))
+
+
+def header_of(folder: Path, number: int) -> PublicationHeader:
+    """Return the header of a complete publication."""
+    with (folder / name_of(number) / MANIFEST_FILE).open() as file:
+        return PublicationHeader(**json.loads(file.readline()))
+
+
+def mark_reader(folder: Path, number: int) -> Path:
+    """Mark a publication as being read, so that it is not deleted. Returns the mark, for `remove_mark`.
+
+    A reader that may not write to the volume leaves no mark; the versions that the driver needs are kept without one.
+    """
+    mark = folder / name_of(number) / READERS / uuid.uuid4().hex
+    with contextlib.suppress(OSError):  # read-only, or deleted, which reading the files reports
+        mark.touch()
+    return mark
+
+
+def remove_mark(mark: Path) -> None:
+    """Remove the mark of a reader."""
+    with contextlib.suppress(OSError):  # as above; a mark that remains counts for MAX_READ_SECONDS
+        mark.unlink()
+
+
+def delete_old(folder: Path, needed: frozenset[int]) -> None:
+    """Delete the publications that nobody needs: all before the first one that is kept, is read, or has a version in `needed`.
+
+    A publication that is kept keeps all from its whole one on. A reader counts for MAX_READ_SECONDS.
+    """
+    numbers = complete_numbers(folder)
+    headers = {number: header_of(folder, number) for number in numbers}
+    used = [
+        number
+        for number in numbers
+        if number in numbers[-MIN_PUBLICATIONS:]
+        or headers[number].version in needed
+        or _is_read(folder / name_of(number))
+    ]
+    first = min(headers[number].whole for number in used)
+    for number in numbers:
+        if number < first:
+            # Renamed first, so that it is never found half deleted.
+            deleted = (folder / name_of(number)).rename(folder / f".{PREFIX}{uuid.uuid4().hex}")
+            shutil.rmtree(deleted, ignore_errors=True)
+
+
+def _is_read(path: Path) -> bool:
+    now = time.time()
+    return any(now - mark.stat().st_mtime < MAX_READ_SECONDS for mark in (path / READERS).iterdir())
+
+
+def _as_json(published: PublishedWeights) -> dict[str, Any]:
+    manifest, source = published.manifest, published.source
+    assert isinstance(source, FolderBuckets)
+    return {
+        "version": manifest.version,
+        "size": manifest.layout.size,
+        "tensors": [[entry.name, entry.shape, entry.dtype, entry.offset] for entry in manifest.layout.tensors],
+        "parts": [[part.tensor, part.start, part.size, part.checksum] for part in manifest.parts],
+        "steps": [
+            {
+                "version": step.version,
+                "base": step.base,
+                "buckets": [_bucket_as_json(bucket) for bucket in step.buckets],
+            }
+            for step in source.steps
+        ],
+        "changesFollow": source.changes_follow,
+    }
+
+
+def _bucket_as_json(bucket: WeightBucket) -> dict[str, Any]:
+    assert isinstance(bucket.place, FilePlace)
+    place = bucket.place
+    parts = [[part.size, part.changes] for part in bucket.parts]
+    return {"file": place.path, "offset": place.offset, "size": place.size, "parts": parts}
+
+
+def _from_json(folder: Path, number: int, record: dict[str, Any]) -> PublishedWeights:
+    tensors = tuple(TensorEntry(name, tuple(shape), dtype, offset) for name, shape, dtype, offset in record["tensors"])
+    layout = WeightLayout(tensors, record["size"])
+    manifest = WeightManifest(record["version"], layout, tuple(TensorPart(*part) for part in record["parts"]))
+    steps = tuple(
+        VersionStep(step["version"], step["base"], tuple(_bucket_from_json(bucket) for bucket in step["buckets"]))
+        for step in record["steps"]
+    )
+    return PublishedWeights(manifest, FolderBuckets(steps, record["changesFollow"], folder, number))
+
+
+def _bucket_from_json(record: dict[str, Any]) -> WeightBucket:
+    place = FilePlace(record["file"], record["offset"], record["size"])
+    return WeightBucket(place, tuple(EncodedPart(size, changes) for size, changes in record["parts"]))

@@ -1,0 +1,193 @@
+"""A version in the files of a folder that all pods mount: it remains when the processes that made it have ended.
+
+    rank 0: a new folder ──its path, to all ranks──► each rank writes its shard to a file ──its buckets, to all──► rank 0: manifest, renamed
+                                                                                                                          │
+    replica: one bucket at a time ─► verified ─► its place in the replica's own memory  ◄─────────────────────────────────┘
+
+waits on                   unblocked by                               deadline
+the folder, the buckets    rank 0; all ranks have written             that of the process group
+a file                     the volume                                 publication.timeoutSeconds, in the driver
+
+No process gathers the model, and an incomplete publication is never read (`publication_folder`). A run that starts again with the version that
+is in the folder publishes that one: the ranks compare checksums, and write nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch.distributed as dist
+
+from qwen35_trainer.weights import publication_folder
+from qwen35_trainer.weights.host_weights import HostWeights
+from qwen35_trainer.weights.publication_folder import PublicationGone, PublicationNotStored
+from qwen35_trainer.weights.published import (
+    FilePlace,
+    FolderBuckets,
+    PublishedWeights,
+    StagedShard,
+    VersionBuckets,
+    WeightBucket,
+    joined,
+)
+from qwen35_trainer.weights.segment import Memory
+from qwen35_trainer.weights.shard_streams import ShardStream, StreamReceiver
+from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces
+from qwen35_trainer.weights.transports import RankContext
+
+
+class FolderSender:
+    """The sending end on one train rank: it writes the rank's own shards to a file."""
+
+    def __init__(self, context: RankContext) -> None:
+        assert context.folder is not None, "the manifest is checked"
+        self._context, self._folder = context, context.folder
+        self._stream = ShardStream(context.whole_every)
+        self._number = 0  # of the last publication; 0 before the first one
+
+    def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
+        if self._number == 0:
+            latest: PublishedWeights | None = self._of_first_rank(lambda: publication_folder.latest(self._folder))
+            if latest is not None and self._is_unchanged(latest, shards, version):
+                return self._published_again(latest)
+        try:
+            partial, self._number = self._of_first_rank(self._begin)
+            all_shards = self._of_all_ranks(lambda: self._write(shards, version, partial))
+            self._of_first_rank(lambda: self._complete(all_shards, version, partial, needed))
+        except BaseException:
+            self._stream.forget()
+            raise
+        shard = all_shards[self._context.rank]
+        return shard if self._context.rank == 0 else replace(shard, layout=None)
+
+    def _begin(self) -> tuple[Path, int]:
+        """Return the folder of the next publication, and its number. Numbers of earlier attempts are not used again."""
+        partial = publication_folder.begin(self._folder)
+        earlier = self._number or max(publication_folder.complete_numbers(self._folder), default=0)
+        return partial, earlier + 1
+
+    def _write(self, shards: Sequence[WeightShard], version: int, partial: Path) -> StagedShard:
+        """Write this rank's file, and return what it contains when it is on the volume."""
+        name = f"rank-{self._context.rank:05d}.bin"
+        path = f"{publication_folder.name_of(self._number)}/{name}"
+        with (partial / name).open("wb") as file:
+
+            def put(bucket: Memory) -> FilePlace:
+                offset = file.tell()
+                file.write(bucket)
+                return FilePlace(path, offset, bucket.size)
+
+            staged = self._stream.stage(shards, version, put)
+            file.flush()
+            os.fsync(file.fileno())
+        source = FolderBuckets(staged.steps, self._stream.changes_follow, self._folder, self._number)
+        return StagedShard(staged.layout, staged.layout.checksum, staged.parts, source)
+
+    def _complete(self, shards: Sequence[StagedShard], version: int, partial: Path, needed: frozenset[int]) -> None:
+        """Complete the publication, and delete those that it replaces."""
+        published = joined(shards, version)
+        assert isinstance(published.source, FolderBuckets)
+        whole = self._number - len(published.source.steps) + 1
+        publication_folder.complete(partial, self._number, published, whole)
+        publication_folder.delete_old(self._folder, needed)
+
+    def _is_unchanged(self, latest: PublishedWeights, shards: Sequence[WeightShard], version: int) -> bool:
+        """Whether the folder contains these weights, as this version, from an earlier start of the run. Collective."""
+
+        def own_parts() -> tuple[bool, int]:
+            scratch = np.empty(PART_BYTES, np.uint8)
+            parts = [piece.write(scratch[: piece.size]) for piece in pieces(shards)]
+            return set(parts) <= set(latest.manifest.parts), len(parts)
+
+        if (latest.manifest.version, latest.manifest.layout) != (version, layout_of(shards)):
+            return False
+        compared = self._of_all_ranks(own_parts)
+        total = sum(count for _, count in compared)
+        return all(equal for equal, _ in compared) and total == len(latest.manifest.parts)
+
+    def _published_again(self, latest: PublishedWeights) -> StagedShard:
+        """Return the publication of an earlier start as the shard of rank 0. Those of other ranks are empty."""
+        source, layout = latest.source, latest.manifest.layout
+        assert isinstance(source, FolderBuckets)
+        self._number = source.number
+        if self._context.rank == 0:
+            return StagedShard(layout, layout.checksum, latest.manifest.parts, source)
+        empty = replace(source, steps=tuple(replace(step, buckets=()) for step in source.steps))
+        return StagedShard(None, layout.checksum, (), empty)
+
+    def _of_first_rank[Result](self, work: Callable[[], Result]) -> Result:
+        """Return the result of rank 0 on all ranks, or raise its error on all. Collective."""
+        message: list[Any] = [self._outcome(work) if self._context.rank == 0 else None]
+        if self._context.group is not None:
+            dist.broadcast_object_list(message, src=0, group=self._context.group)
+        [result] = _results(message)
+        return cast("Result", result)
+
+    def _of_all_ranks[Result](self, work: Callable[[], Result]) -> list[Result]:
+        """Return the results of all ranks on all ranks, or raise the first error on all. Collective."""
+        outcomes: list[Any] = [self._outcome(work)] * self._context.ranks
+        if self._context.group is not None:
+            dist.all_gather_object(outcomes, outcomes[0], self._context.group)
+        return cast("list[Result]", _results(outcomes))
+
+    def _outcome(self, work: Callable[[], object]) -> tuple[object, Exception | None]:
+        try:
+            return work(), None
+        except OSError as error:
+            return None, PublicationNotStored(
+                f"rank {self._context.rank} cannot publish into {self._folder}: {error.strerror} ({error.filename or 'its file'}). "
+                "spec.publication.folder needs a volume that all pods mount for writing, with room for three versions"
+            )
+        except Exception as error:  # noqa: BLE001  # raised on every rank, so that none of them waits for the others
+            return None, error
+
+
+class FolderReceiver:
+    """The receiving end on a replica: it reads one bucket at a time."""
+
+    def __init__(self) -> None:
+        self._receiver = StreamReceiver(_bucket)
+
+    async def fetch(self, published: PublishedWeights) -> HostWeights:
+        source = published.source
+        assert isinstance(source, FolderBuckets)
+        mark = await asyncio.to_thread(publication_folder.mark_reader, source.folder, source.number)
+        try:
+            return await self._receiver.fetch(published)
+        except FileNotFoundError as error:
+            raise PublicationGone(
+                f"weights of version {published.manifest.version} are not in {source.folder} any more: {error.filename} is missing"
+            ) from error
+        finally:
+            await asyncio.to_thread(publication_folder.remove_mark, mark)
+
+
+async def _bucket(source: VersionBuckets, bucket: WeightBucket) -> Memory:
+    assert isinstance(source, FolderBuckets)
+    assert isinstance(bucket.place, FilePlace)
+    return await asyncio.to_thread(_read, source.folder, bucket.place)
+
+
+def _read(folder: Path, place: FilePlace) -> Memory:
+    """Return the bytes of a place; fewer if the file is too short."""
+    memory = np.empty(place.size, np.uint8)
+    with (folder / place.path).open("rb", buffering=0) as file:
+        file.seek(place.offset)
+        filled = 0
+        while filled < place.size and (count := file.readinto(memory[filled:])):
+            filled += count
+    return memory[:filled]
+
+
+def _results(outcomes: Sequence[tuple[object, Exception | None]]) -> list[object]:
+    """Return all results. Raises the first error."""
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return [result for result, _ in outcomes]
