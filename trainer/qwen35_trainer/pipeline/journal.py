@@ -40,8 +40,11 @@ class JournalBase:
     """Groups that were in the pipeline, to which later records may refer. Their prompts come first in
     `snapshot.pending`, in the same order."""
     attempt: str = ""
-    """Name of the attempt that wrote the journal. A checkpoint of another attempt has another history, even at the same
-    batch."""
+    """Name of the attempt that wrote the journal; empty if unknown.
+
+    The journal fits only checkpoints of this attempt, because another attempt may have dispatched other groups before
+    the same batch.
+    """
 
 
 type JournalRecord = JournalBase | GroupDispatched | GroupLeft | TrainGroups

@@ -14,7 +14,10 @@ class LeaveReason(StrEnum):
 
     TRAINED = "trained"
     FILTERED = "filtered"
-    """All rewards of the group are equal, so it has no gradient (`algorithm.dynamicSampling`, from DAPO)."""
+    """All rewards of the group are equal, so it has no gradient.
+
+    Only with `algorithm.dynamicSampling` (from DAPO) do groups leave for this reason.
+    """
     DISCARDED = "discarded"
     """The group missed its deadline. Its prompt is dispatched again, as another group."""
     FAILED = "failed"

@@ -7,8 +7,8 @@
                       for its copy             it changes the weights                                   published
 
 One version is in transfer at a time, and one more may wait as a copy. Only `TrainGroups` waits until a copy is
-complete, because only training changes the weights. Without partial rollout, no sequence starts from the copy of a
-version until its arrival, and the copy is sent when no sequence runs, so that each sequence comes from one version.
+complete, because only training changes the weights. Without partial rollout, no sequence starts between the copy and
+the arrival of a version, and the copy is sent when no sequence runs, so that each sequence comes from one version.
 
     EvaluateVersion ─► waits for its version ──published──► running ──all its groups complete or failed──► VersionEvaluated
                           │                                    │
@@ -96,7 +96,10 @@ class PublicationState:
         self._replicas_behind -= self._is_behind(version)
 
     def loaded(self, event: on.VersionLoaded) -> None:
-        """Record that a replica has loaded a version."""
+        """Record that a replica has loaded a version.
+
+        If it is the version in transfer, stop waiting for this replica.
+        """
         replica = self._placement.pool_of(event.replica)[event.replica]
         self._replicas_behind -= self._is_behind(replica.version) and not self._is_behind(event.version)
         replica.version = max(replica.version, event.version)

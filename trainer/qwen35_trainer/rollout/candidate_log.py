@@ -18,7 +18,10 @@ _NO_IDS = np.empty(0, np.int32)
 
 
 class CandidateLog:
-    """The candidates of the tokens in each slot whose sequence is sampled with truncation. Other slots have no record."""
+    """The candidates of the tokens in each slot whose sequence is sampled with truncation. Other slots have no record.
+
+    slots: number of slots.
+    """
 
     def __init__(self, slots: int) -> None:
         self._ids: list[list[NDArray[np.int32]] | None] = [None] * slots  # an array for each token
@@ -38,7 +41,8 @@ class CandidateLog:
     def append(self, kept: Tensor | None, truncating: Sequence[bool]) -> None:
         """Add the candidates of one more token for each running sequence.
 
-        kept: (n, V) bool; None: all tokens of every row.  truncating: for each row, whether the sequence has candidates.
+        kept: (n, V) bool, true for each token of the vocabulary that could have been drawn; None: all tokens of every
+        row. truncating: for each row, whether its sequence is sampled with truncation.
         """
         drawn: dict[int, NDArray[np.int32]] = {}
         if kept is not None:
@@ -53,7 +57,10 @@ class CandidateLog:
                 record.append(drawn.get(row, _NO_IDS).copy())  # a view would keep the whole step in memory
 
     def candidates(self, slot: int, start: int, end: int) -> Candidates | None:
-        """Return the candidates of the tokens `start` to `end` in a slot, or None if the slot's sequence has no record."""
+        """Return the candidates of the tokens `start` to `end` (exclusive) in a slot.
+
+        None if its sequence has no record.
+        """
         record = self._ids[slot]
         if record is None:
             return None

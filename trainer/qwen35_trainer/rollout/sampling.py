@@ -24,10 +24,12 @@ def sample(
 ) -> DrawnTokens:
     """Draw a token for each row of logits.
 
-    logits: (n, V) float32.  temperature, top_p, min_p: (n,) float32.  top_k: (n,) int64, 0 keeps all.
+    logits: (n, V) float32. temperature, top_p, min_p: (n,) float32. top_k: (n,) int64; 0 keeps all tokens. generator:
+    on the device of the logits.
 
-    Applies the temperature, then min-p, then top-k, then top-p, and renormalises, in the order of vLLM; transformers applies min-p last.
-    Temperature 0 takes the most likely token, with its log-probability at temperature 1 under the whole distribution.
+    Applies the temperature, then min-p, then top-k, then top-p, and renormalises. This is the order of vLLM;
+    transformers applies min-p last. Temperature 0 takes the most likely token, with its log-probability at temperature
+    1 under the whole distribution.
     """
     greedy = temperature == 0
     scaled, kept = logits / temperature.masked_fill(greedy, 1.0).unsqueeze(1), None
@@ -47,9 +49,9 @@ def sample(
 def _kept(logits: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
     """Return which tokens min-p, top-k and top-p keep, (n, V) bool. The most likely token always stays.
 
-    Min-p excludes a token that is less likely than `min_p` times the most likely one. Top-k excludes all but the `top_k` most likely
-    tokens. Among the tokens that remain, renormalised, top-p excludes one if the more likely ones together have at least the
-    probability `top_p`.
+    Min-p excludes a token that is less likely than `min_p` times the most likely one. Top-k excludes all but the
+    `top_k` most likely tokens. Top-p renormalises the remaining tokens, and excludes a token if the tokens that are
+    more likely have a total probability of at least `top_p`.
     """
     ordered, index = logits.sort(-1, descending=True)
     rank = torch.arange(logits.shape[-1], device=logits.device)

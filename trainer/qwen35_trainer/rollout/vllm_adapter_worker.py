@@ -15,20 +15,24 @@ from qwen35_trainer.rollout.vllm_worker import Worker
 from qwen35_trainer.weights.adapters import DOWN
 
 ADAPTER_NUMBER = 1
-"""vLLM's number of the only adapter."""
+"""The number by which vLLM identifies the adapter. All versions use the same number."""
 HELD = "_qwen35_adapters"
 """Attribute of a worker: tensors of the adapter that `put_adapters_in_place` will use, by the trainer's names."""
 
 
 def hold_adapters(worker: Worker, adapters: Sequence[NamedTensor]) -> None:
-    """Keep tensors of an adapter for `put_adapters_in_place`. adapters: whole matrices A, and B with the scale, in bfloat16."""
+    """Keep tensors of an adapter for `put_adapters_in_place`. Repeated calls add tensors.
+
+    adapters: whole matrices A, and whole matrices B multiplied by the scale, in bfloat16.
+    """
     setattr(worker, HELD, getattr(worker, HELD, {}) | dict(adapters))
 
 
 def put_adapters_in_place(worker: Worker) -> list[str]:
-    """Copy the held tensors into the model, instead of the previous adapter. Returns vLLM's names of layers that it does not adapt.
+    """Copy the held tensors into the model, instead of the previous adapter. Returns the layers that vLLM cannot adapt.
 
-    vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj), and takes the part of its device.
+    The layers have vLLM's names. vLLM joins the matrices of layers that it computes as one (q_proj, k_proj and v_proj),
+    and takes the part of its device.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper

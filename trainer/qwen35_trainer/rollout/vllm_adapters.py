@@ -4,9 +4,9 @@
     a version         ─► check ─► replace ─► the tensors in that place (vllm_adapter_worker.py)
     each sequence     ─► request: vLLM generates it with the adapter in that place
 
-vLLM would load an adapter from files, under a number of its own for each version, and a sequence would keep the adapter that it
-started with. Here all versions have the same number, and their tensors are replaced between two steps, so that running sequences
-continue with the new version, as they do with whole weights.
+Without this file, vLLM would load the adapter of each version from files, under a different number, and a sequence
+would keep the adapter that it started with. Here all versions have the same number, and their tensors are replaced
+between two steps, so that running sequences continue with the new version, as they do with whole weights.
 
 vLLM computes with B in bfloat16 and without a scale, so B is multiplied by the scale in float32 and then rounded once.
 """
@@ -33,7 +33,8 @@ from qwen35_trainer.weights.fit import check_shapes, check_types
 class AdapterSlot:
     """The place for an adapter in an engine core that was built with `CoreSettings.lora`.
 
-    core: from `build_core`. config: the configuration of the trainer's model. lora: the settings with which the trainer trains.
+    core: from `build_core`. config: the configuration of the trainer's model. lora: the trainer's settings of the
+    adapters.
     """
 
     def __init__(self, core: Core, config: HFConfig, lora: LoRASpec) -> None:
@@ -45,20 +46,28 @@ class AdapterSlot:
 
     @property
     def request(self) -> Any:  # noqa: ANN401  # vLLM's LoRARequest
-        """The reference to the adapter that each request needs. Nothing is read from the path, which vLLM requires."""
+        """The reference to the adapter that each request to vLLM needs.
+
+        vLLM requires a path in it, but reads nothing from there.
+        """
         from vllm.lora.request import LoRARequest
 
         return LoRARequest("trained", ADAPTER_NUMBER, "none")
 
     def check(self, adapters: Mapping[str, Tensor], version: int) -> None:
-        """Raise ValueError naming all tensors that are missing, unexpected or misshapen, or hold no floating-point numbers."""
+        """Raise ValueError, naming the tensors, if `adapters` do not fit the model.
+
+        Tensors must not be missing, unexpected or of another shape, and must hold floating-point numbers. version: for
+        the error.
+        """
         check_shapes(self._shapes, adapters, version)
         check_types(adapters, version)
 
     def replace(self, adapters: Mapping[str, Tensor]) -> None:
-        """Replace the adapter in place between two steps. Running sequences keep their state, and continue with the new adapter.
+        """Replace the adapter in place between two steps.
 
-        adapters: tensors that `check` has accepted. Raises ValueError naming the layers that vLLM does not adapt.
+        Running sequences keep their state, and continue with the new adapter. adapters: tensors that `check` has
+        accepted. Raises ValueError, naming the layers, if vLLM cannot adapt some of their layers.
         """
         in_process = self._core.vllm_config.parallel_config.world_size == 1
         scaled = self._scaled(adapters)
@@ -69,7 +78,7 @@ class AdapterSlot:
             raise ValueError(f"vLLM has no place for adapters of its layers {names}")
 
     def _scaled(self, adapters: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
-        """Yield A, and B multiplied by the scale, in bfloat16."""
+        """Yield the matrices A and, multiplied by the scale, the matrices B of all layers, in bfloat16."""
         scale = adapters[SCALE].item()
         for name, tensor in adapters.items():
             if name != SCALE:

@@ -33,7 +33,8 @@ MAX_RETURNED_TOKENS = MAX_VLLM_TOP_K + TIED_TOKENS
 def returned_tokens(sampling: Sampling, vocabulary: int) -> int:
     """Return how many of the most likely tokens vLLM returns at each position, in addition to the drawn one.
 
-    Raises ValueError if the number of tokens that sampling may keep has no bound, or a bound above `MAX_VLLM_TOP_K`.
+    vocabulary: number of tokens of the model. The result is 0 if tokens are drawn from the whole vocabulary. Raises
+    ValueError if sampling may keep more than `MAX_VLLM_TOP_K` tokens, or any number of them.
     """
     if not sampling.truncates:
         return 0
@@ -55,8 +56,9 @@ class CandidateRecord:
     def add(self, new: NewTokens) -> list[float]:
         """Add the candidates of new tokens. Returns the log-probability of each token among its candidates.
 
-        The log-probabilities of all candidates are divided by their sum, which is 1, unless more tokens than `TIED_TOKENS` have the
-        logit of the k-th: then it is that of the returned ones, and the trainer computes the same.
+        The probabilities of the candidates are divided by their sum. The sum is 1, unless more tokens than
+        `TIED_TOKENS` have the same logit as the k-th token, because vLLM does not return all of these. The trainer
+        divides by the same sum.
         """
         log_probs = []
         for returned, values in zip(new.returned_ids, new.log_probs.astype(np.float64), strict=True):
@@ -68,6 +70,6 @@ class CandidateRecord:
         return log_probs
 
     def since(self, start: int) -> Candidates:
-        """Return the candidates from token number `start`."""
+        """Return the candidates of all tokens from number `start` on, counted from 0."""
         first = sum(self._counts[:start])
         return Candidates(np.array(self._counts[start:], np.int32), np.array(self._ids[first:], np.int32))

@@ -56,9 +56,12 @@ type Core = Any
 """vLLM's LLMEngine. Its types are not followed (pyproject.toml)."""
 
 PORTION_BYTES = 256 * 2**20
-"""Worker processes get weights that they cannot read in shared memory in messages of this size."""
+"""Maximum size, in bytes, of a message with weights to worker processes, for weights that are not in shared memory.
+
+A tensor that is larger is a message of its own.
+"""
 REPLACEMENT_SECONDS = 600.0
-"""How long worker processes may take for all weights in shared memory, or for one portion of others."""
+"""Maximum time in which worker processes load all weights from shared memory, or one message with weights."""
 
 
 @dataclass(frozen=True)
@@ -72,21 +75,27 @@ class CoreSettings:
     seed: int
     """Seed of the random numbers with which tokens are drawn."""
     memory_fraction: float
-    """Share of the device's memory for weights and caches; on the CPU, the maximum share of available memory for caches."""
+    """Share, 0 to 1, of the device's memory for weights and caches.
+
+    On the CPU, it is the maximum share of the available memory for caches alone.
+    """
     on_cpu: bool
     devices: int = 1
-    """Tensor parallelism: the number of devices that share the weights. With more than one, each has a process of its own."""
+    """Tensor parallelism: the number of devices that share the weights.
+
+    With more than one, each has a separate process.
+    """
     options: VLLMSpec = field(default_factory=VLLMSpec)
     """Options of the manifest."""
     lora: LoRASpec | None = None
-    """The adapters that the trainer trains, for which vLLM then has a place (vllm_adapters.py)."""
+    """Settings of the adapters that train, for which vLLM keeps memory (vllm_adapters.py). None: all weights train."""
 
 
 def write_configuration(config: HFConfig, folder: Path) -> None:
-    """Write a config.json with which vLLM builds the trainer's model.
+    """Write a config.json to `folder` with which vLLM builds the trainer's model.
 
-    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` says so. vLLM 0.32 reads that field of the
-    text model, which may be absent or different in the config.json of a vision-language model.
+    The trainer ties the output layer to the embedding if `config.tie_word_embeddings` is true. vLLM 0.32 reads that
+    field of the text model, which may be absent or different in the config.json of a vision-language model.
     """
     written = copy.deepcopy(config)
     written.architectures = [CLASSES[config.model_type]]
@@ -97,11 +106,11 @@ def write_configuration(config: HFConfig, folder: Path) -> None:
 def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     """Build the engine core of a model, without the model's weights.
 
-    vLLM gets a folder with the configuration alone. In a folder with weights it would separate a tied output layer from the
-    embedding if the files contain both, although the trainer ties them. The core's weights have no meaning until
+    vLLM gets a folder with the configuration alone. In a folder with weights it would separate a tied output layer from
+    the embedding if the files contain both, although the trainer ties them. The core's weights have no meaning until
     `replace_weights`.
 
-    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would compute ahead of a step.
+    config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step.
     """
     set_variables()
     if settings.on_cpu:
@@ -187,7 +196,7 @@ def replace_weights(core: Core, weights: Mapping[str, Tensor], *, tied: bool) ->
 
 
 def portions(weights: Iterable[NamedTensor]) -> Iterator[list[NamedTensor]]:
-    """Yield tensors in lists of at most PORTION_BYTES, or of one larger tensor.
+    """Divide tensors into lists of at most PORTION_BYTES. A larger tensor is alone in its list.
 
     A tensor that is a part of a larger one is copied, because pickling it would include the whole larger one.
     """

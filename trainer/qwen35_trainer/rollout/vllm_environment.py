@@ -20,16 +20,19 @@ VARIABLES = {
 
 
 def set_variables() -> None:
-    """Set those of `VARIABLES` that are not set yet.
+    """Set the variables of `VARIABLES` that are not set yet.
 
-    In a local run a worker inherits all of them from `qwen35 run`, so this sets none.
+    In a local run a worker inherits all of them from `qwen35 run`, so nothing is left to set.
     """
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
 REUSED_BYTES, TRIM_BYTES = 32 * 2**20, 256 * 2**20
-"""Size below which the process keeps the memory of a freed tensor (the maximum of glibc), and how much it keeps in total."""
+"""Size, in bytes, below which the process keeps the memory of a freed tensor, and the maximum size of all kept memory.
+
+The first is the maximum that glibc allows.
+"""
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """Numbers of the settings of glibc's `mallopt`, from malloc.h."""
 

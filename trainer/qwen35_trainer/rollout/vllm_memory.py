@@ -11,7 +11,7 @@ from qwen35_trainer.models.qwen3_5.classes import HFConfig
 ATTENTION_BLOCK = 128
 """vLLM's CPU kernels store keys and values in blocks of a multiple of this number of tokens."""
 STATES_PER_SEQUENCE = 2
-"""Number of blocks that a linear-attention layer takes for a sequence: for its state, and for the one in the prefix cache."""
+"""Number of blocks of a linear-attention layer per sequence: for its state, and for its state in the prefix cache."""
 SPARE_BLOCKS = 64
 
 
@@ -24,9 +24,10 @@ class CacheTooSmall(RuntimeError):
 def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: float) -> int:
     """Return the bytes of vLLM's blocks for keys, values and states of `slots` sequences of `max_length` tokens.
 
-    The result is at most `fraction` of the memory that is available now; if more is needed, vLLM lets sequences wait. All blocks
-    of a hybrid model have one size: that of the state of a linear-attention layer, rounded up to whole blocks of attention.
-    Raises CacheTooSmall, with the bytes that one sequence needs, if not even one fits.
+    The result is at most `fraction` of the memory that is available now; if more is needed, vLLM lets sequences wait.
+    All blocks of a hybrid model have one size: that of the state of a linear-attention layer, rounded up to whole
+    blocks of attention. Raises CacheTooSmall, with the bytes that one sequence needs, if this memory does not hold one
+    sequence.
     """
     available = free_memory()
     least, needed = _needed(config, 1, max_length), _needed(config, slots, max_length)
@@ -40,7 +41,10 @@ def cpu_cache_bytes(config: HFConfig, slots: int, max_length: int, fraction: flo
 
 
 def _fix(least: int, available: int) -> str:
-    """Return what the user can change so that a cache of `least` bytes, for one sequence, fits."""
+    """Return what the user can change so that a cache of `least` bytes, for one sequence, fits.
+
+    available: bytes of memory that are available now.
+    """
     if least < available:
         enough = math.ceil(100 * least / available) / 100
         return f"Raise rollout.memoryFraction to at least {enough:g}, or lower data.maxPromptTokens or data.maxResponseTokens."

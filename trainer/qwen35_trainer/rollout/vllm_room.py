@@ -8,9 +8,10 @@ from typing import Any
 class CacheRoom:
     """Measures the free memory of an engine core, in tokens of sequences of the maximum length.
 
-    All layers take blocks from one pool. A layer with attention takes one for every `block_size` tokens, and a layer with a state
-    takes a fixed number for each sequence. The measure is exact for sequences of `max_length` tokens; with shorter ones, fewer
-    tokens fit, because each sequence takes the same number of blocks for states.
+    All layers take blocks from one pool. A layer with attention takes one block for every `block_size` tokens, and a
+    layer with a state takes a fixed number of blocks for each sequence. The measure is exact for sequences of
+    `max_length` tokens. Of shorter sequences, fewer tokens fit, because each sequence takes the same number of blocks
+    for states.
 
     core: vLLM's LLMEngine, whose scheduler runs in this process.
     """

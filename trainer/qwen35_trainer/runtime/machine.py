@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 DEVICE_TYPES: dict[ProfileName, str] = {"CPU": "cpu", "NVIDIA": "cuda", "Ascend": "npu"}
 """Accelerator profile → torch's name for the type of device."""
 BACKENDS: dict[ProfileName, str] = {"CPU": "gloo", "NVIDIA": "cpu:gloo,cuda:nccl", "Ascend": "cpu:gloo,npu:hccl"}
-"""Accelerator profile → backend of torch's process group. gloo is for parameters that are offloaded to host memory."""
+"""Accelerator profile → backends of torch's process group.
+
+On accelerators, gloo is for parameters that are offloaded to host memory.
+"""
 
 
 def devices_here(profile: str) -> int:

@@ -74,7 +74,10 @@ def unsupported(manifest: Manifest) -> list[Problem]:
 
 
 def untransported(spec: TrainingSpec, *, one_host: bool) -> list[Problem]:
-    """Return the problem of `publication.transport` where the run would be. one_host: whether that is one machine, outside of pods."""
+    """Return a problem if `publication.transport` cannot work in this run; otherwise an empty list.
+
+    one_host: whether all processes of the run are on one machine, outside of pods.
+    """
     try:
         choose(spec.publication.transport, one_host=one_host)
     except ManifestError as error:
@@ -170,9 +173,10 @@ def _quantization(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
-    """Yield a problem for each part of a model that vLLM does not support on the CPU: sizes of heads, and experts with adapters.
+    """Yield a problem for each part of a model that vLLM does not support on the CPU.
 
-    Only models in a folder are checked here. `cannot_run` checks random models.
+    These are some sizes of attention heads, and experts with adapters. Only models in a folder are checked here.
+    `cannot_run` checks random models.
     """
     on_cpu = spec.accelerator.profile == "CPU"
     if spec.rollout is None or spec.rollout.engine != "VLLM" or not on_cpu or spec.model.source.random is not None:
@@ -189,7 +193,10 @@ def _vllm_on_cpu(spec: TrainingSpec, base: Path) -> Iterator[Problem]:
 
 
 def _configuration(spec: TrainingSpec, base: Path) -> Mapping[str, Any] | None:
-    """Return the contents of the model's config.json, or equal fields for a random model. None if it cannot be read."""
+    """Return the contents of the model's config.json, or the same fields for a random model.
+
+    None if it cannot be read.
+    """
     source = spec.model.source
     if source.random is not None:
         return _random_configuration(source.random)

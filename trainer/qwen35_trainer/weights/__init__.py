@@ -1,1 +1,1 @@
-"""The way of weights from the train pool to the rollout pool (weight synchronisation), with checksums."""
+"""Brings the weights from the train pool to the rollout pool (weight synchronisation), with checksums."""

@@ -27,7 +27,7 @@ def adapted(adapters: Mapping[str, Tensor]) -> list[str]:
 
 
 def misfits(base: Mapping[str, Tensor], adapters: Mapping[str, Tensor]) -> list[str]:
-    """Return a phrase for each layer whose adapters do not fit `base`."""
+    """Return a phrase for each layer whose adapters do not fit `base`, the weights by name. Empty if all fit."""
     problems = []
     for name in adapted(adapters):
         layer = name.removesuffix("weight")

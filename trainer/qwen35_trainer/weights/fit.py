@@ -18,7 +18,10 @@ class TensorKind(NamedTuple):
 
 
 def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
-    """Return the shape and type of each tensor, by name. For HostWeights they come from the manifest, and no tensor is read."""
+    """Return the shape and type of each tensor, by name.
+
+    For HostWeights they come from the manifest, and no tensor is read.
+    """
     from_manifest: dict[str, TensorKind] | None = getattr(weights, "kinds", None)
     if from_manifest is not None:
         return from_manifest
@@ -29,12 +32,18 @@ def kinds(weights: Mapping[str, Tensor]) -> dict[str, TensorKind]:
 
 
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor, by name. For HostWeights they come from the manifest, and no tensor is read."""
+    """Return the shape of each tensor, by name.
+
+    For HostWeights they come from the manifest, and no tensor is read.
+    """
     return {name: kind.shape for name, kind in kinds(weights).items()}
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, Tensor], version: int) -> None:
-    """Raise ValueError naming all tensors that are missing, unexpected or of another shape than the rollout model expects."""
+    """Raise ValueError, naming all tensors that are missing, unexpected or of another shape, if `weights` do not fit.
+
+    expected: shape of each tensor of the rollout model, by name. version: version of the weights, for the error.
+    """
     other = shapes(weights)
     misshapen = sorted(name for name in expected.keys() & other.keys() if expected[name] != other[name])
     if misshapen or expected.keys() != other.keys():
@@ -45,7 +54,10 @@ def check_shapes(expected: Mapping[str, tuple[int, ...]], weights: Mapping[str, 
 
 
 def check_types(weights: Mapping[str, Tensor], version: int) -> None:
-    """Raise ValueError naming all tensors that do not hold floating-point numbers."""
+    """Raise ValueError, naming the tensors, if tensors do not hold floating-point numbers.
+
+    version: version of the weights, for the error.
+    """
     wrong = sorted(name for name, kind in kinds(weights).items() if "float" not in kind.dtype)
     if wrong:
         raise ValueError(

@@ -17,13 +17,16 @@ from qwen35_trainer.weights.weight_manifest import TensorEntry, TensorPart, Weig
 
 @dataclass(frozen=True)
 class SharedVersion:
-    """A version in shared memory, for another process of the host: its manifest and the handle of its segment. It contains no tensors."""
+    """A version in shared memory, as it is sent to another process of the host: its manifest and its segment's handle.
+
+    It contains no tensors.
+    """
 
     manifest: WeightManifest
     handle: SegmentHandle
 
     def open(self, segments: MappedSegments) -> HostWeights:
-        """Open the version without verifying it. segments: those that the process keeps mapped.
+        """Open the version without verifying it. segments: the segments that this process keeps mapped.
 
         Raises SegmentUnavailable if the segment is gone or holds another version.
         """
@@ -33,15 +36,17 @@ class SharedVersion:
 class HostWeights(Mapping[str, Tensor]):
     """The tensors of a version by name, on the host, as views of shared memory.
 
-    The memory is not overwritten while one of the tensors exists. Do not write to them: other replicas use the same memory, and
-    a write would end the process, because the memory is mapped read-only. A pickled object is a handle of a few bytes per tensor.
-    Another process of the host that unpickles it gets the same memory without a copy, while a process holds that memory.
+    The memory is not overwritten while one of the tensors exists. Do not write to the tensors: other replicas use the
+    same memory, and a write would end the process, because the memory is mapped read-only. A pickled object is a handle
+    of a few bytes per tensor. Another process of the host that unpickles it gets the same memory without a copy, as
+    long as some process holds that memory.
     """
 
     def __init__(self, manifest: WeightManifest, memory: Memory, segment: MemorySegment | None = None) -> None:
-        """Create the tensors that `manifest` describes. memory: the bytes of the version.
+        """Create the tensors that `manifest` describes.
 
-        segment: the segment that `memory` belongs to; None for memory of this process alone, which cannot be pickled.
+        memory: the bytes of the version. segment: the segment that `memory` belongs to; None: the memory belongs to
+        this process alone, so the object cannot be pickled.
         """
         self.manifest = manifest
         self._memory, self._segment = memory, segment
@@ -49,12 +54,18 @@ class HostWeights(Mapping[str, Tensor]):
 
     @classmethod
     def open(cls, manifest: WeightManifest, handle: SegmentHandle) -> HostWeights:
-        """Open a version in shared memory, without verifying it. Raises SegmentUnavailable if the segment is gone or holds another version."""
+        """Open a version in shared memory, without verifying it.
+
+        Raises SegmentUnavailable if the segment is gone or holds another version.
+        """
         return cls.of(manifest, MemorySegment.open(handle))
 
     @classmethod
     def of(cls, manifest: WeightManifest, segment: MemorySegment) -> HostWeights:
-        """Return a version in an open segment, without verifying it. Raises SegmentUnavailable if another version is there."""
+        """Return a version in an open segment, without verifying it.
+
+        Raises SegmentUnavailable if the segment holds another version or is being written.
+        """
         memory = segment.read()
         if memory is None or segment.version != manifest.version:
             raise SegmentUnavailable(f"weights of version {manifest.version} were replaced by a later version")
@@ -84,7 +95,10 @@ class HostWeights(Mapping[str, Tensor]):
 
     @property
     def shared(self) -> SharedVersion:
-        """The version as another process of the host opens it. Raises TypeError if no other process can."""
+        """The version in the form in which another process of the host opens it.
+
+        Raises TypeError if no other process can.
+        """
         return SharedVersion(self.manifest, self.handle)
 
     @property
@@ -108,7 +122,10 @@ class HostWeights(Mapping[str, Tensor]):
         memory[:] = self._memory[: memory.size]
 
     def verify(self) -> None:
-        """Compare the bytes with all checksums. Raises WeightsDamaged naming every tensor that is incomplete or damaged."""
+        """Compare the bytes with all checksums.
+
+        Raises WeightsDamaged naming the tensors that are incomplete or damaged.
+        """
         self.manifest.check_complete()
         # On this thread: XXH3 is as fast as memory, and a thread that starts without memory is waited for without end.
         damaged = {part.tensor for part in self.manifest.parts if not self._is_intact(part)}
@@ -120,12 +137,15 @@ class HostWeights(Mapping[str, Tensor]):
 
 
 def is_intact(part: TensorPart, data: Memory) -> bool:
-    """Whether `data` has the size and the checksum of the bytes that were published as `part`."""
+    """Return whether `data` has the size and the checksum of the bytes that were published as `part`."""
     return data.size == part.size and xxhash.xxh3_64_intdigest(data) == part.checksum
 
 
 def raise_if_damaged(manifest: WeightManifest, tensors: set[int]) -> None:
-    """Raise WeightsDamaged naming the tensors with these numbers, if there are any."""
+    """Raise WeightsDamaged if `tensors`, the numbers of the damaged tensors, is not empty.
+
+    The error names these tensors.
+    """
     if tensors:
         names = [manifest.layout.tensors[number].name for number in sorted(tensors)]
         raise WeightsDamaged(

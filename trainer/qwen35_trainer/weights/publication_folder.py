@@ -1,14 +1,15 @@
 """The folder of a run's publications: which of them are complete, what each contains, and which may be deleted.
 
-    FOLDER/.publication-000007.TOKEN/     being written: nobody reads it
+    FOLDER/.publication-TOKEN/            being written: nobody reads it
     FOLDER/publication-000007/            complete: renamed when all files were on the volume
         manifest.json                     header, manifest and buckets, with a checksum; written last
         rank-00000.bin                    the buckets of one train rank
         readers/TOKEN                     exists while a replica reads this publication
 
-Publications are numbered in the order in which they are made. One with changes needs the files of all from the last whole one on, which
-its header names. Several attempts of a run use the same folder, one after another: numbers continue, and of two that would write at the same time
-one fails, because a number is taken once. This module imports neither torch nor Ray.
+Publications are numbered in the order in which they are made. A publication with changes needs the files of all
+publications from the last whole one on, whose number is in its header. Several attempts of a run use the same folder,
+one after another, and continue the numbers. If two processes publish at the same time, one of them fails, because a
+number can be taken only once. This module imports neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from qwen35_trainer.weights.weight_manifest import (
 MANIFEST_FILE = "manifest.json"
 READERS = "readers"
 MIN_PUBLICATIONS = 2
-"""Number of publications that are always kept: the newest, and the one that it replaces."""
+"""Number of publications that are always kept: the newest one, and the one before it."""
 MAX_READ_SECONDS = 3600.0
-"""Age after which the mark of a reader counts no more: the reader was killed."""
+"""Age, in seconds, from which the mark of a reader is ignored, because the reader was killed."""
 PREFIX = "publication-"
 
 
 class PublicationNotStored(RuntimeError):
-    """A publication could not be written to its folder."""
+    """A publication could not be written to its folder. The message contains the cause and what to do."""
 
     failure = FailureReason.STORAGE_FAILED
 
@@ -70,9 +71,12 @@ class PublicationHeader:
 
     version: int
     whole: int
-    """Number of the publication with the last whole version, whose files this one needs, and those between."""
+    """Number of the last publication, up to this one, that contains a whole version.
+
+    This publication needs its files, and the files of all publications between the two.
+    """
     checksum: str
-    """XXH3 of the second line, in hexadecimal."""
+    """XXH3 of the second line of the manifest file, in hexadecimal."""
 
 
 def name_of(number: int) -> str:
@@ -81,13 +85,17 @@ def name_of(number: int) -> str:
 
 
 def complete_numbers(folder: Path) -> list[int]:
-    """Return the numbers of the complete publications, in order."""
+    """Return the numbers of the complete publications in `folder`, in ascending order."""
     names = [path.name.removeprefix(PREFIX) for path in folder.glob(f"{PREFIX}*")]
     return sorted(int(name) for name in names if name.isdecimal())
 
 
 def begin(folder: Path) -> Path:
-    """Create the folder of a publication that is being written. Removes what earlier ones left that were not completed."""
+    """Create the folder in which a publication is written, and return its path.
+
+    folder: the folder of the run's publications. Incomplete publications that an earlier process left there are
+    deleted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for leftover in folder.glob(f".{PREFIX}*"):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -99,8 +107,9 @@ def begin(folder: Path) -> Path:
 def complete(partial: Path, number: int, published: PublishedWeights, whole: int) -> None:
     """Write the manifest, and rename the folder, so that replicas can read the publication.
 
-    All files of the ranks are on the volume already. whole: number of the publication with the last whole version. Raises
-    PublicationNotStored if another process has made a publication of this number.
+    partial: the folder from `begin`, in which all files of the ranks are on the volume already. number: number of the
+    publication. whole: number of the publication with the last whole version. Raises PublicationNotStored if another
+    process has made a publication of this number.
     """
     body = json.dumps(_as_json(published))
     header = PublicationHeader(published.manifest.version, whole, xxhash.xxh3_64_hexdigest(body.encode()))
@@ -122,16 +131,19 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 
 
 def latest(folder: Path) -> PublishedWeights | None:
-    """Return the newest complete publication, whichever process made it; None if there is none. Its tensors are not verified here.
+    """Return the newest complete publication, whichever process made it; None if there is none.
 
-    Raises WeightsDamaged if its manifest file is damaged.
+    Its tensors are not verified here. Raises WeightsDamaged if its manifest file is damaged.
     """
     numbers = complete_numbers(folder)
     return read(folder, numbers[-1]) if numbers else None
 
 
 def read(folder: Path, number: int) -> PublishedWeights:
-    """Return the complete publication with this number. Raises WeightsDamaged if its manifest file is damaged."""
+    """Return the complete publication with this number. Raises WeightsDamaged if its manifest file is damaged.
+
+    Its tensors are not verified here.
+    """
     path = folder / name_of(number) / MANIFEST_FILE
     first, _, body = path.read_text().partition("\n")
     try:
@@ -151,9 +163,9 @@ def header_of(folder: Path, number: int) -> PublicationHeader:
 
 
 def mark_reader(folder: Path, number: int) -> Path:
-    """Mark a publication as being read, so that it is not deleted. Returns the mark, for `remove_mark`.
+    """Mark a publication as being read, so that it is not deleted. Returns the path of the mark, for `remove_mark`.
 
-    A reader that may not write to the volume leaves no mark; the versions that the driver needs are kept without one.
+    If the volume is read-only, no mark is left, and only the versions that the driver needs are kept.
     """
     mark = folder / name_of(number) / READERS / uuid.uuid4().hex
     with contextlib.suppress(OSError):  # read-only, or deleted, which reading the files reports
@@ -162,15 +174,17 @@ def mark_reader(folder: Path, number: int) -> Path:
 
 
 def remove_mark(mark: Path) -> None:
-    """Remove the mark of a reader."""
+    """Remove the mark of a reader. A mark that cannot be removed is ignored after MAX_READ_SECONDS."""
     with contextlib.suppress(OSError):  # as above; a mark that remains counts for MAX_READ_SECONDS
         mark.unlink()
 
 
 def delete_old(folder: Path, needed: frozenset[int]) -> None:
-    """Delete the publications that nobody needs: all before the first one that is kept, is read, or has a version in `needed`.
+    """Delete the publications that nobody needs.
 
-    A publication that is kept keeps all from its whole one on. A reader counts for MAX_READ_SECONDS.
+    A publication is needed if it is among the newest MIN_PUBLICATIONS, if a replica reads it, or if it has a version in
+    `needed`. All publications from the last whole version before it on are needed too. The mark of a reader counts for
+    MAX_READ_SECONDS.
     """
     numbers = complete_numbers(folder)
     headers = {number: header_of(folder, number) for number in numbers}

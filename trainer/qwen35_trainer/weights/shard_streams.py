@@ -1,14 +1,14 @@
-"""A rank's shard as a stream of buckets, whole or as changes, and the memory of a replica that is filled from the streams of all ranks.
+"""A rank's shard as a stream of buckets, whole or as changes, and a replica's memory, which the streams of all ranks fill.
 
     rank:    shards ─► converted ─► encoded ─► a bucket ─► put where replicas can fetch it ─► the next bucket …
     replica: its memory ◄─ decoded, verified ◄─ one bucket at a time, of all ranks
 
     version         4       5        6        7        8            whole_every = 3
     buckets       whole  changes  changes   whole   changes
-    a replica that has version 5 fetches the changes of 6; one that has none, or another, fetches 4, 5 and 6
+    to get version 6, a replica that has version 5 fetches the changes of 6; any other replica fetches 4, 5 and 6
 
-The transports say how a bucket is put and fetched; everything else of a stream is here. With changes, a rank and a replica each keep the bytes of
-the version before in host memory: of the shard, and of the whole version.
+The transports define how a bucket is put and fetched; everything else of a stream is here. With changes, a rank keeps
+the bytes of its shard in the version before in host memory, and a replica keeps the bytes of the whole version.
 
 waits on                   unblocked by                       deadline
 a bucket                   the transport has fetched it       publication.timeoutSeconds, in the driver
@@ -56,7 +56,7 @@ BUCKET_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class StagedStream:
-    """A version of one rank: its parts of the tensors, and the steps from the last whole version to this one."""
+    """One rank's part of a version: its parts of the tensors, and the steps from the last whole version to this one."""
 
     layout: WeightLayout
     parts: tuple[TensorPart, ...]
@@ -64,10 +64,14 @@ class StagedStream:
 
 
 class ShardStream:
-    """One rank's shards, version after version."""
+    """Encodes one rank's shards of one version after another, whole or as changes."""
 
     def __init__(self, whole_every: int) -> None:
-        """Create a stream of which every `whole_every`-th version is whole. 1: all are, and no version is kept in memory."""
+        """Create a stream.
+
+        whole_every: every `whole_every`-th version is whole. With 1 all versions are whole, and no version is kept in
+        memory.
+        """
         self._whole_every = whole_every
         self._layout: WeightLayout | None = None
         self._before: list[Memory] = []  # the bytes of each of this rank's parts in the version before
@@ -76,9 +80,10 @@ class ShardStream:
     def stage(
         self, shards: Sequence[WeightShard], version: int, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace]
     ) -> StagedStream:
-        """Encode the shards of a version, and put each bucket. Equal calls on all ranks make the same steps.
+        """Encode the shards of a version, and put each bucket.
 
-        put: stores the bytes of a bucket, and returns their place. The bytes may change when it has returned.
+        put: stores the bytes of a bucket, and returns where they are. It must have copied the bytes when it returns,
+        because their memory is used again. If all ranks make the same calls, their streams have the same steps.
         """
         layout = layout_of(shards)
         earlier = self._steps if len(self._steps) < self._whole_every and layout == self._layout else ()
@@ -88,12 +93,12 @@ class ShardStream:
         return StagedStream(layout, parts, self._steps)
 
     def forget(self) -> None:
-        """Publish the next version whole, because replicas cannot fetch the last one."""
+        """Encode the next version whole, because replicas cannot fetch the last one."""
         self._steps = ()
 
     @property
     def changes_follow(self) -> bool:
-        """Whether later versions may be put as changes."""
+        """Whether some later versions may be encoded as changes."""
         return self._whole_every > 1
 
     def _put_buckets(
@@ -116,7 +121,7 @@ class ShardStream:
 
 
 class _BucketWriter:
-    """Collects encodings in a bucket, and puts it when the next one might not fit."""
+    """Collects encodings in a bucket, and puts the bucket when the next encoding might not fit."""
 
     def __init__(self, put: Callable[[Memory], ray.ObjectRef[Any] | FilePlace]) -> None:
         self._put = put
@@ -132,13 +137,13 @@ class _BucketWriter:
         return self._memory[self._next : self._next + size]
 
     def add(self, part: EncodedPart) -> None:
-        """Add the encoding that was written to the last `room`."""
+        """Add the encoding that was written to the memory from the last call of `room`."""
         self._parts.append(part)
         self._end = self._next + part.size
         self._next = _aligned(self._end)
 
     def close(self) -> tuple[WeightBucket, ...]:
-        """Put the last bucket, and return all."""
+        """Put the last bucket. Returns all buckets."""
         if self._parts:
             self._put_bucket()
         return tuple(self._buckets)
@@ -149,18 +154,19 @@ class _BucketWriter:
 
 
 class StreamReceiver:
-    """A replica's end: collects the buckets in memory of its own, which it uses again for later versions."""
+    """The receiving end on a replica: collects the buckets in memory that it uses again for later versions."""
 
     def __init__(self, read: Callable[[VersionBuckets, WeightBucket], Awaitable[Memory]]) -> None:
-        """Create a receiver. read: fetches the bytes of a bucket."""
+        """Create a receiver. read: fetches the bytes of a bucket of a version."""
         self._read = read
         self._pool = SegmentPool()
         self._before: HostWeights | None = None  # the version to which changes may be applied
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        """Fetch a version and verify it, from the changes to the version before if this replica has that one.
+        """Fetch a version and verify it.
 
-        Raises WeightsDamaged naming the tensors that are damaged. The version before is then unchanged.
+        If the changes since the version that the replica has are published, only these are fetched. Raises
+        WeightsDamaged naming the tensors that are damaged. The earlier version is unchanged in this case.
         """
         manifest, source = published.manifest, published.source
         assert isinstance(source, VersionBuckets)
@@ -187,7 +193,11 @@ class StreamReceiver:
     def _missing_steps(
         self, manifest: WeightManifest, steps: tuple[VersionStep, ...], memory: Memory
     ) -> tuple[VersionStep, ...]:
-        """Return the steps to fetch. Copies the version to `memory` that the first one of them changes, if it does."""
+        """Return the steps to fetch.
+
+        If the replica has the version that one of the steps changes, copy it to `memory`, and return the steps from
+        that one on. Otherwise return all steps, of which the first is whole.
+        """
         before = self._before
         if before is not None and before.manifest.layout == manifest.layout:
             for number, step in enumerate(steps):
@@ -198,7 +208,11 @@ class StreamReceiver:
 
 
 def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes: bool) -> EncodedPart:
-    """Replace the bytes of a part in `room` by their changes if these are smaller. `before` becomes the part's bytes."""
+    """Replace the bytes of a part in `room` by their changes since `before`, if `as_changes` and these are smaller.
+
+    before: bytes of the part in the version before, which are then overwritten with the new bytes; None: no version is
+    kept. item_bytes: number of bytes of each value. Returns what `room` contains.
+    """
     if before is None:
         return EncodedPart(room.size, None)
     encoding = encoded_changes(before, room, item_bytes) if as_changes else None
@@ -211,7 +225,7 @@ def _encoded(room: Memory, before: Memory | None, item_bytes: int, *, as_changes
 
 
 def _check_parts(manifest: WeightManifest, source: VersionBuckets) -> None:
-    """Raise WeightsDamaged unless the buckets of each step hold all parts of the manifest, and the first step is whole."""
+    """Raise WeightsDamaged unless the buckets of each step contain as many parts as the manifest."""
     for step in source.steps:
         if (held := sum(len(bucket.parts) for bucket in step.buckets)) != len(manifest.parts):
             raise WeightsDamaged(
@@ -223,7 +237,11 @@ def _check_parts(manifest: WeightManifest, source: VersionBuckets) -> None:
 def _decode(
     manifest: WeightManifest, parts: Sequence[TensorPart], encoded: Sequence[EncodedPart], data: Memory, memory: Memory
 ) -> set[int]:
-    """Write the parts of a bucket to their places in `memory`. Returns the numbers of tensors that do not match the manifest."""
+    """Write the parts of a bucket to their offsets in `memory`.
+
+    Returns the numbers of the tensors that do not match the manifest. data: bytes of the bucket. encoded: the encoding
+    of each part.
+    """
     damaged = set[int]()
     start = 0
     for part, encoding in zip(parts, encoded, strict=True):
@@ -237,7 +255,10 @@ def _decode(
 
 
 def _is_written(target: Memory, contents: Memory, encoding: EncodedPart, item_bytes: int) -> bool:
-    """Write an encoding to the place of its part. Returns whether it was possible: a damaged one may not fit."""
+    """Write an encoding to `target`, the bytes of its part. Returns False if it does not fit, because it is damaged.
+
+    contents: bytes of the encoding. item_bytes: number of bytes of each value.
+    """
     if contents.size != encoding.size:
         return False
     if encoding.changes is None:

@@ -25,11 +25,11 @@ class PlannedTensor:
     shape: tuple[int, ...]
     item_bytes: int
     split: int | None
-    """Dimension by which the ranks of a replica divide the tensor; None: each of them needs the whole tensor."""
+    """Dimension by which the ranks of a replica divide the tensor; None: each of these ranks needs the whole tensor."""
 
 
 def row_range(rows: int, ranks: int, rank: int) -> range:
-    """Return the rows of a tensor that FSDP gives to number `rank` of `ranks` ranks.
+    """Return the rows that FSDP gives to rank `rank`, of `ranks` ranks, from a tensor of `rows` rows.
 
     Each rank gets the same number, rounded up, so that the last ranks may have fewer rows or none.
     """
@@ -54,7 +54,10 @@ def transfers(tensors: Iterable[PlannedTensor], train_ranks: int, replica_ranks:
 
 
 def _needed_bytes(tensor: PlannedTensor, held: range, row_bytes: int, ranks: int, rank: int) -> int:
-    """Return how many bytes number `rank` of a replica's `ranks` ranks needs of the rows `held`, which one train rank holds."""
+    """Return how many bytes of the rows `held`, which one train rank holds, a replica's rank `rank`, of `ranks`, needs.
+
+    row_bytes: bytes of one row of the tensor.
+    """
     if tensor.split is None:
         return len(held) * row_bytes
     slice_rows = row_range(tensor.shape[tensor.split], ranks, rank)

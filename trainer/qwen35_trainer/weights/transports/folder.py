@@ -8,8 +8,9 @@ waits on                   unblocked by                               deadline
 the folder, the buckets    rank 0; all ranks have written             that of the process group
 a file                     the volume                                 publication.timeoutSeconds, in the driver
 
-No process gathers the model, and an incomplete publication is never read (`publication_folder`). A run that starts again with the version that
-is in the folder publishes that one: the ranks compare checksums, and write nothing.
+No process gathers the model, and an incomplete publication is never read (`publication_folder`). If a run starts again
+with exactly the weights of the newest publication, it uses this publication: the ranks compare checksums, and write
+nothing.
 """
 
 from __future__ import annotations
@@ -67,13 +68,16 @@ class FolderSender:
         return shard if self._context.rank == 0 else replace(shard, layout=None)
 
     def _begin(self) -> tuple[Path, int]:
-        """Return the folder of the next publication, and its number. Numbers of earlier attempts are not used again."""
+        """Return the folder in which the next publication is written, and the number of the publication.
+
+        No earlier attempt has used this number.
+        """
         partial = publication_folder.begin(self._folder)
         earlier = self._number or max(publication_folder.complete_numbers(self._folder), default=0)
         return partial, earlier + 1
 
     def _write(self, shards: Sequence[WeightShard], version: int, partial: Path) -> StagedShard:
-        """Write this rank's file, and return what it contains when it is on the volume."""
+        """Write this rank's file into `partial`, and return what the file contains when it is on the volume."""
         name = f"rank-{self._context.rank:05d}.bin"
         path = f"{publication_folder.name_of(self._number)}/{name}"
         with (partial / name).open("wb") as file:
@@ -98,7 +102,10 @@ class FolderSender:
         publication_folder.delete_old(self._folder, needed)
 
     def _is_unchanged(self, latest: PublishedWeights, shards: Sequence[WeightShard], version: int) -> bool:
-        """Whether the folder contains these weights, as this version, from an earlier start of the run. Collective."""
+        """Return whether `latest`, from an earlier start of the run, contains exactly these weights as this version.
+
+        All ranks must call this together.
+        """
 
         def own_parts() -> tuple[bool, int]:
             scratch = np.empty(PART_BYTES, np.uint8)
@@ -112,7 +119,10 @@ class FolderSender:
         return all(equal for equal, _ in compared) and total == len(latest.manifest.parts)
 
     def _published_again(self, latest: PublishedWeights) -> StagedShard:
-        """Return the publication of an earlier start as the shard of rank 0. Those of other ranks are empty."""
+        """Return this rank's shard of a publication from an earlier start of the run.
+
+        Rank 0 returns the whole publication, and the other ranks return an empty shard.
+        """
         source, layout = latest.source, latest.manifest.layout
         assert isinstance(source, FolderBuckets)
         self._number = source.number
@@ -122,7 +132,10 @@ class FolderSender:
         return StagedShard(None, layout.checksum, (), empty)
 
     def _of_first_rank[Result](self, work: Callable[[], Result]) -> Result:
-        """Return the result of rank 0 on all ranks, or raise its error on all. Collective."""
+        """Call `work` on rank 0, and return its result on all ranks, or raise its error on all ranks.
+
+        All ranks must call this together.
+        """
         message: list[Any] = [self._outcome(work) if self._context.rank == 0 else None]
         if self._context.group is not None:
             dist.broadcast_object_list(message, src=0, group=self._context.group)
@@ -130,7 +143,10 @@ class FolderSender:
         return cast("Result", result)
 
     def _of_all_ranks[Result](self, work: Callable[[], Result]) -> list[Result]:
-        """Return the results of all ranks on all ranks, or raise the first error on all. Collective."""
+        """Call `work` on each rank, and return all results on all ranks, or raise the first error on all ranks.
+
+        All ranks must call this together.
+        """
         outcomes: list[Any] = [self._outcome(work)] * self._context.ranks
         if self._context.group is not None:
             dist.all_gather_object(outcomes, outcomes[0], self._context.group)
@@ -175,7 +191,7 @@ async def _bucket(source: VersionBuckets, bucket: WeightBucket) -> Memory:
 
 
 def _read(folder: Path, place: FilePlace) -> Memory:
-    """Return the bytes of a place; fewer if the file is too short."""
+    """Return the bytes of a place in a file; fewer bytes if the file is too short."""
     memory = np.empty(place.size, np.uint8)
     with (folder / place.path).open("rb", buffering=0) as file:
         file.seek(place.offset)
@@ -186,7 +202,7 @@ def _read(folder: Path, place: FilePlace) -> Memory:
 
 
 def _results(outcomes: Sequence[tuple[object, Exception | None]]) -> list[object]:
-    """Return all results. Raises the first error."""
+    """Return the results of (result, error) pairs. Raises the first error that is not None."""
     for _, error in outcomes:
         if error is not None:
             raise error

@@ -50,7 +50,10 @@ class SharedMemorySender:
         return StagedShard(layout if self._context.rank == 0 else None, layout.checksum, tuple(parts), segment.handle)
 
     def _segment(self, version: int, layout: WeightLayout, needed: frozenset[int]) -> MemorySegment:
-        """Return the segment that all ranks write `version` to, locked by rank 0. Collective."""
+        """Return the segment to which all ranks write `version`, locked by rank 0. All ranks must call this together.
+
+        needed: versions whose segments must not be overwritten.
+        """
         rank, group = self._context.rank, self._context.group
         claimed = self._pool.claim(version, layout.size, needed) if rank == 0 else None
         if group is None:
@@ -61,7 +64,7 @@ class SharedMemorySender:
         return claimed if claimed is not None else self._open(*message[0])
 
     def _open(self, handle: SegmentHandle, all_handles: Sequence[SegmentHandle]) -> MemorySegment:
-        """Return the segment of `handle`, and close all segments that are not in `all_handles`, because rank 0 has closed them."""
+        """Return the segment of `handle`. Close the segments not in `all_handles`, because rank 0 has closed them."""
         alive = {each.name for each in all_handles}
         self._opened = {name: segment for name, segment in self._opened.items() if name in alive}
         if handle.name not in self._opened:
