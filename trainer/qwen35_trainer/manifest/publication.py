@@ -7,8 +7,8 @@ from pydantic import Field
 from qwen35_trainer.manifest.base import PathName, Section
 from qwen35_trainer.manifest.problems import Problem
 
-TransportName = Literal["SharedMemory", "ObjectStore", "Folder"]
-TransportChoice = Literal["Auto", "SharedMemory", "ObjectStore", "Folder"]
+TransportName = Literal["SharedMemory", "ObjectStore", "Folder", "RDMA"]
+TransportChoice = Literal["Auto", "SharedMemory", "ObjectStore", "Folder", "RDMA"]
 
 NO_SHARED_MEMORY = Problem(
     "spec.publication.transport",
@@ -32,8 +32,8 @@ class PublicationSpec(Section):
     transport: TransportChoice = Field(
         "Auto",
         description="How weights get from the train ranks to the replicas: SharedMemory, on one Linux machine outside "
-        "of pods; ObjectStore, through Ray's; Folder, through files in publication.folder. Default Auto: SharedMemory where it works, because "
-        "replicas then share one copy, and otherwise ObjectStore, which works everywhere. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
+        "of pods; ObjectStore, through Ray's; Folder, through files in publication.folder; RDMA, by one-sided reads with NIXL. Default Auto: SharedMemory where it works, because "
+        "replicas then share one copy, and otherwise ObjectStore, which needs nothing else. verl: actor_rollout_ref.rollout.checkpoint_engine.backend.",
     )
     folder: PathName | None = Field(
         None,

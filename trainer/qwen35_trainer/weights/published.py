@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qwen35_trainer.weights.segment import SegmentHandle
+from qwen35_trainer.weights.transfer_agent import RemoteMemory
 from qwen35_trainer.weights.weight_manifest import TensorPart, WeightLayout, WeightManifest, WeightsDamaged
 
 if TYPE_CHECKING:
@@ -86,7 +87,30 @@ class FolderBuckets(VersionBuckets):
     """Number of the publication in the folder (`publication_folder`)."""
 
 
-type WeightSource = SegmentHandle | StoredBuckets | FolderBuckets
+@dataclass(frozen=True)
+class RegisteredShard:
+    """Registered memory of one train rank: consecutive parts of a manifest, each from a multiple of ALIGNMENT bytes."""
+
+    memory: RemoteMemory
+    parts: int
+    """Number of parts."""
+
+
+@dataclass(frozen=True)
+class RegisteredShards:
+    """A version in registered memory of the train ranks, in the order of its manifest's parts."""
+
+    shards: tuple[RegisteredShard, ...]
+
+
+@dataclass(frozen=True)
+class RegisteredCopy:
+    """A version in registered memory of one replica, laid out as its manifest says."""
+
+    memory: RemoteMemory
+
+
+type WeightSource = SegmentHandle | StoredBuckets | FolderBuckets | RegisteredShards | RegisteredCopy
 
 
 @dataclass(frozen=True)
@@ -130,7 +154,10 @@ def _joined_sources(sources: Sequence[WeightSource]) -> WeightSource:
     if handles:  # one segment: its holders are all ranks, and any of them is enough to open it
         holders = tuple(holder for handle in handles for holder in handle.holders)
         return replace(handles[0], holders=tuple(dict.fromkeys(holders)))
-    stored = [source for source in sources if not isinstance(source, SegmentHandle)]
+    if isinstance(sources[0], RegisteredShards):
+        registered = [source for source in sources if isinstance(source, RegisteredShards)]
+        return RegisteredShards(tuple(shard for source in registered for shard in source.shards))
+    stored = [source for source in sources if isinstance(source, StoredBuckets | FolderBuckets)]
     steps = zip(*(source.steps for source in stored), strict=True)
     return replace(stored[0], steps=tuple(_joined_steps(of_ranks) for of_ranks in steps))
 

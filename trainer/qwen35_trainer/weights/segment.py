@@ -33,6 +33,8 @@ type Memory = NDArray[np.uint8]
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
 """The first bytes of a segment hold the version that it contains."""
+NO_VERSION = -1
+"""The version in a segment that has not been written yet."""
 MAX_MAPPED = 2
 """Segments that a reader keeps mapped, whether or not it reads them: those that take turns."""
 
@@ -175,8 +177,14 @@ class SegmentPool:
     again, because writing to memory for the first time takes ten times as long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, turns: int = 0) -> None:
+        """turns: number of segments that are made together, for the first version, and kept although nobody needs them."""
         self._segments: list[MemorySegment] = []
+        self._turns = turns
+
+    @property
+    def segments(self) -> tuple[MemorySegment, ...]:
+        return tuple(self._segments)
 
     @property
     def handles(self) -> tuple[SegmentHandle, ...]:
@@ -188,16 +196,26 @@ class SegmentPool:
         needed: versions whose segments must not be overwritten, even if nobody reads them now. Raises TooLittleMemory.
         """
         kept: list[MemorySegment] = []
-        claimed: MemorySegment | None = None
+        free: list[MemorySegment] = []
         for segment in self._segments:
             if segment.version in needed or not segment.lock_for_writing():
                 kept.append(segment)
-            elif claimed is None and segment.data.size == size:
-                claimed = segment
-        self._segments = kept  # further free ones are closed
-        if claimed is None:
-            claimed = MemorySegment.create(size)
-            claimed.lock_for_writing()
+            elif segment.data.size == size:
+                free.append(segment)
+        if not free:
+            free.append(MemorySegment.create(size))
+            free[0].lock_for_writing()
+        claimed, *spare = free
         claimed.version = version
-        self._segments.append(claimed)
+        spare = spare[: max(0, self._turns - len(kept) - 1)]  # further free ones are closed
+        self._segments = [*kept, claimed, *spare]
+        self._segments += [_written_once(size) for _ in range(self._turns - len(self._segments))]
         return claimed
+
+
+def _written_once(size: int) -> MemorySegment:
+    """Return a segment without a version, whose pages the kernel has provided: the first write to a page takes ten times as long as others."""
+    segment = MemorySegment.create(size)
+    segment.version = NO_VERSION
+    segment.data[:: mmap.PAGESIZE] = 0
+    return segment

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from qwen35_trainer.failure_reasons import FailureReason
@@ -114,6 +114,14 @@ class WeightManifest:
                 problems.append(problem)
         if problems:
             raise WeightsDamaged(f"weights of version {self.version}: {listed(problems, '; ')}")
+
+
+def packed(sizes: Iterable[int]) -> Iterator[slice]:
+    """Yield the places of parts that follow one another, each from a multiple of ALIGNMENT bytes."""
+    start = 0
+    for size in sizes:
+        yield slice(start, start + size)
+        start = -(-(start + size) // ALIGNMENT) * ALIGNMENT
 
 
 def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:

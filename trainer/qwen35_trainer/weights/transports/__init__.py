@@ -5,11 +5,12 @@
 | `SharedMemory` | trainer and replicas are on one Linux host  | each rank writes its shard to its place in one shared segment; replicas map it |
 | `ObjectStore`  | otherwise                                   | each rank puts its shard into Ray's object store in buckets; a replica fetches one bucket at a time |
 | `Folder`       | `spec.publication.folder` names one         | each rank writes its shard to a file of a folder that all pods mount; a replica reads one bucket at a time |
+| `RDMA`         | it is chosen, and NIXL is installed         | each rank writes its shard to registered memory; replicas read all shards without its help |
 
 All of them copy the live weights before the optimizer steps again, so that a replica never reads weights that change, however late it is.
 `spec.publication.transport` names one; Auto takes the first that works. Through the object store and a folder, versions
-may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). NCCL, HCCL, RDMA and IPC are not implemented. The
-driver imports this module, so it imports torch and Ray only where tensors are copied.
+may travel as changes to the version before (`shard_streams`, `spec.publication.wholeEvery`). NCCL, HCCL and IPC are not implemented. The
+driver imports this module, so it imports torch, Ray and NIXL only where tensors are copied.
 """
 
 from __future__ import annotations
@@ -20,8 +21,17 @@ from typing import TYPE_CHECKING, Protocol
 from qwen35_trainer.manifest import ManifestError, Problem
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
 from qwen35_trainer.weights import segment
-from qwen35_trainer.weights.published import FolderBuckets, PublishedWeights, StagedShard, StoredBuckets, WeightSource
+from qwen35_trainer.weights.published import (
+    FolderBuckets,
+    PublishedWeights,
+    RegisteredCopy,
+    RegisteredShards,
+    StagedShard,
+    StoredBuckets,
+    WeightSource,
+)
 from qwen35_trainer.weights.segment import SegmentHandle
+from qwen35_trainer.weights.transports import nixl_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +86,7 @@ class Transport:
 
     sender: Callable[[RankContext], WeightSender]
     receiver: Callable[[], WeightReceiver]
-    source: type[WeightSource]
+    sources: tuple[type[WeightSource], ...]
     """How a publication says where the bytes are, by which a replica recognises the transport."""
     refusal: Callable[[bool], Problem | None]
     """Returns why the transport cannot be used, or None. Its argument: whether trainer and replicas are on one machine."""
@@ -110,7 +120,7 @@ class _Receiver:
         self._ends: dict[TransportName, WeightReceiver] = {}
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        name = next(name for name, transport in TRANSPORTS.items() if isinstance(published.source, transport.source))
+        name = next(name for name, transport in TRANSPORTS.items() if isinstance(published.source, transport.sources))
         if name not in self._ends:
             self._ends[name] = TRANSPORTS[name].receiver()
         return await self._ends[name].fetch(published)
@@ -156,9 +166,30 @@ def _folder_receiver() -> WeightReceiver:
     return FolderReceiver()
 
 
+def _rdma_refusal(_: bool) -> Problem | None:
+    if nixl_agent.is_installed():
+        return None
+    message = f"RDMA needs the package {nixl_agent.PACKAGE}, which is not installed."
+    fix = f"Use the image trainer-cuda, install {nixl_agent.PACKAGE}, or set it to Auto."
+    return Problem("spec.publication.transport", message, fix)
+
+
+def _rdma_sender(context: RankContext) -> WeightSender:
+    from qwen35_trainer.weights.transports.rdma import RdmaSender
+
+    return RdmaSender(context, nixl_agent.NixlAgent())
+
+
+def _rdma_receiver() -> WeightReceiver:
+    from qwen35_trainer.weights.transports.rdma import RdmaReceiver
+
+    return RdmaReceiver(nixl_agent.NixlAgent())
+
+
 TRANSPORTS: Mapping[TransportName, Transport] = {
-    "SharedMemory": Transport(_shared_memory_sender, _shared_memory_receiver, SegmentHandle, _shared_memory_refusal),
-    "ObjectStore": Transport(_object_store_sender, _object_store_receiver, StoredBuckets, lambda _: None),
-    "Folder": Transport(_folder_sender, _folder_receiver, FolderBuckets, lambda _: None),
+    "SharedMemory": Transport(_shared_memory_sender, _shared_memory_receiver, (SegmentHandle,), _shared_memory_refusal),
+    "ObjectStore": Transport(_object_store_sender, _object_store_receiver, (StoredBuckets,), lambda _: None),
+    "Folder": Transport(_folder_sender, _folder_receiver, (FolderBuckets,), lambda _: None),
+    "RDMA": Transport(_rdma_sender, _rdma_receiver, (RegisteredShards, RegisteredCopy), _rdma_refusal),
 }
 """Name in the manifest → transport, in the order in which Auto prefers them."""

@@ -1,0 +1,149 @@
+"""One-sided reads by NIXL (github.com/ai-dynamo/nixl), with its UCX backend: InfiniBand and RoCE where there are any, otherwise TCP, and
+shared memory between processes of one host.
+
+NIXL is imported when an agent is made, because that takes half a second, and because machines without the package need not have it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Sequence
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from qwen35_trainer.weights.segment import Memory
+from qwen35_trainer.weights.transfer_agent import PendingRead, RemoteMemory, SourceLost, Span
+
+PACKAGE, MODULE = "nixl-cu13", "nixl_cu13"
+"""NIXL for CUDA 13. It needs no device and no driver of one. The package `nixl` would also install the libraries for CUDA 12."""
+HOST_MEMORY = "DRAM"
+PROGRESS_MICROSECONDS = 100_000
+"""Maximum time that NIXL's thread waits for an event before it looks again. NIXL's class `nixl_agent` has 0: a thread that never waits and
+takes a whole core in every process. Reads over TCP were as fast with this value."""
+
+
+def is_installed() -> bool:
+    """Whether this process can import NIXL."""
+    return find_spec(MODULE) is not None
+
+
+class NixlAgent:
+    """An agent of NIXL. A process needs only one: it takes half a second to make, and has a thread that answers
+    other processes.
+    """
+
+    def __init__(self) -> None:
+        api = _imported()
+        self._name = f"qwen35-{uuid.uuid4().hex}"
+        self._agent = _agent(api, self._name)
+        self._errors = _error_types(api)
+        self._registered: dict[int, Any] = {}  # by address
+        self._known: set[tuple[str, bytes]] = set()  # agents, with the metadata that was loaded
+        # NIXL's default is to leave this to the caller.
+        self._lock = threading.RLock()
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def register(self, memory: Memory) -> RemoteMemory:
+        address = memory.ctypes.data
+        with self._lock:
+            regions = [(address, memory.nbytes, 0, "")]
+            self._registered[address] = self._agent.register_memory(regions, HOST_MEMORY)
+            return RemoteMemory(self._name, self._agent.get_agent_metadata(), address, memory.nbytes)
+
+    def unregister(self, memory: RemoteMemory) -> None:
+        with self._lock:
+            self._agent.deregister_memory(self._registered.pop(memory.address))
+
+    def start_read(self, source: RemoteMemory, memory: Memory, spans: Sequence[Span]) -> PendingRead:
+        places = np.array([(span.source, span.target, span.size) for span in spans], np.uint64).reshape(-1, 3)
+        remote, local = np.zeros((2, len(spans), 3), np.uint64)  # address, size, number of the device
+        remote[:, 0], remote[:, 1] = places[:, 0] + np.uint64(source.address), places[:, 2]
+        local[:, 0], local[:, 1] = places[:, 1] + np.uint64(memory.ctypes.data), places[:, 2]
+        with self._lock:
+            try:
+                self._learn(source)
+                handle = self._agent.initialize_xfer(
+                    "READ",
+                    self._agent.get_xfer_descs(local, HOST_MEMORY),
+                    self._agent.get_xfer_descs(remote, HOST_MEMORY),
+                    source.agent,
+                )
+                state = self._agent.transfer(handle)
+            except self._errors as error:
+                raise _lost(source.agent, error) from error
+            if state != "PROC":
+                self._agent.release_xfer_handle(handle)
+        return _NixlRead(self, handle, source.agent, state)
+
+    def poll(self, read: _NixlRead) -> None:
+        """Update the state of a read that is under way, and release its handle if it has ended. Raises SourceLost."""
+        with self._lock:
+            try:
+                read.state = self._agent.check_xfer_state(read.handle)
+            except self._errors as error:
+                read.state = "ERR"
+                raise _lost(read.source, error) from error
+            finally:
+                if read.state != "PROC":
+                    self._agent.release_xfer_handle(read.handle)
+
+    def _learn(self, source: RemoteMemory) -> None:
+        """Load the metadata of an agent, unless it was loaded already. Loading it again adds what it has registered since."""
+        known = (source.agent, source.metadata)
+        if known not in self._known:
+            self._agent.add_remote_agent(source.metadata)
+            self._known.add(known)
+
+
+class _NixlRead:
+    """A read by NIXL. state: `PROC` while it is under way, `DONE`, or `ERR`."""
+
+    def __init__(self, agent: NixlAgent, handle: Any, source: str, state: str) -> None:  # noqa: ANN401  # NIXL's handle
+        self._agent, self.handle, self.source, self.state = agent, handle, source, state
+
+    def is_done(self) -> bool:
+        if self.state == "PROC":
+            self._agent.poll(self)
+        if self.state == "ERR":
+            raise SourceLost(f"NIXL agent {self.source} cannot be read: the transfer failed")
+        return self.state == "DONE"
+
+
+def _imported() -> ModuleType:
+    """Import NIXL, and restore what its import changes for the whole process."""
+    raises = logging.raiseExceptions
+    import nixl_cu13._api as api
+
+    logging.raiseExceptions = raises
+    api.logger.setLevel(logging.WARNING)
+    module: ModuleType = api
+    return module
+
+
+def _agent(api: ModuleType, name: str) -> Any:  # noqa: ANN401  # NIXL's nixl_agent
+    """Return an agent with the UCX backend whose thread waits for events."""
+    agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+    config = api.nixlBind.nixlAgentConfig()
+    config.useProgThread, config.useListenThread = True, False
+    config.pthrDelay = PROGRESS_MICROSECONDS
+    agent.agent = api.nixlBind.nixlAgent(name, config)  # nixl_agent_config cannot set the delay
+    agent.create_backend("UCX")
+    return agent
+
+
+def _error_types(api: ModuleType) -> tuple[type[Exception], ...]:
+    """Return NIXL's exceptions, which have no base class of their own."""
+    found = (each for each in vars(api.nixlBind).values() if isinstance(each, type))
+    return tuple(each for each in found if issubclass(each, Exception))
+
+
+def _lost(agent: str, error: Exception) -> SourceLost:
+    return SourceLost(f"NIXL agent {agent} cannot be read: {error}")

@@ -1,0 +1,183 @@
+"""A version in registered memory: for pools on several hosts with RDMA between them.
+
+    each rank: its shard, in the published type ─► one of two registered segments         the whole model is in no trainer's process
+    replica:   one-sided reads of all shards ─► a registered segment of its own ─► every part verified ─► HostWeights
+               the next part is read while one is verified
+
+waits on                  unblocked by                               deadline
+a read                    its bytes have arrived, or its source ends READ_SECONDS, then SourceLost
+an earlier fetch          its last read has ended, or is given up    READ_SECONDS
+
+A rank does nothing while replicas read, so each reads at its own pace. A segment is written again when the driver does not need its version
+any more: a replica that is fenced does not count, and whatever it reads then fails its checksums. Nothing of a reader that is killed
+remains with a rank.
+
+A read that was given up may still write (transfer_agent.py). Its memory is used again only after it has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import zlib
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from qwen35_trainer.weights.host_weights import HostWeights, is_intact, raise_if_damaged
+from qwen35_trainer.weights.published import (
+    PublishedWeights,
+    RegisteredCopy,
+    RegisteredShard,
+    RegisteredShards,
+    StagedShard,
+)
+from qwen35_trainer.weights.segment import Memory
+from qwen35_trainer.weights.staging import WeightShard, layout_of, pieces
+from qwen35_trainer.weights.transfer_agent import PendingRead, SourceLost, TransferAgent
+from qwen35_trainer.weights.transports import RankContext
+from qwen35_trainer.weights.transports.read_requests import ReadRequest, read_requests
+from qwen35_trainer.weights.transports.registered_segments import RegisteredSegment, RegisteredSegments
+from qwen35_trainer.weights.weight_manifest import WeightManifest, packed
+
+READ_SECONDS = 60.0
+"""Maximum time of one read, of 64 MiB or one part: a hundredth of the rate of a slow network."""
+MAX_READS = 4
+"""Reads that a replica has under way. Those of different ranks share its bandwidth."""
+POLL_SECONDS = 0.0005
+
+
+class RdmaSender:
+    """The sending end on one train rank: it writes the rank's shard to registered memory."""
+
+    def __init__(self, context: RankContext, agent: TransferAgent) -> None:
+        self._context = context
+        self._segments = RegisteredSegments(agent)
+
+    def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
+        layout, contents = layout_of(shards), list(pieces(shards))
+        first = layout if self._context.rank == 0 else None
+        if not contents:
+            return StagedShard(first, layout.checksum, (), RegisteredShards(()))
+        places = list(packed([piece.size for piece in contents]))
+        claimed = self._segments.claim(version, places[-1].stop, needed)
+        memory = claimed.segment.data
+        parts = tuple(piece.write(memory[place]) for piece, place in zip(contents, places, strict=True))
+        claimed.segment.unlock()
+        shard = RegisteredShard(claimed.remote, len(parts))
+        return StagedShard(first, layout.checksum, parts, RegisteredShards((shard,)))
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A read that is under way. ends: when it is given up, on the monotonic clock."""
+
+    request: ReadRequest
+    read: PendingRead
+    ends: float
+
+
+@dataclass(frozen=True)
+class _GivenUp:
+    """Reads that may still write to a segment. memory: keeps the segment from being claimed."""
+
+    reads: tuple[PendingRead, ...]
+    memory: Memory | None
+
+
+class RdmaReceiver:
+    """The receiving end on a replica: it reads into memory of its own, which it uses again for later versions.
+
+    One version is fetched at a time, on a thread of this object. A fetch that is cancelled ends after the reads that are under way.
+    """
+
+    def __init__(self, agent: TransferAgent) -> None:
+        self._agent = agent
+        self._first = zlib.crc32(agent.name.encode())  # the rank to begin with, another one for each replica
+        self._segments = RegisteredSegments(agent)
+        self._thread = ThreadPoolExecutor(1, "weights")
+        self._given_up: list[_GivenUp] = []
+
+    async def fetch(self, published: PublishedWeights) -> HostWeights:
+        abandoned = threading.Event()
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._fetch, published, abandoned)
+        finally:
+            abandoned.set()
+
+    def _fetch(self, published: PublishedWeights, abandoned: threading.Event) -> HostWeights:
+        manifest, source = published.manifest, published.source
+        assert isinstance(source, RegisteredShards | RegisteredCopy)
+        manifest.check_complete()
+        requests = read_requests(manifest, source, self._first)
+        self._given_up = [each for each in self._given_up if not all(map(_has_ended, each.reads))]
+        claimed = self._segments.claim(manifest.version, manifest.layout.size)
+        reading: list[_Reading] = []
+        try:
+            raise_if_damaged(manifest, self._read(manifest, requests, claimed, reading, abandoned))
+        except BaseException as error:
+            claimed.segment.unlock()
+            if reading:
+                self._given_up.append(_GivenUp(tuple(each.read for each in reading), claimed.segment.read()))
+            if isinstance(error, SourceLost):
+                raise SourceLost(f"weights of version {manifest.version}: {error}") from error
+            raise
+        claimed.segment.unlock()
+        return HostWeights.of(manifest, claimed.segment)
+
+    def _read(
+        self,
+        manifest: WeightManifest,
+        requests: Sequence[ReadRequest],
+        claimed: RegisteredSegment,
+        reading: list[_Reading],
+        abandoned: threading.Event,
+    ) -> set[int]:
+        """Carry out all reads. Returns the numbers of damaged tensors.
+
+        reading: gets the reads that are under way, which are left in it by an error. Raises SourceLost.
+        """
+        memory, waiting, damaged = claimed.segment.data, deque(requests), set[int]()
+        while waiting or reading:
+            if abandoned.is_set():
+                raise SourceLost("the fetch was given up")
+            while waiting and len(reading) < MAX_READS:
+                request = waiting.popleft()
+                read = self._agent.start_read(request.source, memory, request.spans)
+                reading.append(_Reading(request, read, time.monotonic() + READ_SECONDS))
+            done = [each for each in reading if _done(each)]
+            if not done:
+                time.sleep(POLL_SECONDS)
+            for each in done:
+                reading.remove(each)
+                damaged |= _damaged(manifest, each.request, memory)
+        return damaged
+
+
+def _done(reading: _Reading) -> bool:
+    """Whether a read has ended. Raises SourceLost after its deadline."""
+    if reading.read.is_done():
+        return True
+    if time.monotonic() >= reading.ends:
+        raise SourceLost(f"agent {reading.request.source.agent} did not deliver within {READ_SECONDS:g} s")
+    return False
+
+
+def _has_ended(read: PendingRead) -> bool:
+    """Whether a read that was given up cannot write any more."""
+    try:
+        return read.is_done()
+    except SourceLost:
+        return True
+
+
+def _damaged(manifest: WeightManifest, request: ReadRequest, memory: Memory) -> set[int]:
+    """Return the numbers of the tensors whose parts do not have their checksums."""
+    damaged = set[int]()
+    for part in request.parts:
+        begin = manifest.layout.tensors[part.tensor].offset + part.start
+        if not is_intact(part, memory[begin : begin + part.size]):
+            damaged.add(part.tensor)
+    return damaged

@@ -1,0 +1,94 @@
+"""Divides the bytes of a version into reads, each from one process. Pure.
+
+train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn, so that no rank is read from by all replicas at once
+a replica      its whole copy                              laid out as the manifest says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+
+from qwen35_trainer.weights.published import RegisteredCopy, RegisteredShards
+from qwen35_trainer.weights.transfer_agent import RemoteMemory, Span
+from qwen35_trainer.weights.weight_manifest import ALIGNMENT, TensorPart, WeightManifest, WeightsDamaged, packed
+
+REQUEST_BYTES = 64 * 2**20
+"""Maximum size of a read, except for one larger part. Its parts are verified while the next reads are under way."""
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """Whole parts of a version to read from one process."""
+
+    source: RemoteMemory
+    parts: tuple[TensorPart, ...]
+    spans: tuple[Span, ...]
+
+
+def read_requests(
+    manifest: WeightManifest, source: RegisteredShards | RegisteredCopy, first: int = 0
+) -> list[ReadRequest]:
+    """Return the reads that together copy a version into memory that is laid out as the manifest says.
+
+    first: number of the train rank to begin with. Raises WeightsDamaged if the shards have more or fewer parts than the manifest, or if
+    a part does not fit into its source.
+    """
+    if isinstance(source, RegisteredCopy):
+        return list(_requests(manifest, source.memory, manifest.parts, [_place(manifest, p) for p in manifest.parts]))
+    of_shard: list[list[ReadRequest]] = []
+    begin = 0
+    for shard in source.shards:
+        parts = manifest.parts[begin : begin + shard.parts]
+        begin += shard.parts
+        offsets = [place.start for place in packed([part.size for part in parts])]
+        of_shard.append(list(_requests(manifest, shard.memory, parts, offsets)))
+    if begin != len(manifest.parts):
+        raise WeightsDamaged(
+            f"weights of version {manifest.version}: the shards hold {begin} of {len(manifest.parts)} parts"
+        )
+    turn = first % max(1, len(of_shard))
+    in_turns = zip_longest(*of_shard[turn:], *of_shard[:turn])
+    return [request for request in chain.from_iterable(in_turns) if request is not None]
+
+
+def _requests(
+    manifest: WeightManifest, source: RemoteMemory, parts: Sequence[TensorPart], offsets: Sequence[int]
+) -> Iterator[ReadRequest]:
+    """Yield the reads of consecutive parts. offsets: of each part in the source."""
+    chosen: list[tuple[TensorPart, Span]] = []
+    size = 0
+    for part, offset in zip(parts, offsets, strict=True):
+        if offset + part.size > source.size:
+            name = manifest.layout.tensors[part.tensor].name
+            raise WeightsDamaged(f"weights of version {manifest.version}: {name} does not fit into its source")
+        if chosen and size + part.size > REQUEST_BYTES:
+            yield _request(manifest, source, chosen)
+            chosen, size = [], 0
+        chosen.append((part, Span(offset, _place(manifest, part), part.size)))
+        size += part.size
+    if chosen:
+        yield _request(manifest, source, chosen)
+
+
+def _request(manifest: WeightManifest, source: RemoteMemory, chosen: Sequence[tuple[TensorPart, Span]]) -> ReadRequest:
+    """Return a read of these parts, with spans joined that follow one another on both sides."""
+    (last, joined), *rest = chosen
+    spans: list[Span] = []
+    for part, span in rest:
+        gap = span.target - joined.target - joined.size
+        # Between a complete tensor and the next one there are only bytes that align it. Elsewhere, they are another rank's.
+        is_free = part.start == 0 and last.start + last.size == manifest.layout.tensors[last.tensor].size
+        if span.source - joined.source - joined.size == gap and (gap == 0 or (is_free and 0 < gap < ALIGNMENT)):
+            joined = Span(joined.source, joined.target, joined.size + gap + span.size)
+        else:
+            spans.append(joined)
+            joined = span
+        last = part
+    return ReadRequest(source, tuple(part for part, _ in chosen), (*spans, joined))
+
+
+def _place(manifest: WeightManifest, part: TensorPart) -> int:
+    """Return the offset of a part in the version."""
+    return manifest.layout.tensors[part.tensor].offset + part.start
