@@ -6,7 +6,8 @@
 
 Each rate trains a real run of the manifest, with a model in bfloat16 whose master weights are in float32, and publishes a version after each
 update through the transport Folder. A share is the bytes of a version's changes, as they are encoded, divided by those of the whole version.
-Tensors of which too much has changed are included whole, so that no share is above 1.
+Tensors of which too much has changed are included whole, so that no share is above 1. The speed of the encoding is measured apart, on
+random values of which some change.
 """
 
 from __future__ import annotations
@@ -16,15 +17,23 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
+from qwen35_trainer.weights.changed_values import apply_changes, encoded_changes
 from qwen35_trainer.weights.publication_folder import latest
 from qwen35_trainer.weights.published import FolderBuckets, VersionStep
 
 ROOT = Path(__file__).parents[1]
 RUN_SECONDS = 600.0
+SPEED_BYTES = 32 * 2**20
+"""Number of bytes that are encoded for the speed: a part of a tensor has at most this number."""
+ROUNDS = 5
 
 
 def measured(manifest: Path, rate: float, updates: int) -> dict[str, Any]:
@@ -60,6 +69,32 @@ def measured(manifest: Path, rate: float, updates: int) -> dict[str, Any]:
     }
 
 
+def speed(share: float) -> dict[str, float]:
+    """Return GB/s of encoding and applying changes of `share` of the values, next to a memcpy of the same bytes, each on one core."""
+    random = np.random.default_rng(0)
+    before = random.integers(0, 2**16, SPEED_BYTES // 2, np.uint16)
+    after = np.where(random.random(before.size) < share, before ^ 1, before).view(np.uint8)
+    target, before = before.copy().view(np.uint8), before.view(np.uint8)
+    encoding = encoded_changes(before, after, 2)
+    assert encoding is not None, "few values change"
+    works: dict[str, Callable[[], object]] = {
+        "GB/s of memcpy": lambda: np.copyto(target, before),
+        "GB/s of encoding": lambda: encoded_changes(before, after, 2),
+        "GB/s of applying": lambda: apply_changes(target, *encoding, 2),
+    }
+    return {"changed": share} | {name: SPEED_BYTES / _seconds(work) / 1e9 for name, work in works.items()}
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Return the shortest time of ROUNDS."""
+    times = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
 def _bytes(step: VersionStep) -> int:
     return sum(part.size for bucket in step.buckets for part in bucket.parts)
 
@@ -72,7 +107,8 @@ def main() -> None:
     parser.add_argument("--manifest", type=Path, default=ROOT / "examples" / "tiny-grpo.yaml")
     arguments = parser.parse_args()
     cases = [measured(arguments.manifest, rate, arguments.updates) for rate in arguments.rates]
-    print(json.dumps({"manifest": arguments.manifest.name, "cases": cases}, indent=2))
+    speeds = [speed(share) for share in (0.001, 0.01, 0.1)]
+    print(json.dumps({"manifest": arguments.manifest.name, "cases": cases, "speed": speeds}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Stopping, and continuing: the story of one run in three attempts, and of two that are cut short."""
 
+import asyncio
 import contextlib
 import re
 import shutil
@@ -18,6 +19,8 @@ from qwen35_trainer.pipeline.journal import recover
 from qwen35_trainer.progress.records import CheckpointRecord, FinishRecord, UpdateRecord, surviving_updates
 from qwen35_trainer.runtime.checkpoint_store import CheckpointStore
 from qwen35_trainer.runtime.results import NOTHING_SAVED
+from qwen35_trainer.weights.publication_folder import latest
+from qwen35_trainer.weights.transports import receiver
 from tests.patience import PATIENCE
 
 from .threads import Fault
@@ -243,7 +246,7 @@ def test_a_second_signal_ends_immediately_and_leaves_no_process(command, write, 
 @pytest.fixture(scope="module")
 def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     """All prompts of one epoch, in two attempts: two ranks and all else are killed in the middle of a save during which the
-    next batch trains; and to the end on one rank.
+    next batch trains; and to the end on one rank. Weights are published into a folder.
     """
     folder = tmp_path_factory.mktemp("crashed")
     changes = {
@@ -252,6 +255,7 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
         "train.batch.microBatchSequences": 8,
         "checkpoint": {"everyUpdates": 2, "keep": 2},
         "algorithm.loss": {"type": "Function", "function": "holding:loss"},
+        "publication": {"transport": "Folder", "folder": "publications", "wholeEvery": 3},
     }
     file = write(folder, changes, prompts=PROMPTS, reward=LOGGED)
     (folder / "holding.py").write_text(HOLDING)
@@ -263,6 +267,9 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
     saved = CheckpointStore(folder / "out" / "checkpoints", 2).latest()
     half = [path.name for path in (folder / "out" / "checkpoints").glob(".*.partial")]
     journal = (folder / "out" / "journal").read_bytes()
+    [publications] = (folder / "publications").iterdir()
+    published = latest(publications)
+    weights = asyncio.run(receiver().fetch(published))
     (folder / "hold-save").unlink()
     (folder / "scores.txt").unlink()
     return SimpleNamespace(
@@ -270,6 +277,9 @@ def crashed(command, write, tmp_path_factory) -> SimpleNamespace:
         half=half,
         saved=saved,
         journal=journal,
+        publications=publications,
+        published=published,
+        weights=weights,
         finished=command.run(file, "--resume", "auto", "--set", "train.nodes=1"),
         scored=(folder / "scores.txt").read_text().split(),
     )
@@ -283,6 +293,17 @@ def test_killed_in_the_middle_of_a_save_the_run_continues_from_the_checkpoint_be
     updates = surviving_updates(crashed.finished.records)
     assert [record.update for record in updates] == list(range(1, PROMPTS // PER_UPDATE + 1))
     assert max(record.lag_max for record in updates) <= 2
+
+
+def test_the_last_version_of_a_killed_run_remains_in_its_folder_and_the_next_attempt_continues_there(crashed):
+    """It was killed after update 4, during whose save the next batch trained, and continues from update 2, whose version is published again."""
+    assert crashed.published.manifest.version in (4, 5)
+    assert crashed.weights.version == crashed.published.manifest.version
+    assert all(bool(tensor.isfinite().all()) for tensor in crashed.weights.values())
+    last = latest(crashed.publications)
+    assert last.manifest.version == PROMPTS // PER_UPDATE
+    assert last.source.number == crashed.published.source.number + 1 + PROMPTS // PER_UPDATE - 2
+    assert not list(crashed.publications.glob(".*"))
 
 
 def test_a_run_can_continue_with_another_number_of_ranks(crashed):

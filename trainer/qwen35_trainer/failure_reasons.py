@@ -103,7 +103,7 @@ class FailureReason(StrEnum):
     )
     STORAGE_FAILED = (
         "StorageFailed",
-        "A checkpoint or the journal could not be written, or the storage could not be read.",
+        "A checkpoint, a publication or the journal could not be written, or the storage could not be read.",
         True,
         "A disk that is full or away is often repaired while the operator waits before the next attempt.",
     )

@@ -32,11 +32,11 @@ type Memory = NDArray[np.uint8]
 
 IS_SUPPORTED = sys.platform == "linux"
 HEADER_BYTES = 64
-"""The first bytes of a segment hold the version that it contains."""
+"""Number of bytes in front of the weights in a segment. They contain the number of the version; 64, so that the weights start at a cache line."""
 NO_VERSION = -1
 """The version in a segment that has not been written yet."""
 MAX_MAPPED = 2
-"""Segments that a reader keeps mapped, whether or not it reads them: those that take turns."""
+"""Number of segments that a reader keeps mapped although it may not read them: the two that take turns (`SegmentPool`)."""
 
 
 class SegmentUnavailable(RuntimeError):
