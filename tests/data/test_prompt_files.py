@@ -86,7 +86,8 @@ def test_all_problems_of_all_files_are_reported_together(tmp_path: Path) -> None
     text = problems(raised)
     for expected in (
         "a.jsonl, line 1: not JSON (Unterminated string starting at column 12)",
-        "a.jsonl, line 2, line 3: no field 'prompt'; the row has question, answer",
+        "a.jsonl, line 2, line 3: promptField 'prompt': no such field. "
+        "Set promptField to a field of the row, which has question, answer",
         "a.jsonl, line 4: promptField 'prompt': a text or a list of chat messages is expected, found the number 3",
         "a.jsonl, line 5: answerField 'answer': a text or a number is expected, found the boolean true",
         "a.jsonl, line 6: a JSON object is expected, found a list of 2",
@@ -108,7 +109,7 @@ def test_a_thousand_equal_problems_are_one(tmp_path: Path) -> None:
     with pytest.raises(DataError) as raised:
         read_prompts(source("a.jsonl"), tmp_path)
     [problem] = raised.value.problems
-    assert "line 1, line 2, line 3 and 997 more: no field 'prompt'" in problem
+    assert "line 1, line 2, line 3 and 997 more: promptField 'prompt': no such field" in problem
 
 
 def test_files_without_rows_are_refused(tmp_path: Path) -> None:
@@ -122,7 +123,10 @@ def test_answers_are_required_only_where_a_reward_needs_them(tmp_path: Path) -> 
     assert [prompt.answer for prompt in read_prompts(source("a.jsonl"), tmp_path)] == [None, None]
     with pytest.raises(DataError) as raised:
         read_prompts(source("a.jsonl"), tmp_path, answers_required=True)
-    assert "line 1: no field 'answer'; the row has prompt" in problems(raised)
+    assert (
+        "line 1: answerField 'answer': no such field. Set answerField to a field of the row, which has prompt"
+        in problems(raised)
+    )
     assert "line 2: answerField 'answer' is null" in problems(raised)
 
 

@@ -24,11 +24,11 @@ def prompt_of(
     """
     images, videos = _optional(row, files.imagesField), _optional(row, files.videosField)
     media = RowMedia.of_row(images, files.imagesField, videos, files.videosField, folder)
-    text = _text(_field(row, files.promptField), files.promptField, media, columnar=columnar)
+    text = _text(_required(row, files.promptField, "promptField"), files.promptField, media, columnar=columnar)
     media.check_used()
     answer = None
     if answers_required or _has(row, files.answerField):
-        answer = _answer(_field(row, files.answerField), files.answerField)
+        answer = _answer(_required(row, files.answerField, "answerField"), files.answerField)
     if answers_required and answer is None:
         raise RowError(f"answerField {files.answerField!r} is null; a reward or SFT needs an answer in every row")
     used = {files.promptField, files.answerField, files.imagesField, files.videosField, files.toolsField}
@@ -47,7 +47,7 @@ def prompt_of(
 def _has(row: DataRow, name: str) -> bool:
     try:
         _field(row, name)
-    except RowError:
+    except KeyError:
         return False
     return True
 
@@ -56,8 +56,19 @@ def _optional(row: DataRow, name: str) -> object:
     return _field(row, name) if _has(row, name) else None
 
 
+def _required(row: DataRow, name: str, setting: str) -> object:
+    """Return the value of the field `name`. Raises RowError if the row does not have it.
+
+    setting: the field of `files` in the manifest that contains the name, for the error.
+    """
+    if not _has(row, name):
+        names = ", ".join(row) or "no fields"
+        raise RowError(f"{setting} {name!r}: no such field. Set {setting} to a field of the row, which has {names}")
+    return _field(row, name)
+
+
 def _field(row: DataRow, name: str) -> object:
-    """Return the value of a field. Raises RowError if the row does not have it.
+    """Return the value of a field. Raises KeyError if the row does not have it.
 
     The name `a.b` means the field named `a.b` or, if there is none, field b of the mapping in field a.
     """
@@ -66,7 +77,7 @@ def _field(row: DataRow, name: str) -> object:
     value: object = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise RowError(f"no field {name!r}; the row has {', '.join(row) or 'no fields'}")
+            raise KeyError(name)
         value = value[part]
     return value
 
