@@ -128,6 +128,7 @@ lint: setup $(LOCKED)
 	python -m images.versions_reference --check
 	python -m qwen35_operator.api.field_reference | diff docs/reference/api.md - || { echo "run make generate"; exit 1; }
 	python -m qwen35_operator.reconcile.conditions_reference | diff docs/reference/conditions.md - || { echo "run make generate"; exit 1; }
+	python -m qwen35_trainer.progress.records_reference | diff docs/reference/metrics.md - || { echo "run make generate"; exit 1; }
 	python -m tools.migration --check
 	python -m tools.links
 
@@ -143,6 +144,7 @@ generate: setup
 	python -m images.versions_reference
 	python -m qwen35_operator.api.field_reference > docs/reference/api.md
 	python -m qwen35_operator.reconcile.conditions_reference > docs/reference/conditions.md
+	python -m qwen35_trainer.progress.records_reference > docs/reference/metrics.md
 	python -m tools.migration
 	python examples/tiny/generate.py
 	tools/lock.sh

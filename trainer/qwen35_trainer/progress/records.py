@@ -42,7 +42,7 @@ class UpdateRecord:
     The lag of a token is counted back from this version.
     """
     time: float
-    """Time at which the update ended, in seconds since the training first started."""
+    """Time at which the update was recorded, when its batch had trained, in seconds since the training first started."""
     prompts: int
     """Number of prompts that trained in this update."""
     samples: int
@@ -202,7 +202,7 @@ class SpanRecord:
     kind: SpanKind
     """What the lane did."""
     start: float
-    """Begin of the span, in seconds since the training first started."""
+    """Start of the span, in seconds since the training first started."""
     end: float
     """End of the span, in seconds since the training first started."""
     label: str = ""
@@ -274,7 +274,7 @@ class FinishRecord:
 
 type RunRecord = UpdateRecord | EvaluationRecord | SpanRecord | CheckpointRecord | ExportRecord | FinishRecord
 
-_CLASSES: Final[dict[str, type[RunRecord]]] = {
+CLASSES: Final[dict[str, type[RunRecord]]] = {
     "update": UpdateRecord,
     "evaluation": EvaluationRecord,
     "span": SpanRecord,
@@ -282,9 +282,10 @@ _CLASSES: Final[dict[str, type[RunRecord]]] = {
     "export": ExportRecord,
     "finish": FinishRecord,
 }
+"""Value of the key `record` of a line → class of the record."""
 TIME_PARTS: Final = ("training", "waiting", "assembling", "copying", "saving", "evaluating", "driver")
 """The parts of the time between two updates: `UpdateRecord.seconds_<part>`. Their sum is `UpdateRecord.seconds`."""
-_NAMES: Final = {cls: name for name, cls in _CLASSES.items()}
+_NAMES: Final = {cls: name for name, cls in CLASSES.items()}
 _LINE_START: Final = '{"record":"'
 _FORMER_NAMES: Final = {"trainer_idle": "train_idle"}
 """Names of attributes in files of earlier releases, each with its present name."""
@@ -322,10 +323,10 @@ def from_line(line: str) -> RunRecord:
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON: {error}") from error
     name = fields.get("record") if isinstance(fields, dict) else None
-    if name not in _CLASSES:
-        raise ValueError(f"record {name!r} is not one of {', '.join(_CLASSES)}")
+    if name not in CLASSES:
+        raise ValueError(f"record {name!r} is not one of {', '.join(CLASSES)}")
     try:
-        return _ADAPTERS[_CLASSES[name]].validate_python(
+        return _ADAPTERS[CLASSES[name]].validate_python(
             {_FORMER_NAMES.get(key, key): value for key, value in fields.items()}
         )
     except ValidationError as error:
@@ -339,10 +340,10 @@ def _from_present_line(line: str) -> RunRecord | None:
     Returns None for any other line.
     """
     name = line[len(_LINE_START) :].partition('"')[0] if line.startswith(_LINE_START) else ""
-    if name not in _CLASSES or any(former in line for former in _FORMER_NAMES):
+    if name not in CLASSES or any(former in line for former in _FORMER_NAMES):
         return None
     try:
-        return _ADAPTERS[_CLASSES[name]].validate_json(line)
+        return _ADAPTERS[CLASSES[name]].validate_json(line)
     except ValidationError:
         return None
 

@@ -52,32 +52,29 @@ _EVALUATION: Final = {
     "evaluation/response_tokens_mean": "response_tokens_mean",
 }
 _CHECKPOINT: Final = {"checkpoint/seconds": "seconds"}
-_NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
+SCALARS: Final[Mapping[type[RunRecord], Mapping[str, str]]] = {
+    UpdateRecord: _UPDATE,
+    EvaluationRecord: _EVALUATION,
+    CheckpointRecord: _CHECKPOINT,
+}
+"""Class of a record → name of a scalar → attribute of the record with its number."""
+GROUPS: Final[Mapping[type[RunRecord], str]] = {UpdateRecord: "train", EvaluationRecord: "evaluation"}
+"""Class of a record → first part of the names of its scalars for single rewards and data sources."""
+NAMED: Final = ("score_by_reward", "reward_by_source", "errors_by_reward", "timeouts_by_reward")
 """Attributes with a number per reward or data source, whose name becomes the last part of the scalar's name."""
 
 
 def scalars(record: RunRecord) -> dict[str, float]:
     """Return the numbers of a record by the names that trackers show. Values that the run does not have are left out.
 
-    The result is empty for records of spans and of the end of the run.
+    The result is empty for records of spans, exports and the end of the run.
     """
-    match record:
-        case UpdateRecord():
-            names, group = _UPDATE, "train"
-        case EvaluationRecord():
-            names, group = _EVALUATION, "evaluation"
-        case CheckpointRecord():
-            return _plain(record, _CHECKPOINT)
-        case _:
-            return {}
-    named = {attribute: getattr(record, attribute) for attribute in _NAMED}
-    return _plain(record, names) | {
+    plain = {name: getattr(record, attribute) for name, attribute in SCALARS.get(type(record), {}).items()}
+    numbers = {name: float(value) for name, value in plain.items() if value is not None}
+    if (group := GROUPS.get(type(record))) is None:
+        return numbers
+    return numbers | {
         f"{group}/{attribute}/{name}": float(value)
-        for attribute, values in named.items()
-        for name, value in values.items()
+        for attribute in NAMED
+        for name, value in getattr(record, attribute).items()
     }
-
-
-def _plain(record: RunRecord, names: Mapping[str, str]) -> dict[str, float]:
-    values = {name: getattr(record, attribute) for name, attribute in names.items()}
-    return {name: float(value) for name, value in values.items() if value is not None}
