@@ -189,7 +189,7 @@ def test_a_second_signal_ends_a_run_whose_driver_hangs_and_it_can_continue(local
 @pytest.mark.parametrize(("method", "at", "after"), _each("RolloutWorker", ROLLOUT))
 def test_a_replica_that_is_lost_is_replaced(local, write, tmp_path, method, at, after):
     ended = _losing(local, write(tmp_path, CHANGES), Fault.lose("RolloutWorker", method, at, after))
-    assert "its sequences continue on other replicas" in (ended.folder / "logs" / "driver.log").read_text()
+    assert "other replicas take over its sequences" in (ended.folder / "logs" / "driver.log").read_text()
     _complete(ended)
 
 
@@ -201,7 +201,7 @@ def test_a_replica_that_hangs_is_replaced(local, write, tmp_path, method, second
     ended = _hanging(local, write(tmp_path, CHANGES), Fault.hang("RolloutWorker", method), seconds)
     log = (ended.folder / "logs" / "driver.log").read_text()
     assert re.search(
-        rf"rollout-0 did not finish .* within {seconds:g} s.*; its sequences continue on other replicas", log
+        rf"rollout-0 did not finish .* within {seconds:g} s.*; other replicas take over its sequences", log
     )
     _complete(ended)
 

@@ -288,13 +288,13 @@ def test_an_engine_that_fails_in_any_act_is_replaced_and_every_prompt_trains_onc
     ended = local.run(file, output=tmp_path / "out")
     _trained_once_each(ended)
     log = (ended.folder / "logs" / "driver.log").read_text()
-    assert log.count("its sequences continue on other replicas") == 1
+    assert log.count("other replicas take over its sequences") == 1
     assert reason in log
 
 
 def _trained_once_each(ended: Ended) -> None:
     assert ended.code == 0, ended.err
-    assert "its sequences continue on other replicas" in (ended.folder / "logs" / "driver.log").read_text()
+    assert "other replicas take over its sequences" in (ended.folder / "logs" / "driver.log").read_text()
     updates = ended.of(UpdateRecord)
     assert [record.update for record in updates] == list(range(1, 17))
     assert max(record.lag_max for record in updates) <= 2

@@ -30,7 +30,7 @@ from .conftest import Running
 
 PROMPTS_PER_UPDATE = 4
 LOSS_MINUTES = 30.0
-LOST = "its sequences continue on other replicas"
+LOST = "other replicas take over its sequences"
 """Part of the driver's warning about each lost replica."""
 
 

@@ -39,11 +39,11 @@ class ReplicaLeaving:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLost:
-    """A replica is gone, and its sequences must continue elsewhere.
+    """A replica is gone. Its sequences are enqueued again, for any replica.
 
-    kept: number of response tokens that are still available, for each sequence that the replica was generating. A
-    sequence that is not in `kept` had not reached the replica. It continues from the tokens with which `StartSequences`
-    last started it, or which it had reported before the last `MoveSequences`.
+    With `async.partialRollout` they keep their tokens; otherwise they start over. kept: number of response tokens that are
+    available, for each sequence that the replica was generating. A sequence that is not in `kept` was still on its way to
+    the replica. It keeps the tokens that it had when the coordinator sent it there.
     """
 
     replica: int

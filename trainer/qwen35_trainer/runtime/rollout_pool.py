@@ -435,7 +435,7 @@ class RolloutPool:
         had_joined = self._replicas.pop(replica.number, None) is not None
         self._raise_if_none_can_work()
         cause = str(error) if str(error).startswith(replica.name) else f"{replica.name} was lost: {error}"
-        logger.warning("%s; its sequences continue on other replicas", cause)
+        logger.warning("%s; other replicas take over its sequences", cause)
         if had_joined:
             self._listener.lost(replica)
             if self._leaving:
