@@ -269,8 +269,9 @@ def _discounted_sum(values: Tensor, sample: Tensor, discount: float) -> Tensor:
 
 
 def _following(values: Tensor, sample: Tensor, distance: int) -> Tensor:
-    """Return, for each token but the last `distance`, the value `distance` tokens later, or 0 if its sample ends
-    before: (R - distance,).
+    """Return, for each token except the last `distance` ones, the value `distance` tokens later in the same sample.
+
+    The value is 0 if the sample ends before. Shape: (R - distance,).
     """
     return torch.where(sample[distance:] == sample[:-distance], values[distance:], 0.0)
 

@@ -59,8 +59,10 @@ def correction(name: str) -> CorrectionFunction:
 
 @CORRECTIONS.register("None")
 def off(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh every token by 1, because with this correction the ratio of the loss has the behaviour policy in its
-    denominator.
+    """Weigh every token by 1.
+
+    With this correction, the ratio of the loss has the behaviour policy in its denominator, so it already accounts for the
+    difference between the policies.
     """
     return _corrected(torch.ones_like(_log_ratio(behaviour, proximal, mask)), mask.bool())
 
@@ -92,8 +94,9 @@ def ice_pop(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor
 
 @CORRECTIONS.register("SequenceMask")
 def sequence_mask(behaviour: Tensor, proximal: Tensor, mask: Tensor, cap: float, floor: float) -> CorrectedWeights:
-    """Weigh tokens by 1, and leave out sequences whose geometric mean of the ratios proximal / behaviour is outside
-    [floor, cap].
+    """Weigh tokens by 1, and leave out sequences in which the geometric mean of the ratios is outside [floor, cap].
+
+    A ratio is that of a token's probabilities, proximal / behaviour.
     """
     log_ratio = _log_ratio(behaviour, proximal, mask)
     mean_ratio = sequence_mean(log_ratio, mask).exp()

@@ -32,7 +32,7 @@ class LossInputs:
     proximal_log_probs: Tensor
     """(N, T) log-probability of each sampled token under the policy in the denominator of the ratio r.
 
-    This is the behaviour policy with the correction None, and the proximal policy with every other (objective.py).
+    This is the behaviour policy with the correction None, and the proximal policy with every other correction (objective.py).
     """
     advantages: Tensor
     """(N, T) advantage of each token."""

@@ -69,7 +69,7 @@ class ProgressReport(ContractMessage):
     """Mean seconds of the latest updates; None until three updates have ended."""
     reward: float | None = None
     accuracy: ReportedShare | None = None
-    """Share of the held-out prompts with a correct response in the latest evaluation.
+    """Share, 0 to 1, of the held-out responses in the latest evaluation to which every reward gave at least 1.
 
     None before the first evaluation, in SFT, and if it is 0 although the mean reward is not (graded rewards).
     """

@@ -48,7 +48,7 @@ class TemplateEncoder:
         return bool(self.tokenizer.chat_template)
 
     def text(self, text: str) -> TokenIds:
-        """Encode a text without the template, and with the tokens that the tokenizer adds to every text, if any.
+        """Encode a text without the template. Tokens that the tokenizer adds to every text are included.
 
         Raises EncodingError for characters without a token.
         """

@@ -90,8 +90,9 @@ def answer(path: Sequence[str], model: type[BaseModel]) -> str | None:
 
 
 def _shared(path: Sequence[str], foreign: Foreign) -> int:
-    """Return how many words at the ends of the path and of the foreign key are equal; 0 if it is only one, and in
-    VAGUE.
+    """Return how many words at the ends of the path and of the foreign key are equal.
+
+    If only the last word is equal, and it is in VAGUE, the result is 0.
     """
     count = 0
     for ours, theirs in zip(reversed(path), reversed(foreign.key.split(".")), strict=False):

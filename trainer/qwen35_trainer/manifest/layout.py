@@ -165,7 +165,10 @@ def _whole(size: int, nodes: int, devices: int) -> bool:
 
 
 def _around(value: int, options: Sequence[int]) -> list[int]:
-    """Return the nearest options below and above `value`, as far as they exist. options: in ascending order."""
+    """Return the nearest option below and the nearest above `value`, or only the one that exists.
+
+    options: in ascending order.
+    """
     below = [option for option in options if option < value]
     above = [option for option in options if option > value]
     return [*below[-1:], *above[:1]]

@@ -1,6 +1,4 @@
-"""Parses a document of plain data into a checked spec, and reports problems of single fields and across fields
-together.
-"""
+"""Parses plain data into a checked spec. All problems, of single fields and across fields, are reported together."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -30,7 +30,10 @@ def target_layers(model: HFModule, targets: Collection[str]) -> dict[str, nn.Lin
 
 
 def attach(layer: nn.Linear, down: Tensor, up: Tensor, scale: float) -> None:
-    """Give `layer` an adapter, which replaces an existing one. down: A (rank, in).  up: B (out, rank)."""
+    """Attach an adapter to `layer`, in place of an existing one.
+
+    down: A (rank, in).  up: B (out, rank).  scale: factor of B·A·x.
+    """
     for name, matrix in ((DOWN, down), (UP, up)):
         layer.register_parameter(name, nn.Parameter(matrix))
     layer.adapter_scale = scale  # type: ignore[assignment]

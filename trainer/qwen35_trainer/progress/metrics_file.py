@@ -9,8 +9,8 @@ from typing import Final
 from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateRecord, from_line, line_start
 
 type Number = tuple[type[UpdateRecord] | type[EvaluationRecord], int]
-"""The class of a record, an update or an evaluation, and the number of the update or of the update before the
-evaluation."""
+"""Identifies the record of an update or an evaluation: its class, and its number. An evaluation has the number of the update
+before it."""
 
 _NUMBERED: Final = re.compile(rb'\{"record":"(update|evaluation)"(?:,"update":(\d+)[,}])?')
 

@@ -16,7 +16,7 @@ from qwen35_trainer.progress.records import EvaluationRecord, RunRecord, UpdateR
 
 
 class Repeats:
-    """The places in a sequence of records at which an attempt began to repeat updates.
+    """The positions in a sequence of records at which an attempt began to repeat updates.
 
     numbers: one item per record: the number of its update or evaluation, or None for a record of another class.
     """
@@ -41,7 +41,7 @@ class Repeats:
                 evaluation, evaluated = number, max(evaluated, number)
 
     def repeated(self, place: int, item: Number | None) -> bool:
-        """Return whether a later attempt repeated the update or evaluation at `place`. The result is False for any other record.
+        """Return whether a later attempt repeated the update or evaluation at position `place`. False for any other record.
 
         item: the item of this record in `numbers`.
         """

@@ -88,8 +88,10 @@ class SampleFile:
         self._rewrite()  # removes a torn line that a killed process may have left
 
     def add(self, moment: Moment) -> None:
-        """Append a moment to the file, or rewrite the file with the retained moments only when it has MAX_FILE_LINES
-        lines.
+        """Add a moment to the file.
+
+        The moment is appended. If the file already has MAX_FILE_LINES lines, the file is rewritten instead, and only the
+        retained moments are left in it.
         """
         self._moments = retained_moments([*self._moments, moment])
         if self._lines >= MAX_FILE_LINES:
@@ -156,7 +158,7 @@ def _thinned(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def newest_moments(moments: Sequence[Moment]) -> list[Moment]:
-    """Return the latest moment of an update and the latest moment of an evaluation, as far as they exist."""
+    """Return the latest moment of an update and the latest moment of an evaluation, or only the one that exists."""
     return list({moment.kind: moment for moment in moments}.values())
 
 

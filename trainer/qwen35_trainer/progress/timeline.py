@@ -114,7 +114,7 @@ def merge(spans: Sequence[SpanRecord]) -> list[SpanRecord]:
 
 
 def recent(spans: Sequence[SpanRecord], limit: int) -> list[SpanRecord]:
-    """Return the last `limit` spans, and earlier spans that are still running when the first of these starts, cut to its start.
+    """Return the last `limit` spans, and the parts of earlier spans that lie after the start of the first of these.
 
     spans: in order of their start.
     """

@@ -61,7 +61,7 @@ def math_grader(extract: str | None) -> Callable[[str, str], float]:
 
 
 def _readings(extracted_text: str, *, whole: bool) -> list[str]:
-    """Return the texts in which math-verify looks for the response's value: the response is correct if one of them is.
+    """Return the texts that math-verify parses. The response is correct if one of them has the same value as the answer.
 
     whole: whether `extracted_text` is the whole response; otherwise it is the expression that `extract` found.
     """

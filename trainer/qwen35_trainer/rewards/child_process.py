@@ -74,7 +74,7 @@ class FrameReader:
     def feed(self, data: bytes) -> list[Frame]:
         """Add received bytes, and return the messages that are complete now.
 
-        Raises FrameTooLongError for a too long message.
+        Raises FrameTooLongError for a message that is longer than `max_bytes`.
         """
         buffer, start, frames = self._buffer, 0, []
         buffer += data

@@ -53,9 +53,9 @@ class Combiner:
     def combined(self, prompt: str, scores: Sequence[Score], *, in_trial: bool = True) -> CombinedScore:
         """Combine the scores of one response into its reward.
 
-        prompt: id of the prompt. scores: one of each reward, in the order of `terms`. in_trial: whether the response
-        counts among the run's first ones, the trial. Raises RewardFailed when a reward with `onError: Fail` could not
-        score, or when no reward could score any response of the trial.
+        prompt: id of the prompt. scores: one of each reward, in the order of `terms`. in_trial: whether the response can be
+        part of the trial, which consists of the first responses of the run. Raises RewardFailed when a reward with
+        `onError: Fail` could not score, or when no reward could score any response of the trial.
         """
         for term, score in zip(self.terms, scores, strict=True):
             if score.error is not None:

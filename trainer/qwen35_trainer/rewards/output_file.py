@@ -19,7 +19,7 @@ from typing import BinaryIO, Final
 logger = logging.getLogger(__name__)
 
 MAX_BYTES: Final = 8 * 2**20
-"""Maximum size of the file. The previous file, which ends in `.1`, has at most the same size."""
+"""Maximum size of an output file. The previous file, whose name ends in `.1`, has at most the same size."""
 CLOSE_SECONDS: Final = 0.5
 _READ_BYTES: Final = 2**16  # the capacity of a pipe
 

@@ -55,8 +55,8 @@ class GroupScorer(Protocol):
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether the responses count among the run's first ones, the trial. Raises RewardFailed when a reward
-        with `onError: Fail` cannot score, or when no reward could score any response of the trial.
+        in_trial: whether the responses can be part of the trial, which consists of the first responses of the run. Raises
+        RewardFailed when a reward with `onError: Fail` cannot score, or when no reward could score any response of the trial.
         """
         ...
 

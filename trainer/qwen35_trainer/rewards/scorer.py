@@ -132,9 +132,9 @@ async def build_scorer(setup: RewardsSetup, limits: ProcessLimits, *, output: in
 def _isolated(
     reward: RewardSettings, gyms: Sequence[Mapping[str, object]], limits: ProcessLimits, output: int | None
 ) -> IsolatedFunction | None:
-    """Return the function of a reward, which is not loaded yet, or None for a reward that needs no process.
+    """Return the function of a reward, which is not loaded yet.
 
-    Such a reward has calls that cannot hang.
+    Returns None for a reward that needs no process, because its calls cannot hang.
     """
     package = __name__.rpartition(".")[0]
     arguments: tuple[object, ...]

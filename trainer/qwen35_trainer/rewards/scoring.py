@@ -156,8 +156,9 @@ class Scoring:
     ) -> tuple[CombinedScore, ...]:
         """Return the combined score of each response, in order.
 
-        in_trial: whether the responses count among the run's first ones, the trial. Raises RewardFailed when a reward
-        with `onError: Fail` could not score, or when no reward could score any response of the trial.
+        in_trial: whether the responses can be part of the trial, which consists of the first responses of the run. Raises
+        RewardFailed when a reward with `onError: Fail` could not score, or when no reward could score any response of the
+        trial.
         """
         try:
             scores = await self._scores(group_request(prompt, responses))

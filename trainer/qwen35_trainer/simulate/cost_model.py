@@ -48,8 +48,10 @@ class ReplicaSpeed:
     per_sequence: float = 0.004
     """Seconds that each sequence adds to a decode step, for its KV cache and its computation."""
     speed: float = 1.0
-    """Factor by which the replica reads its weights faster, because it has more or faster devices: it takes `base /
-    speed`."""
+    """Factor by which the replica reads its weights faster, because it has more or faster devices.
+
+    Reading them takes `base / speed` seconds.
+    """
 
     def __post_init__(self) -> None:
         raise_if_any(
@@ -88,7 +90,7 @@ class LaneSpeed:
     slots: int = 96
     """Maximum number of sequences that each replica of the lane decodes at a time."""
     speed: float = 1.5
-    """Factor by which a replica of the lane reads its weights faster: it takes `base / speed` seconds."""
+    """Factor by which a replica of the lane reads its weights faster. Reading them takes `base / speed` seconds."""
     base: float = 1.0
     """Seconds of a decode step in the lane that do not depend on the number of sequences, at speed 1."""
     per_sequence: float = 0.003
@@ -170,7 +172,7 @@ class PrefillCost:
     tokens_per_second: float = math.inf
     prompt_tokens: int = 0
     shared: bool = True
-    """Whether the samples of a group share the computation of their prompt (prefix caching)."""
+    """Whether the samples of a group that are on one replica share the computation of their prompt (prefix caching)."""
 
     def __post_init__(self) -> None:
         raise_if_any(

@@ -47,9 +47,7 @@ class WorkloadRefused(ValueError):
 
 
 class ChangeRefused(WorkloadRefused):
-    """A change of a workload is wrong, and would be wrong for every workload, because its path or value does not
-    exist.
-    """
+    """A change that is wrong for every workload: its path does not exist, or its value does not fit the field."""
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,10 @@ class Neighbour:
     change: str
     trial: Trial
     is_allowed: bool
-    """Whether the planner may choose this plan, because its lag is within the limit and its missed-deadline policy is
-    the manifest's."""
+    """Whether the planner may choose this plan.
+
+    It may if the plan's maximum lag is within the limit, and the plan has the manifest's policy for missed deadlines.
+    """
 
 
 @dataclass(frozen=True)

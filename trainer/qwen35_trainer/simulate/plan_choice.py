@@ -166,7 +166,7 @@ def _lane_neighbours(choice: PlanChoice, steps: NeighbourSteps) -> Iterator[tupl
 
 
 def _adjacent_values(value: int, ascending: Sequence[int]) -> list[int]:
-    """Return the next value below and the next value above `value` in the list `ascending`, as far as they exist."""
+    """Return the next lower and the next higher value in the list `ascending`, or only the one that exists."""
     lower = [other for other in ascending if other < value]
     higher = [other for other in ascending if other > value]
     return [*lower[-1:], *higher[:1]]
@@ -229,8 +229,8 @@ class PlanGrid:
     def allows(self, choice: PlanChoice) -> bool:
         """Return whether the planner may recommend a plan.
 
-        The maximum lag of the plan must not exceed the maximum lag of `start`, and both must have the same policy for
-        missed deadlines.
+        The plan's maximum lag must be at most that of the plan `start`, and its policy for missed deadlines must be that of
+        `start`.
         """
         bound, policy = self.start.max_version_lag, self.start.on_missed_deadline
         return choice.max_version_lag <= bound and choice.on_missed_deadline == policy

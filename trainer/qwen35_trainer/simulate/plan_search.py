@@ -291,7 +291,10 @@ class Trials:
         return self._result(choice, long=True)
 
     def simulated(self, *, long: bool) -> list[Trial]:
-        """Return the plans that have a result of a long simulation, or of a short one, in the order of simulation."""
+        """Return the plans that have been simulated, in the order of simulation.
+
+        long: in long or in short simulations.
+        """
         results = ((choice, result) for (choice, was_long), result in self._results.items() if was_long == long)
         return [Trial(choice, result) for choice, result in results if result is not None]
 

@@ -210,7 +210,10 @@ def _ends(floor: int, cap: int) -> list[str]:
 
 
 def _parse(line: str) -> tuple[Any, int]:
-    """Parse a line into (prompt or None, tokens)."""
+    """Parse a line of a file of lengths: return the prompt's key, or None if there is none, and the number of tokens.
+
+    Raises ValueError for a line that is not valid.
+    """
     try:
         entry = json.loads(line)
     except json.JSONDecodeError:

@@ -51,14 +51,14 @@ class SimulationResult:
     If it differs from `mean_trained_length` by more than chance, the rule that chooses groups prefers some lengths.
     """
     idle_slots: float
-    """Share of the rollout pool's slot-seconds in which the slot's sequence, if any, did not decode.
+    """Share of the rollout pool's slot-seconds in which the slot was empty or its sequence did not decode.
 
     Slots of lost replicas do not count.
     """
     idle_replicas: float
     """Share of the rollout pool's replica-seconds in which the replica decoded nothing at all."""
     idle_lane: float | None
-    """Share of the straggler lane's slot-seconds in which the slot's sequence, if any, did not decode.
+    """Share of the straggler lane's slot-seconds in which the slot was empty or its sequence did not decode.
 
     None: there is no lane.
     """

@@ -97,7 +97,10 @@ class Decoder:
 
     @torch.inference_mode()
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy the decoding state of slot `source[i]` to slot `target[i]`. Both (moves,) int64, disjoint."""
+        """Copy the decoding state of slot `source[i]` to slot `target[i]`.
+
+        source, target: (moves,) int64. No slot may be in both.
+        """
         self.lengths[target] = self.lengths[source]
         for state in self._layers:
             for table in (state.inputs, state.memory) if isinstance(state, LinearState) else state:

@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 MIN_FLASH_LINEAR_ATTENTION_VERSION = Version("0.5.1")
-"""The first version with right gradients for equal numbers of key and value heads. It also accepts fewer key heads."""
+"""The first version that computes correct gradients for equal numbers of key and value heads.
+
+It also accepts fewer key heads.
+"""
 
 
 @cache

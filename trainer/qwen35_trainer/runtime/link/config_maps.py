@@ -51,7 +51,10 @@ FAILURES_BEFORE_WARNING = 3
 A single failure is usual, and the next watch works.
 """
 MIN_STEADY_SECONDS = 30.0
-"""A watch that fails after more than this time has worked: its failure is counted as the first of a new series."""
+"""Time after which a watch counts as having worked.
+
+A later failure of the watch begins a new count of consecutive failures.
+"""
 
 _CALL_ERRORS = (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError)
 """Exceptions of a failed call: no answer, an error status, or an answer with unexpected content."""

@@ -28,8 +28,8 @@ REPORT_INTERVAL_SECONDS = 5.0
 HISTORY_INTERVAL_SECONDS = 30.0
 """Minimum time between two deliveries of the history, because each is a write of hundreds of kilobytes."""
 CANCEL_SECONDS = 5.0
-"""Maximum time that `Courier.finish` waits for the courier's thread to end after it has given up and cancelled the
-delivery."""
+"""Maximum time that `Courier.finish` waits for the courier's thread to end, once it has cancelled a delivery that took
+too long."""
 
 
 class Undelivered(Exception):

@@ -19,9 +19,9 @@ POLL_SECONDS = 0.5
 
 
 class FolderLink:
-    """A link to an operator through the files of a folder, which is created.
+    """A link to an operator through the files of a folder.
 
-    Raises LinkRefused if it cannot be created.
+    The folder is created if it does not exist. Raises LinkRefused if that fails.
     """
 
     def __init__(self, folder: Path) -> None:

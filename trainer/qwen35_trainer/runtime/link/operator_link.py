@@ -56,8 +56,8 @@ class Link(Protocol):
 def open_link(option: str, environment: Mapping[str, str] = os.environ, account: Path = MOUNT_PATH) -> tuple[Link, int]:
     """Return the link for `option`, which is `cluster` or a folder, and the number of this attempt.
 
-    Raises LinkRefused outside of a pod of the operator (cluster), if the folder cannot be created, or if the environment
-    variable with the attempt's number is not a number.
+    Raises LinkRefused if `option` is `cluster` outside of a pod that the operator has created, if the folder cannot be
+    created, or if the environment variable with the attempt's number does not contain a number.
     """
     problems = [] if option != CLUSTER else _missing(environment, account)
     number = environment.get(ATTEMPT_VARIABLE, "1")

@@ -211,9 +211,9 @@ class Reporter:
 
 
 class RunHistory:
-    """The records of the run so far, packed for a ConfigMap, so that reports can be drawn after the run's pods are gone.
+    """The records of the run so far. They are packed into a ConfigMap, so that reports can be drawn after the pods are gone.
 
-    One thread may add records while another one packs them.
+    One thread may add records while another thread packs them.
     """
 
     def __init__(self, manifest: str, max_version_lag: int | None, samples: Path, earlier: RunFold) -> None:

@@ -22,7 +22,8 @@ from qwen35_trainer.progress.totals import RunTotals
 from qwen35_trainer.runtime.measurements import TrainingClock
 
 PACE_WINDOW = 20
-"""Number of the latest versions from whose times the time per version is computed, and of the latest updates likewise."""
+"""Number of the latest versions from which the time per version is computed, and of the latest updates for the time per
+update."""
 MIN_PACE_SAMPLES = 3
 """Minimum number of versions for a time per version, and of updates for a time per update. With fewer, both are None."""
 
