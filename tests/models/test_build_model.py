@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qwen35_trainer.data.tokenizer import character_tokenizer
 from qwen35_trainer.manifest import ModelSourceSpec, ModelSpec, RandomModelSpec, RandomVisionSpec
-from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS, build
+from qwen35_trainer.models.qwen3_5.build_model import VISION_TOKENS, base_weights, build
 from qwen35_trainer.models.qwen3_5.checkpoint_files import CheckpointUnusable
 from qwen35_trainer.models.qwen3_5.forward import logits
 from qwen35_trainer.models.qwen3_5.inputs import ModelInput
@@ -128,6 +128,30 @@ def test_a_folder_of_another_precision_is_read_in_float32(tmp_path):
     built(from_shape()).to(torch.bfloat16).save_pretrained(tmp_path / "saved")
     loaded = built(from_folder(), base=tmp_path)
     assert {tensor.dtype for tensor in loaded.state_dict().values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("in_folder", [False, True])
+def test_base_weights_are_those_of_the_model_that_is_built(tmp_path, *, in_folder, precision):
+    """A rollout engine of another library loads them. Those of a folder are read one by one."""
+    source = from_shape(tieEmbeddings=True, experts=4)
+    arguments: dict[str, Any] = {
+        "seed": 3,
+        "vocabulary": 13,
+        "max_length": 64,
+        "base": tmp_path,
+        "precision": precision,
+    }
+    model = build(source, **arguments)
+    if in_folder:
+        model.save_pretrained(tmp_path / "saved")
+    weights = base_weights(from_folder() if in_folder else source, **arguments)
+    parameters = dict(model.named_parameters())
+    assert len(weights) == len(parameters)
+    assert set(weights) == parameters.keys()
+    for name, tensor in weights.items():
+        assert tensor.dtype == parameters[name].dtype
+        assert torch.equal(tensor, parameters[name])
 
 
 def test_another_family_in_the_folder_is_refused(tmp_path):

@@ -106,8 +106,7 @@ def write_configuration(config: HFConfig, folder: Path) -> None:
 def build_core(config: HFConfig, settings: CoreSettings) -> Core:
     """Build the engine core of a model, without the model's weights.
 
-    vLLM gets a folder with the configuration alone. In a folder with weights it would separate a tied output layer from
-    the embedding if the files contain both, although the trainer ties them. The core's weights have no meaning until
+    vLLM gets a folder with the configuration alone, as `write_configuration` writes it. The core's weights have no meaning until
     `replace_weights`.
 
     config: the configuration of the trainer's model. Raises RuntimeError if vLLM would schedule ahead of a step.
