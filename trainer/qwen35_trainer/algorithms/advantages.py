@@ -56,7 +56,7 @@ class AdvantageInputs:
     gamma: float = 1.0
     """Discount per token, which ReinforcePlusPlus and GAE use."""
     lam: float = 1.0
-    """GAE's λ: 1 trusts only rewards, 0 only values."""
+    """GAE's λ. With 1, an advantage depends on all later rewards; with 0, only on the next reward and the next value."""
     valid: Tensor | None = None
     """(N,) bool, false for samples that could not be scored; None: all samples were scored."""
 

@@ -24,9 +24,9 @@ class GlobalCounts:
     """
 
     tokens: int
-    """Tokens whose mask is 1."""
+    """Number of tokens whose mask is 1."""
     sequences: int
-    """Sequences with at least one token whose mask is 1."""
+    """Number of sequences with at least one token whose mask is 1."""
     max_tokens: int
     """The maximum response length, in tokens: the constant by which SequenceMeanTokenSumNorm divides."""
 

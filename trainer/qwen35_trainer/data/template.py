@@ -187,7 +187,10 @@ class TemplateEncoder:
 
 
 def _added(before: str, whole: str) -> str:
-    """Return the text that `whole`, a rendered conversation, adds to `before`, a shorter one."""
+    """Return what the rendered conversation `whole` has after the text `before`.
+
+    Raises EncodingError if it begins differently.
+    """
     if not whole.startswith(before):
         raise EncodingError(_REWRITTEN)
     return whole.removeprefix(before)

@@ -29,7 +29,7 @@ All ranks have the same number of micro-batches, of which some may be empty.
 
 @dataclass(frozen=True)
 class BatchDivision:
-    """The settings that decide which samples are computed together, and where."""
+    """The settings that decide which samples are computed together, and on which ranks."""
 
     shares: int
     """Number of shares into which a batch is divided. Each share has different samples."""
@@ -138,7 +138,7 @@ def _in_turns(order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
 def _by_tokens(lengths: NDArray[np.int64], order: NDArray[np.int64], ranks: int) -> list[NDArray[np.int64]]:
     """Give each sample, longest first, to the rank with the smallest number of tokens so far (Graham 1969).
 
-    This balances the work, because the cost of packed samples depends on their tokens.
+    This balances the work, because the cost of packed samples depends on the number of their tokens.
     """
     loads = [(0, rank) for rank in range(ranks)]
     shares: list[list[int]] = [[] for _ in range(ranks)]

@@ -192,7 +192,7 @@ def checkpoint_storage(spec: TrainingSpec) -> Iterator[Problem]:
 
 
 def publication_folder(spec: TrainingSpec) -> Iterator[Problem]:
-    """Check that the transport Folder has a folder."""
+    """Check that publication.folder is set if the transport is Folder."""
     if spec.publication.transport == "Folder" and spec.publication.folder is None:
         yield Problem(
             "spec.publication.folder",

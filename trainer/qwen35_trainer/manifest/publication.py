@@ -15,7 +15,7 @@ NO_SHARED_MEMORY = Problem(
     "SharedMemory needs trainer and replicas on one Linux machine, and the pods of a training share no memory.",
     "Set it to Auto or ObjectStore.",
 )
-"""The problem of a training in pods whose weights should travel through shared memory."""
+"""The problem of a training in pods whose manifest chooses the transport SharedMemory."""
 
 
 RELATIVE_FOLDER = Problem(
@@ -23,7 +23,7 @@ RELATIVE_FOLDER = Problem(
     "The path is relative, and pods have no folder of the manifest.",
     "Use the path at which spec.pods mounts the volume.",
 )
-"""The problem of a training in pods whose folder of publications is relative."""
+"""The problem of a training in pods whose manifest gives publication.folder as a relative path."""
 
 
 class PublicationSpec(Section):

@@ -17,7 +17,10 @@ VLLM_CPU_HEADS = {
 """Fields of spec.model.source.random → the numbers of channels per head for which vLLM 0.32 has CPU kernels."""
 
 VLLM_ADAPTER_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks of the places that vLLM 0.32 can have for an adapter. An adapter of a smaller rank fits into a place of a larger one."""
+"""Ranks for which vLLM 0.32 can reserve memory for an adapter.
+
+An adapter of another rank takes the memory of the next larger one.
+"""
 
 
 def cannot_run(spec: TrainingSpec) -> list[Problem]:

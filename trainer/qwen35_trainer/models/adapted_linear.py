@@ -20,7 +20,10 @@ from qwen35_trainer.weights.adapters import DOWN, UP
 
 
 def target_layers(model: HFModule, targets: Collection[str]) -> dict[str, nn.Linear]:
-    """Return the linear layers of the decoder, by their names in the model. targets: the last parts of the names."""
+    """Return the linear layers of the decoder with these names, by their full names in the model.
+
+    targets: the last parts of the names, such as q_proj.
+    """
     of_decoder = set(text_model(model).layers.modules())
     return {
         name: module

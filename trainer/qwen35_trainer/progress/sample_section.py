@@ -23,7 +23,8 @@ _VISIBLE: Final = {code: 0x2400 + code for code in range(32) if chr(code) not in
 def sample_section(moments: Sequence[Moment], max_version_lag: int | None) -> str:
     """Render the sampled responses as HTML; empty if there are none.
 
-    max_version_lag: the lag with the darkest colour.
+    max_version_lag: the manifest's maximum lag, None in SFT. The darkest colour stands for this lag, or for the maximum lag in
+    the samples if that is larger.
     """
     lags = [lag for moment in moments for sample in moment.samples for lag, _ in sample.response if lag is not None]
     max_lag = max([*lags, max_version_lag or 0, 1])

@@ -281,13 +281,16 @@ class Trials:
         return choice.is_legal(self._spec)
 
     def short(self, choice: PlanChoice) -> SimulationResult | None:
-        """Simulate a plan for a short time. None if the plan is not legal, or the limit of simulations is reached."""
+        """Simulate a plan for a short time.
+
+        Returns None if the plan is not legal, or the limit of simulations is reached.
+        """
         if (choice, False) not in self._results and self.simulations >= self._limit:
             return None
         return self._result(choice, long=False)
 
     def long(self, choice: PlanChoice) -> SimulationResult | None:
-        """Simulate a plan for a long time, to compare it with others. None if the plan is not legal."""
+        """Simulate a plan for a long time, to compare it with other plans. Returns None if the plan is not legal."""
         return self._result(choice, long=True)
 
     def simulated(self, *, long: bool) -> list[Trial]:

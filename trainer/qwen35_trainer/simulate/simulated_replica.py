@@ -215,7 +215,7 @@ class SimulatedReplica:
     def next_stopped(self) -> SimulatedSequence | None:
         """Return a sequence that has reached its next stop, and remove that stop.
 
-        None if no sequence has reached one.
+        Returns None if no sequence has reached its stop.
         """
         marks = self._marks
         while marks:

@@ -98,8 +98,8 @@ class FSDPEngine:
 
     origin: where the weights come from, the same on every rank. pictures: whether any rank's batches may contain
     pictures; without pictures the vision tower does not train. Raises ValueError if degrees of parallelism, frozen
-    parts, adapters or router losses do not fit the model. Raises PackingInexact if packed sequences have other scores
-    or gradients than the same sequences computed separately.
+    parts, adapters or router losses do not fit the model. Raises PackingInexact if packing changes the scores or gradients
+    of sequences.
     """
 
     def __init__(self, origin: Origin, spec: TrainingSpec, device: torch.device, *, pictures: bool = True) -> None:

@@ -26,7 +26,9 @@ class Optimizers:
 
     @classmethod
     def of(cls, model: HFModule, settings: Settings, parking_device: torch.device | None = None) -> Optimizers:
-        """Create AdamW (arXiv:1711.05101) for all parameters, or Muon for matrices and AdamW for the rest.
+        """Create the optimizers of all trained parameters.
+
+        They are AdamW (arXiv:1711.05101) for all or, if `settings.type` is Muon, Muon for matrices and AdamW for the others.
 
         Raises ValueError if no parameter trains.
         """

@@ -30,7 +30,7 @@ What follows it, the parameter's own name, may begin with "model." too.
 
 
 class WeightsUnreadable(RuntimeError):
-    """The files of a checkpoint are damaged."""
+    """The files of a checkpoint are damaged or missing."""
 
 
 @dataclass(frozen=True)

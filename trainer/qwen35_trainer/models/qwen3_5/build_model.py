@@ -67,7 +67,10 @@ def base_weights(
 
 
 class _FolderWeights(Mapping[str, Tensor]):
-    """The weights in a folder in the types of a model that is stored in `precision`. Each lookup reads the files."""
+    """The weights of a folder, converted to the types of a model that is stored in `precision`.
+
+    A weight is read from the files each time that it is looked up.
+    """
 
     def __init__(self, files: CheckpointFiles, precision: torch.dtype) -> None:
         self._files, self._precision = files, precision

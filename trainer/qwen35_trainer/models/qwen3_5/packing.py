@@ -5,12 +5,12 @@ If a kernel does not get the boundaries of sequences, or ignores them, one seque
 positions are right, and the loss looks normal.
 
     row       a a a B B B … B c D … D e e e …      scored: B and D
-    changed   x x x B B B … B y D … D z z z …      neighbours are other tokens: B and D must not change
+    changed   x x x B B B … B y D … D z z z …      the neighbours are different tokens: B and D must not change
     separate  B | D | …                            B and D must be equal to those of padded sequences
 
 The comparison with the second row is the precise test: both rows have the same shapes and run the same kernels, so that
 rounding is the same too, and every difference is a leak. Separate sequences use other kernels, which round differently, and
-16-bit precision amplifies that from layer to layer: the comparison with them detects wrong results only.
+16-bit precision amplifies that from layer to layer, so the comparison with them only detects results that are clearly wrong.
 """
 
 from __future__ import annotations

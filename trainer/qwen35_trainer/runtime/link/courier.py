@@ -167,8 +167,8 @@ class Courier:
     async def _wait_for_turn(self, failures: int) -> None:
         """Wait for a change to report, and then until the next report may be sent.
 
-        That is REPORT_INTERVAL_SECONDS after the previous report or, if `failures` reports in a row were not delivered,
-        after a backoff. An urgent report is sent immediately in both cases.
+        A report may be sent REPORT_INTERVAL_SECONDS after the previous one or, if `failures` reports in a row were not
+        delivered, after a backoff. An urgent report is sent immediately in both cases.
         """
         await self._changed.wait()
         if failures:
