@@ -48,7 +48,7 @@ def measured(manifest: Path, rate: float, updates: int) -> dict[str, Any]:
             "evaluation.everyUpdates": 1_000_000,
             "publication.transport": "Folder",
             "publication.folder": f"{room}/publications",
-            "publication.wholeEvery": 1000,
+            "publication.wholeEvery": 100,
         }
         command = [sys.executable, "-m", "qwen35_trainer.cli", "run", str(manifest), "--output", f"{room}/run"]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

@@ -176,6 +176,30 @@ def test_a_damaged_manifest_file_is_named(way: Way) -> None:
         latest(way.folder)
 
 
+def test_a_run_publishes_again_what_is_damaged_and_deletes_it_like_any_other(open_way: Callable[[str], Way]) -> None:
+    way = open_way("Folder")
+    way.publish(WEIGHTS, 1)
+    (way.folder / "publication-000001" / "manifest.json").write_text("{")
+    again = open_way("Folder")
+    assert bits(fetch(reader(), again.publish(WEIGHTS, 1))) == bits(WEIGHTS)
+    assert complete_numbers(way.folder) == [1, 2]
+    again.publish(numbered(2), 2)
+    assert complete_numbers(way.folder) == [2, 3]
+
+
+def test_a_mark_that_its_reader_removes_meanwhile_does_not_count(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    way.publish(numbered(1), 1)
+    original = Path.iterdir
+
+    def listed(path: Path):
+        return iter([path / "removed"]) if path.name == "readers" else original(path)
+
+    monkeypatch.setattr(Path, "iterdir", listed)
+    for version in (2, 3):
+        way.publish(numbered(version), version)
+    assert complete_numbers(way.folder) == [2, 3]
+
+
 def test_a_file_that_is_too_short_fails_by_the_names_of_its_tensors(way: Way) -> None:
     published = way.publish(WEIGHTS, 1)
     path = way.folder / "publication-000001" / "rank-00002.bin"

@@ -146,20 +146,18 @@ def read(folder: Path, number: int) -> PublishedWeights:
     """
     path = folder / name_of(number) / MANIFEST_FILE
     first, _, body = path.read_text().partition("\n")
-    try:
-        header = PublicationHeader(**json.loads(first))
-        intact = xxhash.xxh3_64_hexdigest(body.removesuffix("\n").encode()) == header.checksum
-    except (ValueError, TypeError):
-        intact = False
-    if not intact:
+    header = _header(first)
+    if header is None or xxhash.xxh3_64_hexdigest(body.removesuffix("\n").encode()) != header.checksum:
         raise WeightsDamaged(f"{path} is damaged. Delete {path.parent}, and the one before it is used")
     return _from_json(folder, number, json.loads(body))
 
 
-def header_of(folder: Path, number: int) -> PublicationHeader:
-    """Return the header of a complete publication."""
-    with (folder / name_of(number) / MANIFEST_FILE).open() as file:
-        return PublicationHeader(**json.loads(file.readline()))
+def _header(line: str) -> PublicationHeader | None:
+    """Return the header in the first line of a manifest file; None if the line is damaged."""
+    try:
+        return PublicationHeader(**json.loads(line))
+    except (ValueError, TypeError):
+        return None
 
 
 def mark_reader(folder: Path, number: int) -> Path:
@@ -187,15 +185,14 @@ def delete_old(folder: Path, needed: frozenset[int]) -> None:
     MAX_READ_SECONDS.
     """
     numbers = complete_numbers(folder)
-    headers = {number: header_of(folder, number) for number in numbers}
-    used = [
-        number
-        for number in numbers
-        if number in numbers[-MIN_PUBLICATIONS:]
-        or headers[number].version in needed
-        or _is_read(folder / name_of(number))
-    ]
-    first = min(headers[number].whole for number in used)
+    first = numbers[-1]
+    for number in numbers:
+        path = folder / name_of(number)
+        with (path / MANIFEST_FILE).open() as file:
+            header = _header(file.readline())
+        version, whole = (None, number) if header is None else (header.version, header.whole)
+        if number in numbers[-MIN_PUBLICATIONS:] or version in needed or _is_read(path):
+            first = min(first, whole)
     for number in numbers:
         if number < first:
             # Renamed first, so that it is never found half deleted.
@@ -204,8 +201,13 @@ def delete_old(folder: Path, needed: frozenset[int]) -> None:
 
 
 def _is_read(path: Path) -> bool:
-    now = time.time()
-    return any(now - mark.stat().st_mtime < MAX_READ_SECONDS for mark in (path / READERS).iterdir())
+    """Return whether a replica reads a publication. path: the publication's folder."""
+    oldest = time.time() - MAX_READ_SECONDS
+    for mark in (path / READERS).iterdir():
+        with contextlib.suppress(FileNotFoundError):  # its reader has just removed it
+            if mark.stat().st_mtime > oldest:
+                return True
+    return False
 
 
 def _as_json(published: PublishedWeights) -> dict[str, Any]:

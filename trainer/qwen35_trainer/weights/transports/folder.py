@@ -16,6 +16,7 @@ nothing.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -41,6 +42,9 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.shard_streams import ShardStream, StreamReceiver
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces
 from qwen35_trainer.weights.transports import RankContext
+from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+
+logger = logging.getLogger(__name__)
 
 
 class FolderSender:
@@ -54,7 +58,7 @@ class FolderSender:
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
         if self._number == 0:
-            latest: PublishedWeights | None = self._of_first_rank(lambda: publication_folder.latest(self._folder))
+            latest = self._of_first_rank(self._latest)
             if latest is not None and self._is_unchanged(latest, shards, version):
                 return self._published_again(latest)
         try:
@@ -66,6 +70,14 @@ class FolderSender:
             raise
         shard = all_shards[self._context.rank]
         return shard if self._context.rank == 0 else replace(shard, layout=None)
+
+    def _latest(self) -> PublishedWeights | None:
+        """Return the newest publication of an earlier start of the run. None if there is none, or if it is damaged."""
+        try:
+            return publication_folder.latest(self._folder)
+        except WeightsDamaged as error:
+            logger.warning("the weights are published again: %s", error)
+            return None
 
     def _begin(self) -> tuple[Path, int]:
         """Return the folder in which the next publication is written, and the number of the publication.
