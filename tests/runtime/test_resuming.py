@@ -305,8 +305,8 @@ def test_all_attempts_of_a_run_publish_into_the_same_folder_which_no_other_run_h
     attempts = [run(f"pod-{number}", title="math", in_cluster=True, **publishing).start("auto") for number in (1, 2)]
     folder = tmp_path / "publications" / "default" / "math"
     assert [attempt.job.publications for attempt in attempts] == [folder, folder]
-    assert run("local", **publishing, **{"checkpoint": {}}).start().job.publications.parent == tmp_path / "publications"
-    assert run("other", **{"checkpoint": {}}).start().job.publications is None
+    assert run("local", **publishing, checkpoint={}).start().job.publications.parent == tmp_path / "publications"
+    assert run("other", checkpoint={}).start().job.publications is None
 
 
 def test_pods_of_two_trainings_do_not_share_a_folder(run, shared):

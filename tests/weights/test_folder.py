@@ -168,22 +168,35 @@ def test_of_two_attempts_that_publish_into_one_folder_one_ends(open_way: Callabl
     assert bits(fetch(reader(), latest(new.folder))) == bits(numbered(3))
 
 
-def test_a_damaged_manifest_file_is_named(way: Way) -> None:
-    way.publish(WEIGHTS, 1)
-    path = way.folder / "publication-000001" / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(WeightsDamaged, match=r"publication-000001/manifest\.json is damaged"):
-        latest(way.folder)
+def test_a_publication_with_a_damaged_manifest_file_is_named_and_skipped(way: Way, caplog) -> None:
+    for version in (1, 2):
+        way.publish(numbered(version), version)
+    path = way.folder / "publication-000002" / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 2', '"version": 3'))
+    assert latest(way.folder).manifest.version == 1
+    assert f"{path} is damaged" in caplog.text
 
 
 def test_a_run_publishes_again_what_is_damaged_and_deletes_it_like_any_other(open_way: Callable[[str], Way]) -> None:
     way = open_way("Folder")
+    way.publish(numbered(0), 0)
     way.publish(WEIGHTS, 1)
-    (way.folder / "publication-000001" / "manifest.json").write_text("{")
+    (way.folder / "publication-000002" / "manifest.json").write_text("{")
     again = open_way("Folder")
     assert bits(fetch(reader(), again.publish(WEIGHTS, 1))) == bits(WEIGHTS)
-    assert complete_numbers(way.folder) == [1, 2]
+    assert complete_numbers(way.folder) == [2, 3]
     again.publish(numbered(2), 2)
+    assert complete_numbers(way.folder) == [3, 4]
+
+
+def test_a_publication_that_is_used_again_although_a_newer_one_is_damaged_is_followed_by_a_new_number(open_way) -> None:
+    way = open_way("Folder")
+    way.publish(WEIGHTS, 1)
+    way.publish(numbered(2), 2)
+    (way.folder / "publication-000002" / "manifest.json").write_text("{")
+    again = open_way("Folder")
+    assert again.publish(WEIGHTS, 1).source.number == 1
+    assert bits(fetch(reader(), again.publish(numbered(2), 2))) == bits(numbered(2))
     assert complete_numbers(way.folder) == [2, 3]
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import shutil
 import time
 import uuid
@@ -41,8 +42,9 @@ from qwen35_trainer.weights.weight_manifest import (
     TensorPart,
     WeightLayout,
     WeightManifest,
-    WeightsDamaged,
 )
+
+logger = logging.getLogger(__name__)
 
 MANIFEST_FILE = "manifest.json"
 READERS = "readers"
@@ -133,22 +135,23 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 def latest(folder: Path) -> PublishedWeights | None:
     """Return the newest complete publication, whichever process made it; None if there is none.
 
-    Its tensors are not verified here. Raises WeightsDamaged if its manifest file is damaged.
+    A publication whose manifest file is damaged is skipped, with a warning. Tensors are not verified here.
     """
-    numbers = complete_numbers(folder)
-    return read(folder, numbers[-1]) if numbers else None
+    for number in reversed(complete_numbers(folder)):
+        if (published := _read(folder, number)) is not None:
+            return published
+        logger.warning(
+            "%s is damaged, so that the publication before it is used", folder / name_of(number) / MANIFEST_FILE
+        )
+    return None
 
 
-def read(folder: Path, number: int) -> PublishedWeights:
-    """Return the complete publication with this number. Raises WeightsDamaged if its manifest file is damaged.
-
-    Its tensors are not verified here.
-    """
-    path = folder / name_of(number) / MANIFEST_FILE
-    first, _, body = path.read_text().partition("\n")
+def _read(folder: Path, number: int) -> PublishedWeights | None:
+    """Return the complete publication with this number; None if its manifest file is damaged."""
+    first, _, body = (folder / name_of(number) / MANIFEST_FILE).read_text().partition("\n")
     header = _header(first)
     if header is None or xxhash.xxh3_64_hexdigest(body.removesuffix("\n").encode()) != header.checksum:
-        raise WeightsDamaged(f"{path} is damaged. Delete {path.parent}, and the one before it is used")
+        return None
     return _from_json(folder, number, json.loads(body))
 
 

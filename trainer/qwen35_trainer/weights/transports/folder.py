@@ -16,7 +16,6 @@ nothing.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -42,9 +41,6 @@ from qwen35_trainer.weights.segment import Memory
 from qwen35_trainer.weights.shard_streams import ShardStream, StreamReceiver
 from qwen35_trainer.weights.staging import PART_BYTES, WeightShard, layout_of, pieces
 from qwen35_trainer.weights.transports import RankContext
-from qwen35_trainer.weights.weight_manifest import WeightsDamaged
-
-logger = logging.getLogger(__name__)
 
 
 class FolderSender:
@@ -54,11 +50,13 @@ class FolderSender:
         assert context.folder is not None, "the manifest is checked"
         self._context, self._folder = context, context.folder
         self._stream = ShardStream(context.whole_every)
-        self._number = 0  # of the last publication; 0 before the first one
+        self._is_first = True
+        self._number = 0  # of the last publication that this process wrote; 0 before the first one
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
-        if self._number == 0:
-            latest = self._of_first_rank(self._latest)
+        if self._is_first:
+            self._is_first = False
+            latest: PublishedWeights | None = self._of_first_rank(lambda: publication_folder.latest(self._folder))
             if latest is not None and self._is_unchanged(latest, shards, version):
                 return self._published_again(latest)
         try:
@@ -70,14 +68,6 @@ class FolderSender:
             raise
         shard = all_shards[self._context.rank]
         return shard if self._context.rank == 0 else replace(shard, layout=None)
-
-    def _latest(self) -> PublishedWeights | None:
-        """Return the newest publication of an earlier start of the run. None if there is none, or if it is damaged."""
-        try:
-            return publication_folder.latest(self._folder)
-        except WeightsDamaged as error:
-            logger.warning("the weights are published again: %s", error)
-            return None
 
     def _begin(self) -> tuple[Path, int]:
         """Return the folder in which the next publication is written, and the number of the publication.
@@ -137,7 +127,6 @@ class FolderSender:
         """
         source, layout = latest.source, latest.manifest.layout
         assert isinstance(source, FolderBuckets)
-        self._number = source.number
         if self._context.rank == 0:
             return StagedShard(layout, layout.checksum, latest.manifest.parts, source)
         empty = replace(source, steps=tuple(replace(step, buckets=()) for step in source.steps))
