@@ -266,7 +266,7 @@ def play(patch: pytest.MonkeyPatch) -> None:
 
 
 def weights(version: int) -> PublishedWeights:
-    return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets(()))
+    return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets((), changes_follow=False))
 
 
 async def until(condition: Callable[[], object], step: float = 0.05) -> None:

@@ -107,7 +107,7 @@ class Trainer:
     async def publication(self, version: int, needed: frozenset[int]) -> StagedShard:
         self.needed[version] = needed
         await self._work("publication")
-        return StagedShard(WeightLayout((), 0), 0, (), StoredBuckets(()))
+        return StagedShard(WeightLayout((), 0), 0, (), StoredBuckets((), changes_follow=False))
 
     async def save(self, folder: Path) -> None:
         await self._work("save")

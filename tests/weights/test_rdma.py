@@ -156,7 +156,7 @@ def test_replicas_begin_with_different_ranks() -> None:
     first=st.integers(0, 9),
 )
 def test_the_reads_copy_every_byte_of_a_version_and_no_other(sizes, ranks, most, first) -> None:
-    """Ranks hold consecutive rows of each tensor; what is between the parts of a shard is no part of the version."""
+    """Ranks hold consecutive rows of each tensor; the bytes between the parts of a shard do not belong to the version."""
     layout = WeightLayout.of([(str(number), (size,), "uint8") for number, size in enumerate(sizes)])
     random = np.random.default_rng(sum(sizes))
     version = random.integers(0, 255, layout.size, dtype=np.uint8)

@@ -45,7 +45,7 @@ class PublicationSpec(Section):
         ge=1,
         le=100,
         description="Every wholeEvery-th version is published whole, those between as the values that have changed, where "
-        "that is smaller; the result is the same, bit for bit. With ObjectStore and Folder; SharedMemory moves no bytes. Default 1, "
+        "that is smaller; the result is the same, bit for bit. With ObjectStore and Folder; SharedMemory moves no bytes, RDMA whole versions. Default 1, "
         "because changes need the version before in the memory of trainer and replicas. verl: none.",
     )
     timeoutSeconds: float = Field(

@@ -29,7 +29,7 @@ from qwen35_trainer.pipeline.events import SequenceId
 from qwen35_trainer.rollout.rollout_engine import EndReason, SequenceRequest
 from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.weights.published import PublishedWeights
+from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
 MAX_REPORT_SECONDS = 10.0
 """Maximum time after which a worker answers `exchange`. While sequences are short, it answers every second."""
@@ -105,6 +105,10 @@ class EngineReport:
     """Sequences that the replica has stopped generating because of the command `TakeSequences`."""
     loaded: int | None = None
     """The newest version that was loaded since the previous report. None: no version was loaded."""
+    copy: RegisteredCopy | None = None
+    """Where other replicas can read the version `loaded`. None: they cannot, or no version was loaded."""
+    unread: int | None = None
+    """The newest version that could not be read from another replica since the previous report, so that it must be sent again."""
     generated: int = 0
     """Number of tokens that were generated since the previous report, including tokens that no report contains yet."""
     intervals: tuple[tuple[float, float], ...] = ()

@@ -42,6 +42,7 @@ from qwen35_trainer.runtime.replica_channel import (
     ReplicaCommand,
     ReplicaFailed,
 )
+from qwen35_trainer.runtime.weight_distribution import WeightDistribution
 from qwen35_trainer.weights.published import PublishedWeights
 
 logger = logging.getLogger(__name__)
@@ -184,7 +185,7 @@ class RolloutPool:
         self._starting: dict[str, RolloutReplica] = {}  # by name; not joined yet
         self._awaited: set[str] = set()  # names whose next replica starts after a delay
         self._next = 0
-        self._newest: PublishedWeights | None = None
+        self._distribution = WeightDistribution()
         self._leaving: frozenset[str] = frozenset()
         self._losses: defaultdict[str, deque[tuple[float, str]]] = defaultdict(deque)  # by name: time, cause
         self._worked = False  # whether any replica has ever made a step
@@ -213,6 +214,10 @@ class RolloutPool:
         return frozenset(newest | {each for replica in replicas for each in replica.sent if each >= replica.version})
 
     @property
+    def _newest(self) -> PublishedWeights | None:
+        return self._distribution.newest
+
+    @property
     def has_too_few(self) -> bool:
         """Whether fewer replicas work than the run needs. The run ends if that lasts for PoolLimits.too_few seconds."""
         return self._working < min(self._minimum, self._target)
@@ -226,7 +231,8 @@ class RolloutPool:
 
         weights: the first version. first: replicas whose actors have started.
         """
-        self._tasks, self._newest = tasks, weights
+        self._tasks = tasks
+        self._distribution.publish(weights, ())
         for replica in first:
             self._next = max(self._next, replica.number + 1)
             self._starting[replica.name] = replica
@@ -267,13 +273,11 @@ class RolloutPool:
         return True
 
     def publish(self, weights: PublishedWeights) -> None:
-        """Send new weights to all replicas at the same time, while the replicas continue to generate.
+        """Send new weights to all replicas, while the replicas continue to generate. `WeightDistribution` decides when.
 
         An event reports each replica that has loaded the weights.
         """
-        self._newest = weights
-        for replica in self._replicas.values():
-            replica.send_weights(weights)
+        self._distribution.publish(weights, self._replicas.values())
 
     async def _refill(self) -> None:
         """After each change of the pool, start missing replicas and end excess pending ones. Runs until cancelled."""
@@ -372,7 +376,7 @@ class RolloutPool:
         assert self._newest is not None
         replica.state = f"loads weights on {replica.host}"
         while replica.version < (newest := self._newest).manifest.version:
-            replica.send_weights(newest)
+            self._distribution.send(replica)
             await self._loaded(replica, newest.manifest.version)
 
     async def _loaded(self, replica: RolloutReplica, version: int) -> None:
@@ -384,6 +388,7 @@ class RolloutPool:
             async with asyncio.timeout(self._limits.publish):
                 while replica.version < version:
                     for report in await replica.channel.receive():
+                        self._distribution.reported(replica, report)
                         replica.version = max(replica.version, -1 if report.loaded is None else report.loaded)
         except TimeoutError as error:
             raise ReplicaFailed(_late(replica, version, self._limits.publish)) from error
@@ -406,6 +411,7 @@ class RolloutPool:
         while True:
             for report in await replica.channel.receive():
                 self._worked |= report.steps > 0
+                self._distribution.reported(replica, report)
                 if report.loaded is not None and report.loaded > replica.version:
                     replica.version, behind_since = report.loaded, None
                     self._listener.tell(on.VersionLoaded(replica.number, replica.version))
@@ -432,6 +438,7 @@ class RolloutPool:
         if self._last_reason is FailureReason.UNEXPECTED_ERROR:
             self._last_reason = FailureReason.WORKER_LOST
         self._starting.pop(replica.name, None)
+        self._distribution.lost(replica)
         had_joined = self._replicas.pop(replica.number, None) is not None
         self._raise_if_none_can_work()
         cause = str(error) if str(error).startswith(replica.name) else f"{replica.name} was lost: {error}"

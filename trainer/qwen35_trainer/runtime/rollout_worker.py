@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import queue
 import socket
@@ -53,8 +54,12 @@ from qwen35_trainer.runtime.replica_channel import (
     TakeSequences,
 )
 from qwen35_trainer.runtime.token_buffer import TokenBlock
-from qwen35_trainer.weights.published import PublishedWeights
-from qwen35_trainer.weights.transports import WeightReceiver, receiver
+from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
+from qwen35_trainer.weights.transfer_agent import SourceLost
+from qwen35_trainer.weights.transports import RelayingReceiver, receiver
+from qwen35_trainer.weights.weight_manifest import WeightsDamaged
+
+logger = logging.getLogger(__name__)
 
 IDLE_WAIT_SECONDS = 0.5
 """Maximum time that the engine thread waits on an empty inbox before it checks whether it has to end."""
@@ -109,6 +114,8 @@ class _Outbox:
     errors: dict[SequenceId, str] = field(default_factory=dict)
     taken: list[SequenceId] = field(default_factory=list)
     loaded: int | None = None
+    copy: RegisteredCopy | None = None
+    unread: int | None = None
     generated: int = 0
     intervals: list[tuple[float, float]] = field(default_factory=list)
 
@@ -157,14 +164,20 @@ class EngineThread:
         """
         self._engine.receive(weights, version)
 
-    def commit(self, version: int) -> Future[None]:
+    def commit(self, version: int, copy: RegisteredCopy | None = None) -> Future[None]:
         """Queue the command to use received weights. The future is done once the engine uses them.
 
-        If the engine fails before, the future is never done.
+        copy: where other replicas can read them. If the engine fails before, the future is never done.
         """
         committed: Future[None] = Future()
-        self._inbox.put(lambda: self._commit(version, committed))
+        self._inbox.put(lambda: self._commit(version, committed, copy))
         return committed
+
+    def report_unread(self, version: int) -> None:
+        """Report that a version could not be read from another replica."""
+        with self._lock:
+            self._outbox.unread = version
+        self._on_report()
 
     def fail(self, error: BaseException) -> None:
         """Record the first error, such as damaged weights, and end the engine. The next report to the driver fails."""
@@ -184,6 +197,8 @@ class EngineThread:
             errors=outbox.errors,
             taken=tuple(outbox.taken),
             loaded=outbox.loaded,
+            copy=outbox.copy,
+            unread=outbox.unread,
             generated=outbox.generated,
             intervals=tuple(outbox.intervals),
             steps=self._steps,
@@ -197,9 +212,11 @@ class EngineThread:
 
     @property
     def has_urgent_report(self) -> bool:
-        """Whether a report must not wait: weights were loaded, sequences were taken, or the engine failed."""
+        """Whether a report must not wait: weights were loaded or not read, sequences were taken, or the engine failed."""
         with self._lock:
-            return self._outbox.loaded is not None or bool(self._outbox.taken) or self.failure is not None
+            box = self._outbox
+            has_weights = box.loaded is not None or box.unread is not None
+            return has_weights or bool(box.taken) or self.failure is not None
 
     @property
     def report_seconds(self) -> float:
@@ -257,10 +274,10 @@ class EngineThread:
                 self._outbox.taken.append(name)
         self._on_report()
 
-    def _commit(self, version: int, committed: Future[None]) -> None:
+    def _commit(self, version: int, committed: Future[None], copy: RegisteredCopy | None = None) -> None:
         self._engine.commit(version)
         with self._lock:
-            self._outbox.loaded = version
+            self._outbox.loaded, self._outbox.copy = version, copy
         committed.set_result(None)
         self._on_report()
 
@@ -518,13 +535,23 @@ class RolloutWorker(Process):
                 self._running.fail(error)
                 return
 
-    async def _load(self, published: PublishedWeights, arriving: WeightReceiver) -> None:
-        """Fetch, verify and receive a version while the engine makes steps, then put it in service between two steps."""
+    async def _load(self, published: PublishedWeights, arriving: RelayingReceiver) -> None:
+        """Fetch, verify and receive a version while the engine makes steps, then put it in service between two steps.
+
+        A version that another replica does not serve any more is reported, so that the driver sends it again.
+        """
         version, engine = published.manifest.version, self._running
-        weights = await arriving.fetch(published)
+        try:
+            weights = await arriving.fetch(published)
+        except (SourceLost, WeightsDamaged) as error:
+            if not isinstance(published.source, RegisteredCopy):
+                raise
+            logger.warning("version %d could not be read from another replica: %s", version, error)
+            engine.report_unread(version)
+            return
         await asyncio.to_thread(engine.receive, weights, version)
         del published, weights  # a reference would keep the version in memory
-        await asyncio.wrap_future(engine.commit(version))
+        await asyncio.wrap_future(engine.commit(version, arriving.copy))
 
 
 def _check_finite(name: SequenceId, tokens: GeneratedTokens) -> None:

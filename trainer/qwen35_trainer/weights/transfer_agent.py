@@ -5,7 +5,7 @@
 
 The source does nothing while it is read from. A read that has begun can write to the reader's memory until it is done or lost, even after
 it was cancelled and its source was forgotten (NIXL 1.5.1 with UCX over TCP: a source that had been stopped wrote two seconds after
-the release of the read). So nobody cancels a read: whoever gives up on it keeps its memory until `is_done` has answered.
+the release of the read). So nobody cancels a read: a reader that gives up on it keeps its memory until `is_done` has answered.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class PendingRead(Protocol):
     """A read that has begun."""
 
     def is_done(self) -> bool:
-        """Whether all bytes have arrived. Returns at once. Raises SourceLost if they will not arrive, and none is written any more."""
+        """Whether all bytes have arrived. Does not wait. Raises SourceLost if they will not arrive, and none is written any more."""
         ...
 
 

@@ -16,7 +16,7 @@ driver imports this module, so it imports torch, Ray and NIXL only where tensors
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from qwen35_trainer.manifest import ManifestError, Problem
 from qwen35_trainer.manifest.publication import NO_SHARED_MEMORY, TransportChoice, TransportName
@@ -66,6 +66,16 @@ class WeightReceiver(Protocol):
         ...
 
 
+@runtime_checkable
+class RelayingReceiver(WeightReceiver, Protocol):
+    """A receiving end from which other replicas can read."""
+
+    @property
+    def copy(self) -> RegisteredCopy | None:
+        """The place where other replicas can read the version that was fetched last, until two others have been fetched. None: nowhere."""
+        ...
+
+
 @dataclass(frozen=True)
 class RankContext:
     """The number of one train rank, the number of all train ranks, and their process group."""
@@ -110,7 +120,7 @@ def sender(name: TransportName, context: RankContext) -> WeightSender:
     return TRANSPORTS[name].sender(context)
 
 
-def receiver() -> WeightReceiver:
+def receiver() -> RelayingReceiver:
     """Return the receiving end on a replica, which can fetch from every transport."""
     return _Receiver()
 
@@ -124,6 +134,11 @@ class _Receiver:
         if name not in self._ends:
             self._ends[name] = TRANSPORTS[name].receiver()
         return await self._ends[name].fetch(published)
+
+    @property
+    def copy(self) -> RegisteredCopy | None:
+        end = self._ends.get("RDMA")
+        return end.copy if isinstance(end, RelayingReceiver) else None
 
 
 def _shared_memory_refusal(one_host: bool) -> Problem | None:

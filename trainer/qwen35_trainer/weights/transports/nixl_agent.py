@@ -97,10 +97,10 @@ class NixlAgent:
 
     def _learn(self, source: RemoteMemory) -> None:
         """Load the metadata of an agent, unless it was loaded already. Loading it again adds what it has registered since."""
-        known = (source.agent, source.metadata)
-        if known not in self._known:
+        entry = (source.agent, source.metadata)
+        if entry not in self._known:
             self._agent.add_remote_agent(source.metadata)
-            self._known.add(known)
+            self._known.add(entry)
 
 
 class _NixlRead:
@@ -141,8 +141,8 @@ def _agent(api: ModuleType, name: str) -> Any:  # noqa: ANN401  # NIXL's nixl_ag
 
 def _error_types(api: ModuleType) -> tuple[type[Exception], ...]:
     """Return NIXL's exceptions, which have no base class of their own."""
-    found = (each for each in vars(api.nixlBind).values() if isinstance(each, type))
-    return tuple(each for each in found if issubclass(each, Exception))
+    classes = (each for each in vars(api.nixlBind).values() if isinstance(each, type))
+    return tuple(each for each in classes if issubclass(each, Exception))
 
 
 def _lost(agent: str, error: Exception) -> SourceLost:

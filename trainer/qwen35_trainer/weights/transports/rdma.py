@@ -3,6 +3,7 @@
     each rank: its shard, in the published type ─► one of two registered segments         the whole model is in no trainer's process
     replica:   one-sided reads of all shards ─► a registered segment of its own ─► every part verified ─► HostWeights
                the next part is read while one is verified
+    others:    one-sided reads of that segment, while the replica keeps the version: until it has fetched the next one and claims memory for another
 
 waits on                  unblocked by                               deadline
 a read                    its bytes have arrived, or its source ends READ_SECONDS, then SourceLost
@@ -99,6 +100,12 @@ class RdmaReceiver:
         self._segments = RegisteredSegments(agent)
         self._thread = ThreadPoolExecutor(1, "weights")
         self._given_up: list[_GivenUp] = []
+        self._copy: tuple[HostWeights, RegisteredCopy] | None = None
+
+    @property
+    def copy(self) -> RegisteredCopy | None:
+        """The place where other replicas can read the version that was fetched last."""
+        return None if self._copy is None else self._copy[1]
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
         abandoned = threading.Event()
@@ -125,7 +132,9 @@ class RdmaReceiver:
                 raise SourceLost(f"weights of version {manifest.version}: {error}") from error
             raise
         claimed.segment.unlock()
-        return HostWeights.of(manifest, claimed.segment)
+        weights = HostWeights.of(manifest, claimed.segment)
+        self._copy = weights, RegisteredCopy(claimed.remote)  # the tensors keep the memory from being claimed
+        return weights
 
     def _read(
         self,

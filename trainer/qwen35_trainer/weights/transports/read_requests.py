@@ -1,6 +1,6 @@
 """Divides the bytes of a version into reads, each from one process. Pure.
 
-train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn, so that no rank is read from by all replicas at once
+train ranks    shard of rank 0 │ shard of rank 1 │ …      in turn, so that all replicas do not read from the same rank
 a replica      its whole copy                              laid out as the manifest says
 """
 

@@ -1,0 +1,88 @@
+"""Sends the newest version to replicas: to all together, or one after another so that they read it from each other.
+
+    publish ─► every replica waits ─► `Relay` has a source for it ─► LoadWeights with that source ─► the replica's report
+                    ▲                                                                                 │
+                    │◄── it could not be read there (`EngineReport.unread`): another source ──────────┤
+                    │                        the replica has loaded it, and others may read it there ─┘
+
+waits on                           unblocked by                                          deadline
+a replica: a source that is free   a report, or the loss, of a replica that reads there  PoolLimits.publish, in the rollout pool
+
+Only versions in registered memory (RDMA) are relayed. With other transports every replica gets each version immediately: they have one
+copy per machine, or a store that serves all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from qwen35_trainer.runtime.replica_channel import EngineReport
+from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy, RegisteredShards
+from qwen35_trainer.weights.relay import TRAINER, Relay
+
+
+class WeightReader(Protocol):
+    """A replica to which a version can be sent."""
+
+    @property
+    def number(self) -> int: ...
+
+    def send_weights(self, weights: PublishedWeights) -> None: ...
+
+
+class WeightDistribution:
+    """Decides when each replica gets the newest version, and where it reads it."""
+
+    def __init__(self) -> None:
+        self.newest: PublishedWeights | None = None
+        self._relay = Relay()
+        self._readers: dict[int, WeightReader] = {}  # replicas that were asked to load the newest version, by number
+        self._copies: dict[int, RegisteredCopy] = {}  # where replicas serve the newest version, by number
+
+    def publish(self, weights: PublishedWeights, replicas: Iterable[WeightReader]) -> None:
+        """Send a new version to replicas. A replica that still waits for the version before gets only the new one."""
+        waiting = [self._readers[number] for number in self._relay.waiting]
+        self.newest = weights
+        self._relay, self._readers, self._copies = Relay(), {}, {}
+        for replica in {each.number: each for each in (*replicas, *waiting)}.values():
+            self.send(replica)
+
+    def send(self, replica: WeightReader) -> None:
+        """Send the newest version to a replica, as soon as there is a source for it."""
+        assert self.newest is not None, "the first version comes first"
+        if not isinstance(self.newest.source, RegisteredShards):
+            replica.send_weights(self.newest)
+            return
+        self._readers[replica.number] = replica
+        self._relay.add(replica.number)
+        self._send_waiting()
+
+    def reported(self, replica: WeightReader, report: EngineReport) -> None:
+        """Record what a replica reports of the newest version."""
+        if self.newest is None or replica.number not in self._readers:
+            return
+        version = self.newest.manifest.version
+        if report.loaded == version:
+            if report.copy is not None:
+                self._copies[replica.number] = report.copy
+            self._relay.loaded(replica.number, serves=report.copy is not None)
+        elif report.unread == version:
+            self._relay.failed(replica.number)
+        else:
+            return
+        self._send_waiting()
+
+    def lost(self, replica: WeightReader) -> None:
+        """Forget a replica that has ended."""
+        if self._readers.pop(replica.number, None) is not None:
+            self._relay.lost(replica.number)
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        """Send the newest version to all replicas for which there is a source."""
+        assert self.newest is not None, "replicas wait for a version"
+        for reader, source in self._relay.assign().items():
+            weights = self.newest if source == TRAINER else replace(self.newest, source=self._copies[source])
+            self._readers[reader].send_weights(weights)
