@@ -184,7 +184,9 @@ class FakeTrainPool:
         return [UpdateMetrics(0.0, 0.0, rate, 0, {}) for rate in rates]
 
     async def publication(self, version: int, needed: frozenset[int] = frozenset()) -> PublishedWeights:
-        return PublishedWeights(WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets((), changes_follow=False))
+        return PublishedWeights(
+            WeightManifest(version, WeightLayout((), 0), ()), StoredBuckets((), changes_follow=False)
+        )
 
 
 @dataclass(frozen=True)
