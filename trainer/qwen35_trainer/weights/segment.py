@@ -117,7 +117,10 @@ class MemorySegment:
         self._header[0] = version
 
     def lock_for_writing(self) -> bool:
-        """Lock the segment, so that nobody can read it until `unlock`. Returns false, without a lock, while anybody reads it."""
+        """Lock the segment, so that nobody can read it until `unlock`.
+
+        Returns False, without a lock, if somebody reads it now.
+        """
         return _locked(self._descriptor, fcntl.LOCK_EX)
 
     def unlock(self) -> None:
@@ -139,13 +142,19 @@ class MemorySegment:
 
 
 class MappedSegments:
-    """Segments of other processes that this process keeps mapped, so that a later version in the same memory is not mapped again."""
+    """Segments of other processes that this process keeps mapped.
+
+    A later version in the same memory is therefore not mapped again, which would take as long as copying it.
+    """
 
     def __init__(self) -> None:
         self._opened: dict[str, MemorySegment] = {}  # by name, the last used one at the end
 
     def open(self, handle: SegmentHandle) -> MemorySegment:
-        """Return the segment of a handle. It stays mapped until MAX_MAPPED others have been opened. Raises as `MemorySegment.open`."""
+        """Return the segment of a handle. It stays mapped until MAX_MAPPED other segments have been opened.
+
+        Raises the errors of `MemorySegment.open`.
+        """
         segment = self._opened.pop(handle.name, None) or MemorySegment.open(handle)
         self._opened[handle.name] = segment
         while len(self._opened) > MAX_MAPPED:
@@ -173,12 +182,15 @@ def _locked(descriptor: int, kind: int) -> bool:
 class SegmentPool:
     """Segments for one version after another: one is in service while the next one is written.
 
-    A third segment exists only while a slow reader still has the version before these two. A segment that nobody needs is used
-    again, because writing to memory for the first time takes ten times as long.
+    A third segment exists only while a slow reader still has the version before these two. A segment that nobody needs
+    is used again, because writing to memory for the first time takes ten times as long.
     """
 
     def __init__(self, turns: int = 0) -> None:
-        """turns: number of segments that are made together, for the first version, and kept although nobody needs them."""
+        """Create an empty pool.
+
+        turns: number of segments that are made together, for the first version, and kept although nobody needs them.
+        """
         self._segments: list[MemorySegment] = []
         self._turns = turns
 
@@ -191,9 +203,11 @@ class SegmentPool:
         return tuple(segment.handle for segment in self._segments)
 
     def claim(self, version: int, size: int, needed: Sequence[int] | frozenset[int] = ()) -> MemorySegment:
-        """Return a segment for `version`, locked for writing. The caller writes the version, then calls `unlock`.
+        """Return a segment of `size` bytes for `version`, locked for writing.
 
-        needed: versions whose segments must not be overwritten, even if nobody reads them now. Raises TooLittleMemory.
+        The caller writes the version, then calls `unlock`. needed: versions whose segments must not be overwritten,
+        even if nobody reads them now. Raises TooLittleMemory if a new segment is needed and the memory does not
+        suffice.
         """
         kept: list[MemorySegment] = []
         free: list[MemorySegment] = []
@@ -214,7 +228,10 @@ class SegmentPool:
 
 
 def _written_once(size: int) -> MemorySegment:
-    """Return a segment without a version, whose pages the kernel has provided: the first write to a page takes ten times as long as others."""
+    """Return a segment without a version, to whose pages something has been written.
+
+    The kernel provides a page at the first write, which takes ten times as long as later writes.
+    """
     segment = MemorySegment.create(size)
     segment.version = NO_VERSION
     segment.data[:: mmap.PAGESIZE] = 0

@@ -33,7 +33,7 @@ class WeightsDamaged(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place, shape and type of one tensor in a version of the weights."""
+    """The name, shape, type and byte offset of one tensor in a version of the weights."""
 
     name: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class TensorPart:
 
 @dataclass(frozen=True)
 class WeightLayout:
-    """The places of all tensors in a version of the weights."""
+    """The byte offset, shape and type of each tensor in the contiguous bytes of a version of the weights."""
 
     tensors: tuple[TensorEntry, ...]
     size: int
@@ -70,9 +70,9 @@ class WeightLayout:
 
     @classmethod
     def of(cls, tensors: Iterable[tuple[str, tuple[int, ...], str]]) -> WeightLayout:
-        """Place tensors, given as name, shape and type, one after another.
+        """Compute the layout of tensors, given as (name, shape, type), one after another.
 
-        Raises WeightsDamaged naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
+        Raises WeightsDamaged, naming the tensors that occur twice, and ValueError for a type that is not in ITEM_BYTES.
         """
         entries: list[TensorEntry] = []
         end = 0
@@ -101,7 +101,10 @@ class WeightManifest:
     parts: tuple[TensorPart, ...]
 
     def check_complete(self) -> None:
-        """Raise WeightsDamaged unless the parts contain every byte of every tensor exactly once. Names all wrong tensors."""
+        """Raise WeightsDamaged unless the parts contain every byte of every tensor exactly once.
+
+        The error names the wrong tensors.
+        """
         of_tensor: defaultdict[int, list[TensorPart]] = defaultdict(list)
         for part in self.parts:
             of_tensor[part.tensor].append(part)
@@ -117,7 +120,10 @@ class WeightManifest:
 
 
 def packed(sizes: Iterable[int]) -> Iterator[slice]:
-    """Yield the places of parts that follow one another, each from a multiple of ALIGNMENT bytes."""
+    """Yield the range of bytes of each part, given by its size, if parts follow one another.
+
+    Each part starts at a multiple of ALIGNMENT bytes.
+    """
     start = 0
     for size in sizes:
         yield slice(start, start + size)
@@ -125,7 +131,7 @@ def packed(sizes: Iterable[int]) -> Iterator[slice]:
 
 
 def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:
-    """Return what is missing or doubled in the parts of a tensor; empty if they contain each byte once."""
+    """Return what is missing or doubled in the parts of a tensor; "" if they contain each byte exactly once."""
     end = 0
     for part in sorted(parts, key=lambda part: (part.start, part.size)):
         if part.start < end:
@@ -143,6 +149,6 @@ def _gap(entry: TensorEntry, parts: Sequence[TensorPart]) -> str:
 
 
 def listed(names: Sequence[str], separator: str = ", ") -> str:
-    """Join at most MAX_NAMED names, and say how many others there are."""
+    """Join at most MAX_NAMED names, and say how many further names there are."""
     rest = len(names) - MAX_NAMED
     return separator.join(names[:MAX_NAMED]) + (f"{separator}and {rest} more" if rest > 0 else "")

@@ -14,19 +14,19 @@ from qwen35_trainer.weights.segment import MemorySegment, SegmentPool
 from qwen35_trainer.weights.transfer_agent import RemoteMemory, TransferAgent
 
 TURNS = 2
-"""Number of segments that take turns."""
+"""Number of segments that are used in turn, one for each version."""
 
 
 @dataclass(frozen=True)
 class RegisteredSegment:
-    """A segment, and how other processes read its bytes."""
+    """A segment, and the description by which other processes read its bytes."""
 
     segment: MemorySegment
     remote: RemoteMemory
 
 
 class RegisteredSegments:
-    """A pool of segments that an agent has registered. The memory is unregistered when the pool is deleted."""
+    """A pool of segments that an agent has registered. The memory is unregistered when this object is deleted."""
 
     def __init__(self, agent: TransferAgent) -> None:
         self._agent, self._pool = agent, SegmentPool(TURNS)
@@ -34,7 +34,10 @@ class RegisteredSegments:
         weakref.finalize(self, _unregister, agent, self._registered)
 
     def claim(self, version: int, size: int, needed: frozenset[int] = frozenset()) -> RegisteredSegment:
-        """Return a segment for `version`, locked for writing. The arguments and errors are those of `SegmentPool.claim`."""
+        """Return a segment for `version`, locked for writing.
+
+        Parameters and errors are those of `SegmentPool.claim`.
+        """
         claimed = self._pool.claim(version, size, needed)
         alive = {segment.handle.name for segment in self._pool.segments}
         for name in self._registered.keys() - alive:
