@@ -33,7 +33,7 @@ class WeightReader(Protocol):
 
 
 class WeightDistribution:
-    """Decides when each replica gets the newest version, and where it reads it."""
+    """Decides when each replica gets the newest version, and from where it reads the version."""
 
     def __init__(self) -> None:
         self.newest: PublishedWeights | None = None
@@ -42,7 +42,10 @@ class WeightDistribution:
         self._copies: dict[int, RegisteredCopy] = {}  # where replicas serve the newest version, by number
 
     def publish(self, weights: PublishedWeights, replicas: Iterable[WeightReader]) -> None:
-        """Send a new version to replicas. A replica that still waits for the version before gets only the new one."""
+        """Send a new version to `replicas`, and to the replicas that still wait for the version before.
+
+        These replicas get only the new version.
+        """
         waiting = [self._readers[number] for number in self._relay.waiting]
         self.newest = weights
         self._relay, self._readers, self._copies = Relay(), {}, {}
@@ -60,7 +63,9 @@ class WeightDistribution:
         self._send_waiting()
 
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
-        """Record what a replica reports of the newest version."""
+        """Record what the report of a replica says about the newest version, and send the version to replicas that
+        wait.
+        """
         if self.newest is None or replica.number not in self._readers:
             return
         version = self.newest.manifest.version
@@ -75,13 +80,13 @@ class WeightDistribution:
         self._send_waiting()
 
     def lost(self, replica: WeightReader) -> None:
-        """Forget a replica that has ended."""
+        """Forget a replica that has ended, and send the newest version to replicas that wait."""
         if self._readers.pop(replica.number, None) is not None:
             self._relay.lost(replica.number)
             self._send_waiting()
 
     def _send_waiting(self) -> None:
-        """Send the newest version to all replicas for which there is a source."""
+        """Send the newest version to all waiting replicas for which there is a source."""
         assert self.newest is not None, "replicas wait for a version"
         for reader, source in self._relay.assign().items():
             weights = self.newest if source == TRAINER else replace(self.newest, source=self._copies[source])

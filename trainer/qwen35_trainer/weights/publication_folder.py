@@ -135,7 +135,7 @@ def complete(partial: Path, number: int, published: PublishedWeights, whole: int
 def latest(folder: Path) -> PublishedWeights | None:
     """Return the newest complete publication, whichever process made it; None if there is none.
 
-    A publication whose manifest file is damaged is skipped, with a warning. Tensors are not verified here.
+    A publication whose manifest file is damaged is skipped, with a warning. The tensors of the result are not verified.
     """
     for number in reversed(complete_numbers(folder)):
         if (published := _read(folder, number)) is not None:

@@ -16,13 +16,18 @@ from collections import Counter
 TRAINER_READERS = 4
 """Maximum number of replicas that read from the train ranks at the same time: the bandwidth of the ranks adds up."""
 REPLICA_READERS = 1
-"""Maximum number of replicas that read from one replica at the same time."""
+"""Maximum number of replicas that read from the same replica at the same time."""
 TRAINER = -1
-"""The source that stands for all train ranks. Replicas have the numbers from 0."""
+"""The number that stands for all train ranks together as a source. The numbers of replicas begin at 0."""
 
 
 class Relay:
-    """The state of one version: who has it, who reads it from whom, and who waits for it."""
+    """The state of one version: which replicas have it, which replica reads it from which source, and which replicas
+    wait.
+
+    trainer_readers: maximum number of replicas that read from the train ranks at the same time. replica_readers: the
+    same for each replica.
+    """
 
     def __init__(self, trainer_readers: int = TRAINER_READERS, replica_readers: int = REPLICA_READERS) -> None:
         self._limits = trainer_readers, replica_readers
@@ -32,41 +37,50 @@ class Relay:
 
     @property
     def waiting(self) -> tuple[int, ...]:
-        """The replicas that have no source yet."""
+        """The replicas that wait for a source, in the order of their requests."""
         return tuple(self._waiting)
 
     @property
     def reading(self) -> dict[int, int]:
-        """Replica that reads the version → its source."""
+        """Number of a replica that reads the version → number of its source (TRAINER or a replica)."""
         return dict(self._reading)
 
     def add(self, reader: int) -> None:
-        """Let a replica wait for the version. It waits once, whatever it did before."""
+        """Let a replica wait for the version. It waits only once, even if it reads already or waits already."""
         self._reading.pop(reader, None)
         self._waiting[reader] = None
 
     def loaded(self, replica: int, *, serves: bool) -> None:
-        """Record that a replica has loaded the version. serves: whether others can read it there."""
+        """Record that a replica has loaded the version.
+
+        serves: whether other replicas can read the version from this replica.
+        """
         self._waiting.pop(replica, None)
         self._reading.pop(replica, None)
         if serves:
             self._sources[replica] = None
 
     def failed(self, reader: int) -> None:
-        """Record that a replica could not read from its source. It waits again, and the source serves nobody any more, unless it is the trainer."""
+        """Record that a replica could not read from its source. The replica waits again.
+
+        The source serves no further replica, unless it is the trainer.
+        """
         source = self._reading.get(reader, TRAINER)
         self._sources.pop(source, None)
         self.add(reader)
 
     def lost(self, replica: int) -> None:
-        """Forget a replica that has ended. Its readers find out themselves, and `failed` records that."""
+        """Forget a replica that has ended.
+
+        Replicas that read from it notice that themselves, and are reported to `failed`.
+        """
         for table in (self._waiting, self._reading, self._sources):
             table.pop(replica, None)
 
     def assign(self) -> dict[int, int]:
         """Give sources to waiting replicas. Returns replica → source for those that can begin to read now.
 
-        Replicas that have the version are preferred. The train ranks are read from only while no replica serves it.
+        A source is TRAINER only while no replica serves the version; otherwise it is a replica.
         """
         begun: dict[int, int] = {}
         readers = Counter(self._reading.values())
@@ -80,7 +94,11 @@ class Relay:
         return begun
 
     def _free_source(self, readers: Counter[int]) -> int | None:
-        """Return the source with the lowest number of readers that may have another one. readers: of each source."""
+        """Return the source with the fewest readers, if it may have one more. None if all sources have their maximum of
+        readers.
+
+        readers: source → number of replicas that read from it.
+        """
         trainer_readers, replica_readers = self._limits
         if not self._sources:
             return TRAINER if readers[TRAINER] < trainer_readers else None
@@ -91,9 +109,10 @@ class Relay:
 def waves(
     replicas: int, trainer_readers: int = TRAINER_READERS, replica_readers: int = REPLICA_READERS
 ) -> list[list[int]]:
-    """Return the sources of each wave of a publication to `replicas` replicas whose transfers all take equally long.
+    """Return the sources of each wave of a publication to `replicas` replicas, if all transfers take equally long.
 
-    A wave begins when the one before has ended. Each entry of a wave is the source of one reader.
+    A wave begins when the one before has ended. Each entry of a wave is the source of one reader. The other parameters
+    are those of `Relay`.
     """
     relay = Relay(trainer_readers, replica_readers)
     for replica in range(replicas):

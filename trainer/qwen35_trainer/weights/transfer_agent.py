@@ -19,26 +19,26 @@ from qwen35_trainer.weights.segment import Memory
 
 
 class SourceLost(RuntimeError):
-    """Memory of another process cannot be read: the process has ended, is not reachable, does not answer, or holds it no more."""
+    """Memory of another process cannot be read: the process has ended, is not reachable, or does not answer in time."""
 
     failure = FailureReason.WORKER_LOST
 
 
 @dataclass(frozen=True)
 class RemoteMemory:
-    """Registered memory of a process, with all that another process needs to read it."""
+    """A description of registered memory of a process, with all that another process needs to read the memory."""
 
     agent: str
-    """Name of the agent that registered it. No two agents have the same one."""
+    """Name of the agent that registered the memory. No two agents have the same name."""
     metadata: bytes
-    """How the agent can be reached, and what it has registered. The format is the library's."""
+    """How the agent can be reached, and which memory it has registered, in the format of the library."""
     address: int
     size: int
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive bytes to read."""
+    """Consecutive bytes to read: where they are in the remote memory, and where they go in the reader's memory."""
 
     source: int
     """Offset of the first byte in the remote memory."""
@@ -51,7 +51,10 @@ class PendingRead(Protocol):
     """A read that has begun."""
 
     def is_done(self) -> bool:
-        """Whether all bytes have arrived. Does not wait. Raises SourceLost if they will not arrive, and none is written any more."""
+        """Return whether all bytes have arrived, without waiting.
+
+        Raises SourceLost if they will not arrive. After True or SourceLost, the read writes nothing any more.
+        """
         ...
 
 
@@ -64,11 +67,17 @@ class TransferAgent(Protocol):
         ...
 
     def register(self, memory: Memory) -> RemoteMemory:
-        """Let other processes read `memory`, and this process read into it, until `unregister`. The memory must exist until then."""
+        """Register `memory`: until `unregister`, other processes can read it, and this process can read into it.
+
+        The memory must exist until then.
+        """
         ...
 
     def unregister(self, memory: RemoteMemory) -> None: ...
 
     def start_read(self, source: RemoteMemory, memory: Memory, spans: Sequence[Span]) -> PendingRead:
-        """Begin to copy `spans` of `source` to `memory`, which is registered. Raises SourceLost."""
+        """Begin to copy `spans` of `source` to `memory`, which must be registered.
+
+        Raises SourceLost if the process that holds `source` cannot be reached.
+        """
         ...

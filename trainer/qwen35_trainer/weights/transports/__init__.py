@@ -47,10 +47,10 @@ class WeightSender(Protocol):
     """The sending end of a transport, on one train rank."""
 
     def stage(self, shards: Sequence[WeightShard], version: int, needed: frozenset[int]) -> StagedShard:
-        """Copy this rank's shards to where replicas can fetch them. Collective.
+        """Copy this rank's shards to where replicas can fetch them. All ranks must call this together.
 
-        shards: of the same tensors, in the same order, on all ranks. needed: earlier versions that replicas have or may still
-        fetch, whose memory must not be overwritten.
+        shards: of the same tensors, in the same order, on all ranks. needed: earlier versions that replicas have or may
+        still fetch, whose memory must not be overwritten.
         """
         ...
 
@@ -59,20 +59,23 @@ class WeightReceiver(Protocol):
     """The receiving end of a transport, on a replica."""
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
-        """Fetch a version of the weights and verify it. It has no deadline of its own: the driver replaces a replica that takes too long.
+        """Fetch a version of the weights and verify it. Raises WeightsDamaged naming the tensors that are damaged.
 
-        Raises WeightsDamaged naming the tensors that are damaged.
+        It has no deadline of its own: the driver replaces a replica that takes too long.
         """
         ...
 
 
 @runtime_checkable
 class RelayingReceiver(WeightReceiver, Protocol):
-    """A receiving end from which other replicas can read."""
+    """A receiving end on a replica whose fetched versions other replicas can read."""
 
     @property
     def copy(self) -> RegisteredCopy | None:
-        """The place where other replicas can read the version that was fetched last, until two others have been fetched. None: nowhere."""
+        """Where other replicas can read the version that was fetched last. None: they cannot read it.
+
+        They can read it there until two later versions have been fetched.
+        """
         ...
 
 
@@ -85,9 +88,12 @@ class RankContext:
     group: ProcessGroup | None
     """Process group of all ranks, which sends objects of the host (gloo). None if there is only one rank."""
     folder: Path | None = None
-    """Folder of this run's publications, for the transport Folder; None for the others."""
+    """Folder of this run's publications, for the transport Folder; None with any other transport."""
     whole_every: int = 1
-    """Number of versions from one that is published whole to the next one; those between are published as changes. 1: all are whole."""
+    """Number of versions from one that is published whole to the next whole one. 1: all versions are whole.
+
+    The versions between are published as changes.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,16 +103,23 @@ class Transport:
     sender: Callable[[RankContext], WeightSender]
     receiver: Callable[[], WeightReceiver]
     sources: tuple[type[WeightSource], ...]
-    """How a publication says where the bytes are, by which a replica recognises the transport."""
+    """Types of the descriptions of where a publication's bytes are.
+
+    A replica recognises the transport by these types.
+    """
     refusal: Callable[[bool], Problem | None]
-    """Returns why the transport cannot be used, or None. Its argument: whether trainer and replicas are on one machine."""
+    """Returns the problem if the transport cannot be used, or None if it can.
+
+    Its argument is whether trainer and replicas are on one machine.
+    """
 
 
 def choose(wanted: TransportChoice, *, one_host: bool) -> TransportName:
-    """Return the transport of a run. wanted: `spec.publication.transport`. Auto is the first one of TRANSPORTS that works.
+    """Return the transport of a run.
 
-    one_host: whether all train workers and replicas are on one machine, outside of pods. Raises ManifestError if the wanted
-    transport cannot work there, with the fix.
+    wanted: `spec.publication.transport`; Auto means the first of TRANSPORTS that works. one_host: whether all train
+    workers and replicas are on one machine, outside of pods. Raises ManifestError, with the fix, if the wanted
+    transport cannot work there.
     """
     if wanted == "Auto":
         return next(name for name, transport in TRANSPORTS.items() if transport.refusal(one_host) is None)

@@ -28,13 +28,14 @@ takes a whole core in every process. Reads over TCP were as fast with this value
 
 
 def is_installed() -> bool:
-    """Whether this process can import NIXL."""
+    """Return whether this process can import NIXL."""
     return find_spec(MODULE) is not None
 
 
 class NixlAgent:
-    """An agent of NIXL. A process needs only one: it takes half a second to make, and has a thread that answers
-    other processes.
+    """An agent of NIXL.
+
+    A process needs only one agent, which takes half a second to make, and has a thread that answers other processes.
     """
 
     def __init__(self) -> None:
@@ -84,7 +85,10 @@ class NixlAgent:
         return _NixlRead(self, handle, source.agent, state)
 
     def poll(self, read: _NixlRead) -> None:
-        """Update the state of a read that is under way, and release its handle if it has ended. Raises SourceLost."""
+        """Update the state of a read that is under way, and release its handle if it has ended.
+
+        Raises SourceLost if the read has failed.
+        """
         with self._lock:
             try:
                 read.state = self._agent.check_xfer_state(read.handle)
@@ -96,7 +100,10 @@ class NixlAgent:
                     self._agent.release_xfer_handle(read.handle)
 
     def _learn(self, source: RemoteMemory) -> None:
-        """Load the metadata of an agent, unless it was loaded already. Loading it again adds what it has registered since."""
+        """Load the metadata of an agent, unless the same metadata was loaded before.
+
+        Newer metadata of an agent adds the memory that it has registered since then.
+        """
         entry = (source.agent, source.metadata)
         if entry not in self._known:
             self._agent.add_remote_agent(source.metadata)
@@ -140,7 +147,7 @@ def _agent(api: ModuleType, name: str) -> Any:  # noqa: ANN401  # NIXL's nixl_ag
 
 
 def _error_types(api: ModuleType) -> tuple[type[Exception], ...]:
-    """Return NIXL's exceptions, which have no base class of their own."""
+    """Return NIXL's exceptions, which have no common base class."""
     classes = (each for each in vars(api.nixlBind).values() if isinstance(each, type))
     return tuple(each for each in classes if issubclass(each, Exception))
 

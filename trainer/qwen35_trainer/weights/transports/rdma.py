@@ -44,9 +44,12 @@ from qwen35_trainer.weights.transports.registered_segments import RegisteredSegm
 from qwen35_trainer.weights.weight_manifest import WeightManifest, packed
 
 READ_SECONDS = 60.0
-"""Maximum time of one read, of 64 MiB or one part: a hundredth of the rate of a slow network."""
+"""Maximum time of one read, of 64 MiB or one larger part.
+
+A network at a hundredth of the rate of a slow one meets it.
+"""
 MAX_READS = 4
-"""Reads that a replica has under way. Those of different ranks share its bandwidth."""
+"""Maximum number of reads that a replica has under way. Reads from different ranks share its bandwidth."""
 POLL_SECONDS = 0.0005
 
 
@@ -73,7 +76,7 @@ class RdmaSender:
 
 @dataclass(frozen=True)
 class _Reading:
-    """A read that is under way. ends: when it is given up, on the monotonic clock."""
+    """A read that is under way. ends: time on the monotonic clock, in seconds, at which the read is given up."""
 
     request: ReadRequest
     read: PendingRead
@@ -82,7 +85,10 @@ class _Reading:
 
 @dataclass(frozen=True)
 class _GivenUp:
-    """Reads that may still write to a segment. memory: keeps the segment from being claimed."""
+    """Reads that were given up and may still write to a segment.
+
+    memory: a reference that keeps the segment from being claimed; None: the segment could not be locked.
+    """
 
     reads: tuple[PendingRead, ...]
     memory: Memory | None
@@ -104,7 +110,7 @@ class RdmaReceiver:
 
     @property
     def copy(self) -> RegisteredCopy | None:
-        """The place where other replicas can read the version that was fetched last."""
+        """Where other replicas can read the version that was fetched last. None: no version was fetched."""
         return None if self._copy is None else self._copy[1]
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
@@ -146,7 +152,8 @@ class RdmaReceiver:
     ) -> set[int]:
         """Carry out all reads. Returns the numbers of damaged tensors.
 
-        reading: gets the reads that are under way, which are left in it by an error. Raises SourceLost.
+        reading: gets the reads that are under way. After an error it contains those that have not ended. abandoned: set
+        when the fetch is cancelled. Raises SourceLost if a source cannot be read, or if the fetch was cancelled.
         """
         memory, waiting, damaged = claimed.segment.data, deque(requests), set[int]()
         while waiting or reading:
@@ -166,7 +173,7 @@ class RdmaReceiver:
 
 
 def _done(reading: _Reading) -> bool:
-    """Whether a read has ended. Raises SourceLost after its deadline."""
+    """Return whether a read has ended. Raises SourceLost after its deadline, or if it has failed."""
     if reading.read.is_done():
         return True
     if time.monotonic() >= reading.ends:
@@ -175,7 +182,7 @@ def _done(reading: _Reading) -> bool:
 
 
 def _has_ended(read: PendingRead) -> bool:
-    """Whether a read that was given up cannot write any more."""
+    """Return whether a read that was given up cannot write any more."""
     try:
         return read.is_done()
     except SourceLost:
@@ -183,7 +190,7 @@ def _has_ended(read: PendingRead) -> bool:
 
 
 def _damaged(manifest: WeightManifest, request: ReadRequest, memory: Memory) -> set[int]:
-    """Return the numbers of the tensors whose parts do not have their checksums."""
+    """Return the numbers of the tensors of which a part of the request does not have its checksum."""
     damaged = set[int]()
     for part in request.parts:
         begin = manifest.layout.tensors[part.tensor].offset + part.start

@@ -15,12 +15,12 @@ from qwen35_trainer.weights.transfer_agent import RemoteMemory, Span
 from qwen35_trainer.weights.weight_manifest import ALIGNMENT, TensorPart, WeightManifest, WeightsDamaged, packed
 
 REQUEST_BYTES = 64 * 2**20
-"""Maximum size of a read, except for one larger part. Its parts are verified while the next reads are under way."""
+"""Maximum size of a read, unless a single part is larger. The parts of a read are verified during the next reads."""
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """Whole parts of a version to read from one process."""
+    """Whole parts of a version to read from one process. spans: the bytes to copy for these parts."""
 
     source: RemoteMemory
     parts: tuple[TensorPart, ...]
@@ -32,8 +32,8 @@ def read_requests(
 ) -> list[ReadRequest]:
     """Return the reads that together copy a version into memory that is laid out as the manifest says.
 
-    first: number of the train rank to begin with. Raises WeightsDamaged if the shards have more or fewer parts than the manifest, or if
-    a part does not fit into its source.
+    first: number of the train rank to begin with. Raises WeightsDamaged if the shards have more or fewer parts than the
+    manifest, or if a part does not fit into its source.
     """
     if isinstance(source, RegisteredCopy):
         return list(_requests(manifest, source.memory, manifest.parts, [_place(manifest, p) for p in manifest.parts]))
@@ -56,7 +56,10 @@ def read_requests(
 def _requests(
     manifest: WeightManifest, source: RemoteMemory, parts: Sequence[TensorPart], offsets: Sequence[int]
 ) -> Iterator[ReadRequest]:
-    """Yield the reads of consecutive parts. offsets: of each part in the source."""
+    """Yield the reads of consecutive parts from `source`. offsets: offset of each part in the source.
+
+    Raises WeightsDamaged if a part does not fit into the source.
+    """
     chosen: list[tuple[TensorPart, Span]] = []
     size = 0
     for part, offset in zip(parts, offsets, strict=True):
@@ -73,7 +76,7 @@ def _requests(
 
 
 def _request(manifest: WeightManifest, source: RemoteMemory, chosen: Sequence[tuple[TensorPart, Span]]) -> ReadRequest:
-    """Return a read of these parts, with spans joined that follow one another on both sides."""
+    """Return a read of the chosen parts. Spans that follow one another in both memories are joined."""
     (last, joined), *rest = chosen
     spans: list[Span] = []
     for part, span in rest:
