@@ -24,7 +24,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -210,17 +210,21 @@ class Counts:
 
     finished: int = 0
     tokens: int = 0
-    calls: int = 0
+    reports: int = 0
+    parts: int = 0
+    """Number of times that a report contained tokens of a sequence."""
 
 
 class CountingGeneration(Generation):
-    """Generation that counts finished sequences and new tokens."""
+    """Generation that counts reports, and what they contain."""
 
     counts: Counts
 
     def reported(self, replica: RolloutReplica, report: EngineReport) -> None:
+        self.counts.reports += 1
         self.counts.finished += len(report.finished)
-        self.counts.tokens += sum(len(part) for _, part in report.tokens.packed())
+        self.counts.parts += len(report.tokens)
+        self.counts.tokens += report.tokens.token_count
         super().reported(replica, report)
 
 
@@ -289,21 +293,24 @@ async def run(load: Load, folder: Path, warm: float, seconds: float) -> dict[str
             )  # fmt: skip
             running = asyncio.create_task(loop.run(await FakeTrainPool().publication(0), []))
             await asyncio.wait({running}, timeout=warm)
-            before, started, updates = (counts.finished, counts.tokens), time.process_time(), training.update
+            before, started, updates = replace(counts), time.process_time(), training.update
             await asyncio.wait({running}, timeout=seconds)
             spent = time.process_time() - started
             if running.done():
                 running.result()
-            finished, tokens = counts.finished - before[0], counts.tokens - before[1]
+            after = replace(counts)
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
+    finished = after.finished - before.finished
     return {
         "responseTokens": load.tokens,
         "replicas": load.replicas,
         "slotsPerReplica": load.slots,
         "finished": finished,
         "updates": training.update - updates,
-        "tokensPerSecond": round(tokens / seconds),
+        "tokensPerSecond": round((after.tokens - before.tokens) / seconds),
+        "reportsPerSequence": round((after.reports - before.reports) / finished, 3) if finished else None,
+        "partsPerSequence": round((after.parts - before.parts) / finished, 1) if finished else None,
         "processorMicrosecondsPerSequence": round(spent / finished * 1e6, 1) if finished else None,
         "processorShare": round(spent / seconds, 3),
         "runningSequences": loop.coordinator.running,

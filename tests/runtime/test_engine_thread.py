@@ -486,10 +486,66 @@ class Stopped(EngineThread):
     """An engine thread whose methods a test calls in turn, on a clock of its own."""
 
     def __init__(self, engine: Any, patch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
+        self.now, self.due = 0.0, 0
         patch.setattr(rollout_worker, "time", SimpleNamespace(time=lambda: self.now))
         patch.setattr(rollout_worker.threading, "Thread", lambda **_: SimpleNamespace(start=lambda: None))
-        super().__init__(engine, lambda: None)
+        super().__init__(engine, self._count_due)
+
+    def _count_due(self) -> None:
+        self.due += 1
+
+
+def play(thread: Stopped, patch: pytest.MonkeyPatch, limits: Mapping[SequenceId, int]) -> None:
+    """Submit a sequence of the given number of tokens for each name."""
+    prompt = np.array([1], np.int32)
+    thread._submit([SequenceRequest(name, prompt, limit) for name, limit in limits.items()])
+
+
+def test_a_finished_sequence_makes_a_report_due_once_its_group_has_no_other_on_the_replica(monkeypatch):
+    thread = Stopped(Played(), monkeypatch)
+    others = {(9, index): 1000 for index in range(40)}  # so that few finished sequences are not many
+    play(thread, monkeypatch, others | {(0, 0): 1, (0, 1): 2, (0, 2): 4, (1, 0): 3})
+    due = []
+    for _ in range(4):
+        thread._step()
+        due.append(thread.due)
+    assert due == [0, 0, 1, 2], "for the end of group 1, then for that of group 0"
+    assert thread.report(1).finished.keys() == {(0, 0), (0, 1), (0, 2), (1, 0)}
+
+
+def test_a_report_is_due_when_an_eighth_of_the_sequences_has_finished_whatever_their_groups(monkeypatch):
+    """The driver fills their slots before the replica has used up its queue, also when all end at the same time."""
+    thread = Stopped(Played(), monkeypatch)
+    groups = {(group, index): 1 + index if group < 4 else 99 for group in range(16) for index in range(16)}
+    play(thread, monkeypatch, {name: limit for name, limit in groups.items() if name[1] < 15})  # 240
+    play(thread, monkeypatch, {(group, 15): 999 for group in range(16)})  # no group ends
+    finished = []
+    while not thread.due:
+        thread._step()
+        finished.append(len(thread._outbox.finished))
+    assert finished == [4, 8, 12, 16, 20, 24, 28, 32], "of 256"
+    thread.report(1)
+    thread._step()
+    assert thread.due == 1, "those that were reported do not count again"
+
+
+@pytest.mark.parametrize("length", [80, 800])
+def test_sequences_of_any_length_report_in_about_eight_parts_and_a_loss_costs_about_an_eighth(length, monkeypatch):
+    thread = Stopped(Played(), monkeypatch)
+    thread._duration = float(length)  # as after many sequences of this length; each step takes a second
+    play(thread, monkeypatch, {NAME: length, (1, 0): 5 * length})
+    parts: dict[SequenceId, list[int]] = {NAME: [], (1, 0): []}
+    for _ in range(5 * length):
+        thread.now += 1.0
+        thread._step()
+        for name, tokens in thread.report(1).tokens.items():
+            parts[name].append(len(tokens))
+        for name, (_, tokens) in thread._engine.running.items():
+            unreported = len(tokens) - sum(parts[name])
+            assert unreported <= PROGRESS_SHARE * (length + max(length, len(tokens))) + 2
+    assert {name: sum(each) for name, each in parts.items()} == {NAME: length, (1, 0): 5 * length}
+    assert 7 <= len(parts[NAME]) <= 9
+    assert len(parts[1, 0]) <= 20, "a sequence of five times the mean has no five times as many parts"
 
 
 def test_the_longer_sequences_take_the_longer_reports_wait_within_limits(monkeypatch):

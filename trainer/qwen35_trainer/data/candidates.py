@@ -55,10 +55,13 @@ class Candidates:
 
         parts: None for a part that was drawn without truncation. lengths: number of tokens of each part.
         """
-        pairs = list(zip(parts, lengths, strict=True))
-        if all(part is None for part, _ in pairs):
+        all_parts = list(parts)
+        if all(part is None for part in all_parts):
             return None
-        held = [cls.whole_vocabulary(length) if part is None else part for part, length in pairs]
+        held = [
+            cls.whole_vocabulary(length) if part is None else part
+            for part, length in zip(all_parts, lengths, strict=True)
+        ]
         return cls(np.concatenate([part.counts for part in held]), np.concatenate([part.ids for part in held]))
 
     @cached_property

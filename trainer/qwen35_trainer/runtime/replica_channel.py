@@ -3,11 +3,11 @@
     driver: ReplicaChannel                                       rollout worker
     send(command) ─► queue ─┬─ exchange(after, batch) ─────────► CommandOrder: applies each number once, in order
                             │                                    ReportLog: keeps reports until a call acknowledges them
-    receive()    ◄──────────┼─ reports ◄──────────────────────── when sequences have finished, or after a while
+    receive()    ◄──────────┼─ reports ◄──────────────────────── when a group has finished, or after a while
                             └─ obey(batch) ────────────────────► commands that were queued while `exchange` waits
 
 waits on               unblocked by                                   deadline
-exchange               finished or taken sequences, weights, time     MAX_REPORT_SECONDS + ANSWER_SECONDS
+exchange               a finished group, weights, time, …             MAX_REPORT_SECONDS + ANSWER_SECONDS
 obey                   the worker has the commands                    ANSWER_SECONDS
 an unreachable worker  the network works again: calls repeat          UNREACHABLE_SECONDS
 
@@ -31,7 +31,7 @@ from qwen35_trainer.runtime.calls import ActorUnreachable, answer
 from qwen35_trainer.runtime.token_buffer import TokenBlock
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy
 
-MAX_REPORT_SECONDS = 10.0
+MAX_REPORT_SECONDS = 20.0
 """Maximum time after which a worker answers `exchange`. While sequences are short, it answers every second."""
 ANSWER_SECONDS = 30.0
 """Maximum time in which a worker answers a call, in addition to the time that the call lets it wait.

@@ -5,13 +5,13 @@
 
 waits on                  unblocked by                           deadline
 engine thread: inbox      a command, or the end                  IDLE_WAIT_SECONDS, then it looks again
-exchange                  a finished or taken sequence, weights  report_seconds
+exchange                  a finished group, weights, …           report_seconds, gather_seconds
 loading: the bytes        shared memory is mapped, or fetched    publication.timeoutSeconds, in the driver
 loading: the commit       the engine thread, between two steps   the same
 
 The engine thread never waits while the engine has sequences. Commands return immediately. Weights are fetched, verified
 and received by the engine while generation continues, and replaced between two tokens without dropping a sequence. The
-tokens of unfinished sequences are reported at intervals (PROGRESS_SECONDS), so that they are not lost with this
+tokens of unfinished sequences are reported at intervals (PROGRESS_SHARE), so that not all of them are lost with this
 process. A sequence that cannot be generated is reported as finished, with its error. Any other failure here, such as a
 log-prob that is not a number, ends the replica: the next `exchange` raises EngineFailed, and the driver replaces the
 replica.
@@ -63,22 +63,30 @@ logger = logging.getLogger(__name__)
 
 IDLE_WAIT_SECONDS = 0.5
 """Maximum time that the engine thread waits on an empty inbox before it checks whether it has to end."""
-MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 5.0
+MIN_GATHER_SECONDS, MAX_GATHER_SECONDS = 0.02, 10.0
 GATHER_SHARE = 0.05
 """Time for which a report waits for more sequences to finish, as a share of the mean duration of a sequence.
 
-Each report costs the driver time, so sequences are reported together. A sequence is delayed by at most this share.
+Each report costs the driver time, so sequences are reported together. A group is delayed by at most this share.
+"""
+AWAITED_SHARE = 1 / 8
+"""Share of a replica's sequences that finish before a report is due, although their groups have unfinished samples.
+
+The other samples of a group decide when it trains, so a finished sequence does not cause a report, unless it is the last
+one that the replica has of its group. But the driver must fill the slots of finished sequences before the replica has
+used up its queue, which is a quarter of its slots (`job.QUEUE_SHARE`).
 """
 PROGRESS_SECONDS = 1.0
-"""Minimum interval at which new tokens of unfinished sequences are read.
+"""Minimum interval at which the new tokens of unfinished sequences are read.
 
 Unreported tokens are lost with the process.
 """
 PROGRESS_SHARE = 1 / 8
-"""Share of a sequence that its new tokens must make up before they are reported, if the sequence is long.
+"""Interval at which the new tokens of unfinished sequences are read, as a share of the mean duration of a sequence.
 
-A report without a finished sequence is also made only after this share of the mean duration of a sequence. The number
-of reports therefore grows slowly with the length of responses.
+A sequence that is longer than the mean reports its new tokens only when they are this share of it. Sequences therefore
+report their tokens in about eight parts, regardless of the length of responses. The loss of a process costs an eighth of
+what it has generated, on average.
 """
 MAX_GAP_SECONDS = 0.002
 """Maximum pause between two steps of the engine that are recorded as one interval of work."""
@@ -123,7 +131,7 @@ class _Outbox:
 class EngineThread:
     """The thread on which a replica's engine runs, until `close`. Only `receive` uses the engine on another thread.
 
-    on_report: called, on this thread, when there is a result for which the driver waits.
+    on_report: called, on this thread, when a report is due: there is a result for which the driver waits.
     """
 
     def __init__(self, engine: RolloutEngine, on_report: Callable[[], object]) -> None:
@@ -206,8 +214,13 @@ class EngineThread:
         )
 
     @property
+    def progress_seconds(self) -> float:
+        """The seconds after which the new tokens of unfinished sequences are read again."""
+        return max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration)
+
+    @property
     def gather_seconds(self) -> float:
-        """The seconds that a report waits, after a sequence has finished, for more sequences to finish."""
+        """The seconds that a report waits, after it has become due, for more sequences to finish."""
         return min(max(MIN_GATHER_SECONDS, GATHER_SHARE * self._duration), MAX_GATHER_SECONDS)
 
     @property
@@ -220,8 +233,8 @@ class EngineThread:
 
     @property
     def report_seconds(self) -> float:
-        """The maximum seconds that a report waits until a sequence finishes."""
-        return min(max(PROGRESS_SECONDS, PROGRESS_SHARE * self._duration), MAX_REPORT_SECONDS)
+        """The maximum seconds until a report becomes due, whether or not a sequence has finished."""
+        return min(self.progress_seconds, MAX_REPORT_SECONDS)
 
     def close(self) -> None:
         self._closing.set()
@@ -285,7 +298,7 @@ class EngineThread:
         started = time.time()
         output = self._engine.step()
         progress: dict[SequenceId, GeneratedTokens] = {}
-        if started - self._progressed >= PROGRESS_SECONDS:
+        if started - self._progressed >= self.progress_seconds:
             self._progressed, progress = started, self._engine.progress()
         with self._lock:
             self._steps += 1
@@ -301,8 +314,18 @@ class EngineThread:
                 box.intervals[-1] = (box.intervals[-1][0], time.time())
             else:
                 box.intervals.append((started, time.time()))
-        if output.finished:
+            awaited = self._is_awaited(output.finished)
+        if awaited:
             self._on_report()
+
+    def _is_awaited(self, finished: Sequence[Completed]) -> bool:
+        """Return whether a report is due because of sequences that have just finished (AWAITED_SHARE)."""
+        if not finished:
+            return False
+        unfinished_groups = {group for group, _ in self._submitted}
+        return len(self._outbox.finished) >= AWAITED_SHARE * len(self._submitted) or any(
+            completed.sequence[0] not in unfinished_groups for completed in finished
+        )
 
     def _add_progress(self, name: SequenceId, tokens: GeneratedTokens) -> None:
         """Add new tokens of a running sequence to the outbox if they are enough for a report.
@@ -490,8 +513,8 @@ class RolloutWorker(Process):
         """Carry out commands, and then return all reports after number `after`. Raises EngineFailed.
 
         after: number of the last report that the driver has received, which acknowledges all reports up to it. If there
-        is no later report, wait for a finished or taken sequence or for loaded weights, at most as long as tokens may
-        stay unreported. Then report everything so far.
+        is no later report, wait until one is due: for a finished group, taken sequences, loaded weights, or for
+        `report_seconds`. Then report everything so far.
         """
         engine = self._running
         self._order.receive(batch)

@@ -55,6 +55,11 @@ class TokenBlock(Mapping[SequenceId, GeneratedTokens]):
     def __iter__(self) -> Iterator[SequenceId]:
         return iter(self._names)
 
+    @property
+    def token_count(self) -> int:
+        """The number of tokens of all sequences together."""
+        return int(self._data.shape[1])
+
     def __getitem__(self, name: SequenceId) -> GeneratedTokens:
         if name not in self._names:
             raise KeyError(name)

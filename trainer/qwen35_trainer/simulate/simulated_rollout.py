@@ -14,6 +14,13 @@ from qwen35_trainer.simulate.cost_model import PrefillCost, PublicationCost, Rep
 from qwen35_trainer.simulate.simulated_replica import Capacity, SimulatedReplica, SimulatedSequence, VirtualClock
 from qwen35_trainer.simulate.workload import Workload
 
+UNREPORTED_SHARE = 1 / 8
+"""Mean share of a sequence's tokens that a replica has not reported, and that are lost with it.
+
+A replica reads an eighth of a response at a time (`rollout_worker.PROGRESS_SHARE`). On average, half of that is unread, and
+a running sequence has half of its tokens.
+"""
+
 
 class SimulatedRollout:
     """All rollout replicas of a simulated run, driven by the coordinator's actions."""
@@ -220,7 +227,8 @@ class SimulatedRollout:
         for sequence in tuple(replica.held.values()):
             self._release(sequence)
             sequence.in_environment = False
-            kept[sequence.name] = int(sequence.tokens) if self._workload.faults.keep else 0
+            reported = int((1 - UNREPORTED_SHARE) * sequence.tokens)
+            kept[sequence.name] = reported if self._workload.faults.keep else 0
         self.lost += 1
         self._remove(replica)
         if replica.lane or replica.number in self._members:
