@@ -1,4 +1,4 @@
-"""Sends the newest version to replicas: to all together, or one after another so that they read it from each other.
+"""Sends the newest version to replicas: to all at the same time, or one after another, so that they read it from each other.
 
     publish ─► every replica waits ─► `Relay` has a source for it ─► LoadWeights with that source ─► the replica's report
                     ▲                                                                                 │
@@ -8,8 +8,8 @@
 waits on                           unblocked by                                          deadline
 a replica: a source that is free   a report, or the loss, of a replica that reads there  PoolLimits.publish, in the rollout pool
 
-Only versions in registered memory (RDMA) are relayed. With other transports every replica gets each version immediately: they have one
-copy per machine, or a store that serves all.
+Only versions in registered memory (RDMA) are relayed. The other transports have one copy per machine, or a store that
+serves all replicas, so every replica gets each version immediately.
 """
 
 from __future__ import annotations
@@ -63,9 +63,7 @@ class WeightDistribution:
         self._send_waiting()
 
     def reported(self, replica: WeightReader, report: EngineReport) -> None:
-        """Record what the report of a replica says about the newest version, and send the version to replicas that
-        wait.
-        """
+        """Record what a replica reports about the newest version, and send the version to replicas that wait."""
         if self.newest is None or replica.number not in self._readers:
             return
         version = self.newest.manifest.version

@@ -4,9 +4,9 @@
                  ├─► replica ─► replica                    that have loaded the version
                  └─► …
 
-The train ranks send a version at most TRAINER_READERS times, however many replicas there are, unless replicas that have it are lost. The number of
-replicas that have it doubles with each transfer: a replica serves one reader at a time, because two readers would each get half of its
-bandwidth, and nobody could serve others before both had finished.
+The train ranks send a version at most TRAINER_READERS times, however many replicas there are, unless replicas that have
+the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
+time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TRAINER = -1
 
 
 class Relay:
-    """The state of one version: which replicas have it, which replica reads it from which source, and which replicas
+    """The state of one version: the replicas that have it, those that read it, each with its source, and those that
     wait.
 
     trainer_readers: maximum number of replicas that read from the train ranks at the same time. replica_readers: the
@@ -94,10 +94,9 @@ class Relay:
         return begun
 
     def _free_source(self, readers: Counter[int]) -> int | None:
-        """Return the source with the fewest readers, if it may have one more. None if all sources have their maximum of
-        readers.
+        """Return the source with the minimum number of readers; None if it already has its maximum of readers.
 
-        readers: source → number of replicas that read from it.
+        readers: source → number of replicas that read from it. Replicas are preferred to TRAINER, as in `assign`.
         """
         trainer_readers, replica_readers = self._limits
         if not self._sources:

@@ -3,9 +3,10 @@
     source:  register(memory) ──RemoteMemory, in any message──► reader: start_read(…, into its own registered memory) ─► PendingRead
                                                                 reader: is_done, again and again ─► true, or SourceLost
 
-The source does nothing while it is read from. A read that has begun can write to the reader's memory until it is done or lost, even after
-it was cancelled and its source was forgotten (NIXL 1.5.1 with UCX over TCP: a source that had been stopped wrote two seconds after
-the release of the read). So nobody cancels a read: a reader that gives up on it keeps its memory until `is_done` has answered.
+The source does nothing while it is read from. A read that has begun can write to the reader's memory until it is done
+or lost, even after it was cancelled and its source was forgotten. (NIXL 1.5.1 with UCX over TCP: a source that had been
+stopped wrote two seconds after the release of the read.) A read is therefore never cancelled: a reader that gives up a
+read keeps the memory until `is_done` returns True or raises SourceLost.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ways of a version from the train ranks to the replicas.
+"""The transports that bring a version from the train ranks to the replicas.
 
 | transport      | used when                                   | bytes                                                        |
 |----------------|---------------------------------------------|--------------------------------------------------------------|
@@ -72,7 +72,7 @@ class RelayingReceiver(WeightReceiver, Protocol):
 
     @property
     def copy(self) -> RegisteredCopy | None:
-        """Where other replicas can read the version that was fetched last. None: they cannot read it.
+        """The memory in which other replicas can read the version that was fetched last. None: they cannot read it.
 
         They can read it there until two later versions have been fetched.
         """

@@ -9,9 +9,9 @@ waits on                  unblocked by                               deadline
 a read                    its bytes have arrived, or its source ends READ_SECONDS, then SourceLost
 an earlier fetch          its last read has ended, or is given up    READ_SECONDS
 
-A rank does nothing while replicas read, so each reads at its own pace. A segment is written again when the driver does not need its version
-any more: a replica that is fenced does not count, and whatever it reads then fails its checksums. Nothing of a reader that is killed
-remains with a rank.
+A rank does nothing while replicas read, so each replica reads at its own pace. A segment is written again when the
+driver does not need its version any more. A fenced replica does not count: what it reads after that fails its
+checksums. A reader that is killed leaves nothing behind on a rank.
 
 A read that was given up may still write (transfer_agent.py). Its memory is used again only after it has ended.
 """
@@ -110,7 +110,10 @@ class RdmaReceiver:
 
     @property
     def copy(self) -> RegisteredCopy | None:
-        """Where other replicas can read the version that was fetched last. None: no version was fetched."""
+        """The memory in which other replicas can read the version that was fetched last.
+
+        None: no version was fetched.
+        """
         return None if self._copy is None else self._copy[1]
 
     async def fetch(self, published: PublishedWeights) -> HostWeights:
