@@ -2,13 +2,16 @@
 
     python benchmarks/weight_plan.py [--devices 64]
 
-One row for each FSDP example with a published model, and for 122B-A10B and 397B-A17B on `--devices` for training and as many for rollouts.
+One row for each FSDP example with a published model, and for 122B-A10B and 397B-A17B on `--devices` for training and as many for rollouts; the
+largest also with eight times as many for rollouts.
 Names and shapes are those of the model's class for the published dimensions; the total of parameters is printed, to compare with the
-model's name. `weights/transfer_plan.py` computes the bytes. Nothing is measured here: a time is bytes divided by bandwidth, without latency,
-and the transport over the network that reaches this bandwidth (RDMA) is not part of this release.
+model's name. `weights/transfer_plan.py` computes the bytes, and `weights/relay.py` the waves of the transport RDMA, as in a run: in the first one
+replicas read from the train ranks, in the others from replicas. Nothing is measured here: a time is bytes divided by bandwidth,
+without latency. A replica reads a whole version to its host, through the network interfaces of all of its devices together.
 
     trainer blocked   a rank's shard to the host                        at HOST_BYTES_PER_SECOND, in bfloat16
-    transfer          all replicas fetch at the same time               at NETWORK_BYTES_PER_SECOND: the busiest sender, or the busiest receiver
+    waves             one after another                                 at NETWORK_BYTES_PER_SECOND: the busiest sender, or the busiest receiver
+    without relay     all replicas read from the train ranks            the same
     to devices        a replica rank's part from the host               at HOST_BYTES_PER_SECOND
 """
 
@@ -26,6 +29,7 @@ from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
 from qwen35_trainer.models.qwen3_5.classes import without_weights
 from qwen35_trainer.models.qwen3_5.precision import keeps_float32
+from qwen35_trainer.weights.relay import trainer_readers, waves
 from qwen35_trainer.weights.transfer_plan import PlannedTensor, transfers
 
 NETWORK_BYTES_PER_SECOND = 50e9
@@ -92,29 +96,35 @@ def plan(name: str, train_ranks: int, replicas: int, replica_ranks: int) -> dict
     """Return the bytes and times of one publication."""
     tensors = tensors_of(name)
     needed = transfers(tensors, train_ranks, replica_ranks)
-    sent, received = Counter[int](), Counter[int]()
-    for (sender, receiver), size in needed.items():
-        sent[sender] += size * replicas
+    received = Counter[int]()
+    for (_, receiver), size in needed.items():
         received[receiver] += size
-    shard = transfers([PlannedTensor(t.name, t.shape, t.item_bytes, None) for t in tensors], train_ranks, 1)
-    held = max(shard.values())
-    network = max(*sent.values(), *received.values()) / NETWORK_BYTES_PER_SECOND
-    devices = max(received.values()) / HOST_BYTES_PER_SECOND
+    shards = transfers([PlannedTensor(t.name, t.shape, t.item_bytes, None) for t in tensors], train_ranks, 1)
+    held, version = max(shards.values()), sum(shards.values())
+    first, *others = waves(replicas, trainer_readers(train_ranks, replica_ranks))
+    of_interface = version / replica_ranks
+
+    def seconds(readers_of_trainer: int) -> float:
+        return max(held * readers_of_trainer, of_interface) / NETWORK_BYTES_PER_SECOND
+
     return {
         "model": name,
         "billion parameters": round(sum(_values(t) for t in tensors) / 1e9, 1),
-        "GB": round(sum(shard.values()) / 1e9, 1),
+        "GB": round(version / 1e9, 1),
         "train ranks": train_ranks,
         "replicas": f"{replicas} of {replica_ranks}",
         "senders of a replica rank": round(len(needed) / replica_ranks, 1),
         "GB held by a train rank": round(held / 1e9, 2),
-        "GB sent by a train rank, at most": round(max(sent.values()) / 1e9, 2),
-        "GB received by a replica rank, at most": round(max(received.values()) / 1e9, 2),
-        "GB between two ranks, at most": round(max(needed.values()) / 1e9, 3),
+        "GB sent by a train rank, at most": round(held * len(first) / 1e9, 2),
+        "GB sent by a train rank without relay": round(held * replicas / 1e9, 2),
+        "GB through each interface of a replica": round(of_interface / 1e9, 2),
+        "GB loaded by a replica rank, at most": round(max(received.values()) / 1e9, 2),
+        "readers in each wave": [len(wave) for wave in (first, *others)],
         "seconds": {
             "trainer blocked": round(held / HOST_BYTES_PER_SECOND, 3),
-            "transfer": round(network, 3),
-            "to devices": round(devices, 3),
+            "waves": round(seconds(len(first)) + len(others) * of_interface / NETWORK_BYTES_PER_SECOND, 3),
+            "without relay": round(seconds(replicas), 3),
+            "to devices": round(max(received.values()) / HOST_BYTES_PER_SECOND, 3),
         },
     }
 
@@ -143,6 +153,8 @@ def main() -> None:
     devices = parser.parse_args().devices
     rows = [{"recipe": file} | plan(*recipe) for file, recipe in examples()]
     rows += [{"recipe": f"{devices} + {devices} devices"} | plan(name, devices, devices // 8, 8) for name in EXPERTS]
+    largest, more = [*EXPERTS][-1], 8 * devices
+    rows.append({"recipe": f"{devices} + {more} devices"} | plan(largest, devices, more // 8, 8))
     print(json.dumps({"plans": rows}, indent=2))
 
 

@@ -1,8 +1,8 @@
-"""Publications through shared memory next to a plain copy of the same bytes, and next to safetensors: prints one JSON object.
+"""Publications by a transport next to a plain copy of the same bytes, and next to safetensors: prints one JSON object.
 
-    python benchmarks/weight_sync.py [--megabytes 10 100 1000 4000] [--replicas 1 2 4] [--rounds 5] [--folder FOLDER]
+    python benchmarks/weight_sync.py [--transports SharedMemory RDMA] [--megabytes 10 100 1000 4000] [--replicas 1 2 4] [--rounds 5]
 
-    this process: the trainer      SharedMemorySender.stage ──handle──► replicas, each a process: verify, receive, commit
+    this process: the trainer      stage ──PublishedWeights──► replicas, each a process: verify, receive, commit
     a replica                      a thread makes steps of about STEP_SECONDS all the time; a version is committed between two
 
 Sizes above 1 GB are measured with one replica. For each case, the same rounds contain a memcpy between warm buffers of the same size
@@ -10,7 +10,8 @@ Sizes above 1 GB are measured with one replica. For each case, the same rounds c
 The rate of a publication counts from the start of the copy until all replicas have verified the last byte; the commit waits for the step
 under way. The pause is the maximum time between the
 ends of two steps during the publication, in usual steps, less the one step that it contains. Memory is anonymous memory (RssAnon) in
-addition to that before; the segments are shared, two of the size of the weights for all processes together.
+addition to that before. Segments are not anonymous: two of the size of the weights, with SharedMemory for all processes together, with RDMA
+for each process. With RDMA, all replicas read from the trainer.
 The first round writes to fresh memory, and is reported apart. `--live float32` converts to bfloat16, as a trainer with master weights does.
 """
 
@@ -27,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -37,6 +39,7 @@ import psutil
 import torch
 from safetensors.torch import load_file, save_file
 
+from qwen35_trainer.manifest.publication import TransportName
 from qwen35_trainer.weights.published import PublishedWeights, joined
 from qwen35_trainer.weights.staging import WeightShard
 from qwen35_trainer.weights.transports import RankContext, receiver, sender
@@ -179,14 +182,16 @@ class Replicas:
             process.join(ANSWER_SECONDS)
 
 
-def case(size: int, replicas: int, rounds: int, live: torch.dtype, folder: Path | None) -> dict[str, Any]:
+def case(
+    transport: TransportName, size: int, replicas: int, rounds: int, live: torch.dtype, folder: Path | None
+) -> dict[str, Any]:
     """Measure publications of `size` bytes of bfloat16."""
     values = size // 2 // TENSORS
     tensors = {f"layer.{number}": torch.full((values,), number, dtype=live) for number in range(TENSORS)}
     shards = [WeightShard(name, (values,), torch.bfloat16, 0, tensor) for name, tensor in tensors.items()]
     copied = min(size, MAX_COPY_BYTES)
     source, target = np.ones(copied, np.uint8), np.zeros(copied, np.uint8)
-    end, memory = sender("SharedMemory", RankContext(0, 1, None)), Memory()
+    end, memory = sender(transport, RankContext(0, 1, None)), Memory()
     results: list[dict[str, Any]] = []
     pool: Replicas | None = None
     for version in range(rounds + 2):  # each of the two segments is fresh once
@@ -212,6 +217,7 @@ def case(size: int, replicas: int, rounds: int, live: torch.dtype, folder: Path 
     pool.close()
     best = {key: median(each[key] for each in warm) for key in warm[0]}
     return {
+        "transport": transport,
         "megabytes": size / 1e6,
         "replicas": replicas,
         "live": str(live),
@@ -249,7 +255,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure all cases, and print them."""
-    parser = argparse.ArgumentParser(description="Publications through shared memory next to memcpy and safetensors.")
+    parser = argparse.ArgumentParser(description="Publications next to memcpy and safetensors.")
+    names = ["SharedMemory", "RDMA"]
+    parser.add_argument("--transports", choices=names, nargs="+", default=names)
     parser.add_argument("--megabytes", type=int, nargs="+", default=[10, 100, 1000, 4000])
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=5)
@@ -259,16 +267,12 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     cases = []
-    for count in arguments.replicas:
-        for megabytes in arguments.megabytes:
-            if count == 1 or megabytes <= arguments.largest_shared:
-                live = getattr(torch, arguments.live)
-                cases.append(case(megabytes * 10**6, count, arguments.rounds, live, arguments.folder))
-                print(
-                    f"{megabytes} MB, {count} replicas: {cases[-1]['of memcpy']:.2f} of memcpy",
-                    file=sys.stderr,
-                    flush=True,
-                )
+    for transport, count, megabytes in product(arguments.transports, arguments.replicas, arguments.megabytes):
+        if count == 1 or megabytes <= arguments.largest_shared:
+            live = getattr(torch, arguments.live)
+            cases.append(case(transport, megabytes * 10**6, count, arguments.rounds, live, arguments.folder))
+            share = cases[-1]["of memcpy"]
+            print(f"{transport}, {megabytes} MB, {count} replicas: {share:.2f} of memcpy", file=sys.stderr, flush=True)
     machine = {
         "cores": psutil.cpu_count(),
         "memory GB": psutil.virtual_memory().total / 1e9,

@@ -11,7 +11,7 @@ from qwen35_trainer.runtime.rollout_worker import RolloutWorker
 from qwen35_trainer.runtime.weight_distribution import WeightDistribution
 from qwen35_trainer.weights.host_weights import HostWeights
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredShards, joined
-from qwen35_trainer.weights.relay import TRAINER_READERS
+from qwen35_trainer.weights.relay import MIN_TRAINER_READERS as TRAINER_READERS
 from qwen35_trainer.weights.staging import WeightShard
 from qwen35_trainer.weights.transfer_agent import SourceLost
 from qwen35_trainer.weights.transports import RankContext

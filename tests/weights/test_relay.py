@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen35_trainer.weights.relay import REPLICA_READERS, TRAINER, TRAINER_READERS, Relay, waves
+from qwen35_trainer.weights.relay import MIN_TRAINER_READERS, REPLICA_READERS, TRAINER, Relay, trainer_readers, waves
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["add", "load", "fail", "lose"]), st.integers(0, 99)), max_size=80)
 
@@ -97,12 +97,19 @@ def test_the_reads_from_the_trainer_do_not_grow_with_the_number_of_replicas(coun
 def test_the_number_of_replicas_with_the_version_doubles_in_each_wave(replicas, expected) -> None:
     planned = waves(replicas)
     assert [len(wave) for wave in planned] == expected
-    assert sum(source == TRAINER for wave in planned for source in wave) == min(replicas, TRAINER_READERS)
+    assert sum(source == TRAINER for wave in planned for source in wave) == min(replicas, MIN_TRAINER_READERS)
     assert all(count <= REPLICA_READERS for wave in planned[1:] for count in Counter(wave).values())
 
 
+@pytest.mark.parametrize(
+    ("train_ranks", "replica_ranks", "readers"), [(1, 1, 4), (8, 8, 4), (64, 8, 8), (64, 1, 64), (64, 16, 4)]
+)
+def test_as_many_replicas_read_from_the_trainer_as_have_its_bandwidth(train_ranks, replica_ranks, readers) -> None:
+    assert trainer_readers(train_ranks, replica_ranks) == readers
+
+
 def test_a_source_that_could_not_be_read_serves_nobody_any_more() -> None:
-    relay = Relay(trainer_readers=1, replica_readers=2)
+    relay = Relay(from_trainer=1, from_replica=2)
     for replica in range(3):
         relay.add(replica)
     assert relay.assign() == {0: TRAINER}
@@ -115,7 +122,7 @@ def test_a_source_that_could_not_be_read_serves_nobody_any_more() -> None:
 
 
 def test_replicas_that_serve_nobody_leave_the_trainer_as_the_source() -> None:
-    relay = Relay(trainer_readers=1)
+    relay = Relay(from_trainer=1)
     for replica in range(2):
         relay.add(replica)
     assert relay.assign() == {0: TRAINER}

@@ -361,6 +361,7 @@ class Driver(Process):
             target=self._replicas,
             minimum=max(1, spec.replicas_on(spec.rollout.minNodes or spec.rollout.nodes)),
             lanes=spec.lane_replicas,
+            replica_ranks=spec.rollout.tensorParallel,
         )
         self._pool.leave(self._leaving)
         return TrainingLoop(

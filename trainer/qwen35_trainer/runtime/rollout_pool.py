@@ -166,7 +166,7 @@ class RolloutPool:
     """Keeps `target` replicas running, and `lanes` replicas in the straggler lane.
 
     spawn: starts a replica with (number, name, lane). minimum: number of replicas, without those of the lane, that the
-    run needs to continue.
+    run needs to continue. replica_ranks: number of devices of one replica.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ class RolloutPool:
         target: int,
         minimum: int,
         lanes: int = 0,
+        replica_ranks: int = 1,
     ) -> None:
         self._spawn, self._listener, self._limits = spawn, listener, limits
         self._target, self._minimum, self._lanes = target, minimum, lanes
@@ -185,7 +186,7 @@ class RolloutPool:
         self._starting: dict[str, RolloutReplica] = {}  # by name; not joined yet
         self._awaited: set[str] = set()  # names whose next replica starts after a delay
         self._next = 0
-        self._distribution = WeightDistribution()
+        self._distribution = WeightDistribution(replica_ranks)
         self._leaving: frozenset[str] = frozenset()
         self._losses: defaultdict[str, deque[tuple[float, str]]] = defaultdict(deque)  # by name: time, cause
         self._worked = False  # whether any replica has ever made a step

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from qwen35_trainer.runtime.replica_channel import EngineReport
 from qwen35_trainer.weights.published import PublishedWeights, RegisteredCopy, RegisteredShards
-from qwen35_trainer.weights.relay import TRAINER, Relay
+from qwen35_trainer.weights.relay import TRAINER, Relay, trainer_readers
 
 
 class WeightReader(Protocol):
@@ -35,7 +35,9 @@ class WeightReader(Protocol):
 class WeightDistribution:
     """Decides when each replica gets the newest version, and from where it reads the version."""
 
-    def __init__(self) -> None:
+    def __init__(self, replica_ranks: int = 1) -> None:
+        """replica_ranks: number of ranks, and thus of devices, of one replica."""
+        self._replica_ranks = replica_ranks
         self.newest: PublishedWeights | None = None
         self._relay = Relay()
         self._readers: dict[int, WeightReader] = {}  # replicas that were asked to load the newest version, by number
@@ -48,7 +50,9 @@ class WeightDistribution:
         """
         waiting = [self._readers[number] for number in self._relay.waiting]
         self.newest = weights
-        self._relay, self._readers, self._copies = Relay(), {}, {}
+        ranks = len(weights.source.shards) if isinstance(weights.source, RegisteredShards) else 1
+        self._relay = Relay(trainer_readers(ranks, self._replica_ranks))
+        self._readers, self._copies = {}, {}
         for replica in {each.number: each for each in (*replicas, *waiting)}.values():
             self.send(replica)
 

@@ -4,7 +4,7 @@
                  ├─► replica ─► replica                    that have loaded the version
                  └─► …
 
-The train ranks send a version at most TRAINER_READERS times, however many replicas there are, unless replicas that have
+The train ranks send a version at most `trainer_readers` times, however many replicas there are, unless replicas that have
 the version are lost. The number of replicas that have it doubles with each transfer. A replica serves one reader at a
 time, because two readers would each get half of its bandwidth, and neither could serve others before both had finished.
 """
@@ -13,24 +13,32 @@ from __future__ import annotations
 
 from collections import Counter
 
-TRAINER_READERS = 4
-"""Maximum number of replicas that read from the train ranks at the same time: the bandwidth of the ranks adds up."""
+MIN_TRAINER_READERS = 4
+"""Number of replicas that may always read from the train ranks at the same time, so that one slow replica does not delay all others."""
 REPLICA_READERS = 1
 """Maximum number of replicas that read from the same replica at the same time."""
 TRAINER = -1
 """The number that stands for all train ranks together as a source. The numbers of replicas begin at 0."""
 
 
+def trainer_readers(train_ranks: int, replica_ranks: int) -> int:
+    """Return how many replicas may read from the train ranks at the same time: as many as have the bandwidth of all train ranks together.
+
+    train_ranks: ranks that hold a shard. replica_ranks: ranks of one replica. Each rank has a device with its network interface.
+    """
+    return max(MIN_TRAINER_READERS, train_ranks // replica_ranks)
+
+
 class Relay:
     """The state of one version: the replicas that have it, those that read it, each with its source, and those that
     wait.
 
-    trainer_readers: maximum number of replicas that read from the train ranks at the same time. replica_readers: the
-    same for each replica.
+    from_trainer: maximum number of replicas that read from the train ranks at the same time. from_replica: the same for
+    each replica.
     """
 
-    def __init__(self, trainer_readers: int = TRAINER_READERS, replica_readers: int = REPLICA_READERS) -> None:
-        self._limits = trainer_readers, replica_readers
+    def __init__(self, from_trainer: int = MIN_TRAINER_READERS, from_replica: int = REPLICA_READERS) -> None:
+        self._limits = from_trainer, from_replica
         self._waiting: dict[int, None] = {}  # in the order of requests
         self._reading: dict[int, int] = {}  # reader → source
         self._sources: dict[int, None] = {}  # replicas that serve the version, in the order in which they loaded it
@@ -98,22 +106,19 @@ class Relay:
 
         readers: source → number of replicas that read from it. Replicas are preferred to TRAINER, as in `assign`.
         """
-        trainer_readers, replica_readers = self._limits
+        from_trainer, from_replica = self._limits
         if not self._sources:
-            return TRAINER if readers[TRAINER] < trainer_readers else None
+            return TRAINER if readers[TRAINER] < from_trainer else None
         source = min(self._sources, key=lambda each: readers[each])
-        return source if readers[source] < replica_readers else None
+        return source if readers[source] < from_replica else None
 
 
-def waves(
-    replicas: int, trainer_readers: int = TRAINER_READERS, replica_readers: int = REPLICA_READERS
-) -> list[list[int]]:
-    """Return the sources of each wave of a publication to `replicas` replicas, if all transfers take equally long.
+def waves(replicas: int, from_trainer: int = MIN_TRAINER_READERS) -> list[list[int]]:
+    """Return the sources of each wave of a publication to `replicas` replicas whose transfers all take equally long.
 
-    A wave begins when the one before has ended. Each entry of a wave is the source of one reader. The other parameters
-    are those of `Relay`.
+    from_trainer: as in `Relay`. A wave begins when the one before has ended. Each entry of a wave is the source of one reader.
     """
-    relay = Relay(trainer_readers, replica_readers)
+    relay = Relay(from_trainer)
     for replica in range(replicas):
         relay.add(replica)
     planned: list[list[int]] = []
